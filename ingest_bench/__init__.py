@@ -1,0 +1,20 @@
+"""ingest-bench: chaos and load testing of network ingest into JVM servers.
+
+    workloads/*.toml      netem/*.toml      workloads/experiments/*.toml
+            └──────────────────┴───────────────────┘
+                               │ spec.load            Experiment        (pure)
+                               │ plan.order           Plan of runs      (pure)  ─▶ plan.json
+                               │ runner.run           for each run
+                network link ─ target process ─ probes ─ load worker  ─▶ run.json, samples, raw/
+     ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ below: repeatable, needs no root and no server ─ ─ ─ ─ ─
+                   probes.read, store.samples ─▶ analysis.summary ─▶ report, gate
+
+Imports run downward only (tests/test_architecture.py):
+
+    cli      -> everything
+    runner   -> targets network probes load | jvm store ledger system facts model errors
+    targets, network, probes, load -> jvm system ledger model units errors, never each other
+    report, gate -> analysis model units          analysis -> model units
+    spec, plan, store, facts -> records data model units errors (facts also system)
+    model    -> nothing
+"""

@@ -1,0 +1,67 @@
+"""The experiment: factors, levels, cells and runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ingest_bench.model.load import LoadOptions
+from ingest_bench.model.network import Profile
+from ingest_bench.model.target import TargetOptions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """Something that happens at a moment of a run, counted from the start of the measurement."""
+
+    kind: Literal["partition", "profile", "reset", "blackhole", "pause"]
+    at_ns: int
+    for_ns: int = 0
+    direction: Literal["both", "to-server", "to-client"] = "both"
+    profile: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Factor:
+    """A named axis and its levels, as text the way the user wrote them."""
+
+    key: str
+    """The dotted key: "network.profile", "target.heap"."""
+    levels: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One combination of levels, resolved into everything that a run needs."""
+
+    name: str
+    levels: dict[str, str]
+    network: Profile
+    target: TargetOptions
+    load: LoadOptions
+    faults: tuple[Fault, ...] = ()
+    probes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One execution of one cell: new process, empty data."""
+
+    id: str
+    """"<cell>/<replicate>", also its folder below the results."""
+    cell: Cell
+    replicate: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The ordered runs of one experiment."""
+
+    experiment: str
+    description: str
+    seed: int
+    factors: tuple[Factor, ...]
+    runs: tuple[Run, ...]
+
+
+RunState = Literal["planned", "started", "measured", "oom", "invalid", "failed"]

@@ -1,0 +1,62 @@
+"""When and how it is sent, and what each request saw."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+ArrivalShape = Literal["closed", "constant", "poisson", "ramp", "steps", "sine", "recorded"]
+RateUnit = Literal["requests", "documents", "bytes"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadOptions:
+    """The `[load]` of an experiment. `None` takes the workload's published value."""
+
+    workload: str = "nyc_taxis"
+    documents: str | None = None
+    """A file of documents or ready bulk bodies (NDJSON, also .gz .bz2 .zst) in place of synthetic ones."""
+    users: int | None = None
+    bulk_documents: int | None = None
+    bulk_bytes: int | None = None
+    processes: int = 1
+    warm_up_ns: int = 3 * 10**9
+    measure_ns: int = 10 * 10**9
+    seed: int = 1
+
+
+# One request, as it is written to disk: little-endian, in the order of `SAMPLE_FIELDS` (numpy type strings).
+# Times are CLOCK_MONOTONIC of the worker's machine. Outcomes: see OUTCOMES.
+SAMPLE_FIELDS: tuple[tuple[str, str], ...] = (
+    ("planned_ns", "<i8"),
+    ("sent_ns", "<i8"),
+    ("done_ns", "<i8"),
+    ("bytes_sent", "<i8"),
+    ("documents", "<i4"),
+    ("documents_acked", "<i4"),
+    ("documents_failed", "<i4"),
+    ("status", "<i2"),
+    ("outcome", "<i2"),
+    ("user", "<i4"),
+)
+
+# What became of a request. `ok`: every document was acknowledged. `partial`: a 200 answer with failed items.
+OUTCOMES = ("ok", "partial", "rejected", "http-error", "connection-error", "timeout", "cut-off")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerReport:
+    """What a load worker says at its end, beside its samples (`load.json`)."""
+
+    started_monotonic_ns: int
+    realtime_minus_monotonic_ns: int
+    warm_up_end_ns: int
+    measure_end_ns: int
+    bytes_written: int
+    """Every byte given to the kernel on the load's own connections, headers included, from start to end."""
+    local_ports: tuple[int, ...]
+    item_failures: dict[str, int]
+    """Failed items of bulk answers by "status type", such as "429 es_rejected_execution_exception"."""
+    cpu_ns: int
+    loop_lag_p99_ns: int
+    errors: tuple[str, ...]

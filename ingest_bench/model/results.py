@@ -1,0 +1,87 @@
+"""What a run left: readings of probes, its record, and its summary."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from ingest_bench.model.experiment import RunState
+from ingest_bench.model.network import Promise
+
+Value = int | float | str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One number that a probe saw. The name is a column of `analysis.columns.COLUMNS`; None: unavailable."""
+
+    name: str
+    value: Value
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """Exact counts by value, such as read sizes: `counts[size_bytes] == reads`."""
+
+    name: str
+    counts: dict[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """A value over time; the moments are CLOCK_REALTIME nanoseconds."""
+
+    name: str
+    at_ns: tuple[int, ...]
+    values: tuple[float, ...]
+
+
+Measured = Reading | Histogram | Series
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """A named part of a run and how long it took."""
+
+    name: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecord:
+    """`run.json`: the state of a run and everything about it that is not a raw file."""
+
+    run: str
+    replicate: int
+    cell: str
+    levels: dict[str, str]
+    state: RunState
+    reason: str = ""
+    started_utc: str = ""
+    stages: tuple[Stage, ...] = ()
+    promises: tuple[Promise, ...] = ()
+    netem_backend: str = ""
+    server: dict[str, Any] = field(default_factory=dict)
+    """What is known of the server: version, java, allocator, pid, host, port."""
+    documents_counted: int | None = None
+    measure_start_realtime_ns: int | None = None
+    measure_end_realtime_ns: int | None = None
+    link: dict[str, Value] = field(default_factory=dict)
+    """Readings of the link that were taken while it still stood: retransmits, mss, qdisc drops …"""
+    faults: tuple[dict[str, Any], ...] = ()
+    """What happened when: kind, started and ended (CLOCK_REALTIME ns)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """One run as one row: a value for each column, and its histograms and series."""
+
+    run: str
+    cell: str
+    replicate: int
+    levels: dict[str, str]
+    state: RunState
+    reason: str
+    values: dict[str, Value]
+    histograms: dict[str, dict[int, int]] = field(default_factory=dict)
+    series: dict[str, Series] = field(default_factory=dict)

@@ -1,0 +1,172 @@
+"""A frozen record from a table of TOML or JSON, and back.
+
+One rule reads every TOML: the key is the field's name without its unit, and the unit says how text is parsed
+(`delay_ns` is `delay = "50ms"`). JSON keeps the fields' names and plain integers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+from ingest_bench import units
+from ingest_bench.errors import SpecError
+
+T = TypeVar("T")
+
+
+def nearest(found: str, known: Iterable[str]) -> str:
+    """The remedy for an unknown name: the nearest one, or all of them."""
+    names = sorted(known)
+    close = difflib.get_close_matches(found, names, n=1)
+    return f'did you mean "{close[0]}"?' if close else f"known: {', '.join(names)}"
+
+
+def key_of(name: str) -> str:
+    """The TOML key of a field: its name without the unit."""
+    suffix = _suffix(name)
+    return name.removesuffix(suffix) if suffix else name
+
+
+def keys(record: type) -> Mapping[str, str]:
+    """TOML key to field name of a record."""
+    return {key_of(field.name): field.name for field in dataclasses.fields(record)}
+
+
+def from_toml(record: type[T], table: Mapping[str, Any], where: str) -> T:
+    """A record from a TOML table; SpecError names file and key (`where`), what was found and the remedy."""
+    known = keys(record)
+    for key in table:
+        if key not in known:
+            raise SpecError(f'{where}: unknown key "{key}"; {nearest(key, known)}')
+    hints = _hints(record)
+    values = {
+        known[key]: _read(hints[known[key]], value, _suffix(known[key]), f"{where}: {key}")
+        for key, value in table.items()
+    }
+    _require(record, values, where)
+    return record(**values)
+
+
+def parse(record: type, key: str, text: str, where: str) -> Any:
+    """One field's value from text, as a factor's level or `--set` gives it."""
+    name = keys(record)[key]
+    hint = _hints(record)[name]
+    return _read(hint, _plain(text, hint), _suffix(name), where)
+
+
+def from_json(record: type[T], table: Mapping[str, Any]) -> T:
+    """A record from what `to_json` made. Keys that the record does not know are an error of the program."""
+    hints = _hints(record)
+    return record(**{name: _restore(hints[name], value) for name, value in table.items()})
+
+
+def to_json(value: Any) -> Any:
+    """Dicts, lists and plain values; `from_json` reads them again."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: to_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {key: to_json(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [to_json(item) for item in value]
+    return value
+
+
+def _hints(record: type) -> dict[str, Any]:
+    return get_type_hints(record)
+
+
+def _suffix(name: str) -> str:
+    return next((suffix for suffix in units.PARSERS if name.endswith(suffix)), "")
+
+
+def _require(record: type, values: Mapping[str, Any], where: str) -> None:
+    for field in dataclasses.fields(record):
+        optional = field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
+        if not optional and field.name not in values:
+            raise SpecError(f'{where}: the key "{key_of(field.name)}" is missing')
+
+
+def _options(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+
+
+def _read(hint: Any, value: Any, suffix: str, where: str) -> Any:
+    kinds = [option for option in _options(hint) if option is not type(None)]
+    kind = kinds[0]
+    origin = get_origin(kind)
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+        return from_toml(kind, _expect(value, dict, "a table", where), where)
+    if origin is tuple:
+        items = value if isinstance(value, list) else _split(value, suffix)
+        return tuple(_read(get_args(kind)[0], item, suffix, where) for item in items)
+    if origin is dict:
+        return {
+            str(key): _read(get_args(kind)[1], item, "", f"{where}.{key}")
+            for key, item in _expect(value, dict, "a table", where).items()
+        }
+    if origin is Literal:
+        if value not in get_args(kind):
+            raise SpecError(f"{where}: {value!r} is not one of {', '.join(map(str, get_args(kind)))}")
+        return value
+    if kind is Any:
+        return value
+    if suffix:
+        return _number(value, suffix, where)
+    if kind is bool:
+        return _expect(value, bool, "true or false", where)
+    if kind is int:
+        return _expect(value, int, "a whole number", where)
+    if kind is float:
+        return float(_expect(value, (int, float), "a number", where))
+    return str(_expect(value, (str, int, float), "a text", where))
+
+
+def _number(value: Any, suffix: str, where: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, (str, int)):
+        raise SpecError(f"{where}: {value!r} needs a unit, in quotes")
+    if isinstance(value, int):
+        value = str(value)
+    try:
+        return units.PARSERS[suffix](value)
+    except ValueError as error:
+        raise SpecError(f"{where}: {error}") from None
+
+
+def _split(value: Any, suffix: str) -> list[str]:
+    return str(value).split(".." if suffix == "_bytes" else " ")
+
+
+def _expect(value: Any, kind: type | tuple[type, ...], what: str, where: str) -> Any:
+    wrong_bool = isinstance(value, bool) and kind is not bool
+    if wrong_bool or not isinstance(value, kind):
+        raise SpecError(f"{where}: {value!r} is not {what}")
+    return value
+
+
+def _plain(text: str, hint: Any) -> Any:
+    kinds = _options(hint)
+    if bool in kinds and text in ("true", "false"):
+        return text == "true"
+    if int in kinds and text.lstrip("-").isdigit():
+        return int(text)
+    return text
+
+
+def _restore(hint: Any, value: Any) -> Any:
+    if value is None:
+        return None
+    kind = next((option for option in _options(hint) if option is not type(None)), hint)
+    origin = get_origin(kind)
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+        return from_json(kind, value)
+    if origin is tuple:
+        return tuple(_restore(get_args(kind)[0], item) for item in value)
+    if origin is dict:
+        key_type, item_type = get_args(kind)
+        return {(int(key) if key_type is int else key): _restore(item_type, item) for key, item in value.items()}
+    return value

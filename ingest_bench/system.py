@@ -1,0 +1,98 @@
+"""Run a command, start a process: the one seam to the operating system that tests replace."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shlex
+import signal
+import subprocess
+from typing import TYPE_CHECKING
+
+from ingest_bench.errors import RunFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def run(argv: Sequence[str], *, timeout_s: float = 30, stdin: str | None = None, check: bool = True) -> str:
+    """What the command wrote to its standard output; RunFailed with its words when it fails or takes too long.
+
+    With `check=False` a failure is no error: the answer is both outputs together.
+    """
+    try:
+        done = subprocess.run(
+            argv, capture_output=True, text=True, errors="replace", timeout=timeout_s, input=stdin, check=False
+        )
+    except FileNotFoundError:
+        raise RunFailed(f"{argv[0]}: this program is not installed (tried: {shlex.join(argv)})") from None
+    except subprocess.TimeoutExpired:
+        raise RunFailed(f"{shlex.join(argv)}: no end after {timeout_s:g} s") from None
+    if not check:
+        return done.stdout + done.stderr
+    if done.returncode:
+        said = (done.stderr.strip() or done.stdout.strip() or "nothing")[-2000:]
+        raise RunFailed(f"{shlex.join(argv)}: exit {done.returncode}, it said: {said}")
+    return done.stdout
+
+
+def start(
+    argv: Sequence[str],
+    *,
+    stdout: Path | int | None = None,
+    stdin: int | None = subprocess.DEVNULL,
+    stderr: int | None = subprocess.STDOUT,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    user: int | None = None,
+) -> subprocess.Popen[bytes]:
+    """A child that the kernel ends with us (parent-death signal) and that Ctrl-C of the terminal does not reach.
+
+    Call it from the main thread: the death signal follows the thread that forked. `user` drops to that uid and gid.
+    A path as `stdout` is appended to.
+    """
+    opened = None if stdout is None or isinstance(stdout, int) else stdout.open("ab")
+    output = stdout if stdout is None or isinstance(stdout, int) else opened
+    try:
+        return subprocess.Popen(
+            argv,
+            stdin=stdin,
+            stdout=output,
+            stderr=stderr,
+            cwd=cwd,
+            env=env,
+            start_new_session=True,
+            user=user,
+            group=user,
+            extra_groups=None if user is None else [],
+            preexec_fn=_die_with_parent,  # noqa: PLW1509 - the harness has one thread when it starts children
+        )
+    except FileNotFoundError:
+        raise RunFailed(f"{argv[0]}: this program is not installed (tried: {shlex.join(argv)})") from None
+    finally:
+        if opened is not None:
+            opened.close()
+
+
+def stop(process: subprocess.Popen[bytes], *, grace_s: float = 5.0) -> int:
+    """The exit status of a child that we end: SIGTERM, and SIGKILL after the grace. An ended one is fine."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(grace_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+    return process.wait()
+
+
+def is_root() -> bool:
+    """Whether we may do what only root may."""
+    return os.geteuid() == 0
+
+
+def _die_with_parent() -> None:
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

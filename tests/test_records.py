@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import pytest
+
+from ingest_bench import records
+from ingest_bench.errors import SpecError
+from ingest_bench.model.network import Impairment, Profile
+from ingest_bench.model.target import TargetOptions
+
+
+def test_a_profile_is_read_with_units_and_comes_back_from_json_the_same() -> None:
+    table = {
+        "name": "x",
+        "mtu": 1400,
+        "to_server": {"delay": "50ms", "rate": "1gbit", "burst": "256KiB"},
+        "offloads": {"tso": False},
+    }
+    profile = records.from_toml(Profile, table, "netem/x.toml")
+    assert profile.to_server == Impairment(delay_ns=50_000_000, rate_bps=10**9, burst_bytes=262144)
+    assert records.from_json(Profile, records.to_json(profile)) == profile
+
+
+def test_an_unknown_key_names_file_key_and_the_nearest_one() -> None:
+    with pytest.raises(SpecError, match=r'netem/x.toml: to_server: unknown key "dealy"; did you mean "delay"'):
+        records.from_toml(Profile, {"name": "x", "to_server": {"dealy": "1ms"}}, "netem/x.toml")
+
+
+def test_a_rate_without_a_unit_is_refused() -> None:
+    with pytest.raises(SpecError, match=r"netem/x.toml: to_server: rate: '1000' is not a rate"):
+        records.from_toml(Profile, {"name": "x", "to_server": {"rate": 1000}}, "netem/x.toml")
+
+
+def test_a_missing_key_is_named() -> None:
+    with pytest.raises(SpecError, match='the key "name" is missing'):
+        records.from_toml(Profile, {}, "netem/x.toml")
+
+
+def test_a_range_of_sizes_is_two_sizes() -> None:
+    options = records.from_toml(TargetOptions, {"receive_predictor": "64KiB..512KiB", "heap": "2g"}, "x.toml")
+    assert options.receive_predictor_bytes == (65536, 524288)
+    assert options.heap_bytes == 2 << 30
+    assert records.parse(TargetOptions, "receive_predictor", "32k", "--set") == (32768,)
