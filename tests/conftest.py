@@ -8,9 +8,7 @@ import pytest
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--promised", default="", help="markers whose need this machine promises: there, a skip is a failure"
-    )
+    parser.addoption("--promised", default="", help="markers promised here: a skip is a failure")
 
 
 def pytest_configure() -> None:
