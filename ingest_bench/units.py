@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-_NUMBER = re.compile(r"\s*(?P<number>[+-]?\d[\d_]*(?:\.\d+)?)\s*(?P<unit>[A-Za-zµ%/]*)\s*", re.ASCII | re.UNICODE)
+_NUMBER = re.compile(r"\s*(?P<number>[+-]?[0-9][0-9_]*(?:\.[0-9]+)?)\s*(?P<unit>[A-Za-zµ%/]*)\s*")
 
 TIMES = {"ns": 1, "us": 10**3, "µs": 10**3, "ms": 10**6, "s": 10**9, "min": 60 * 10**9, "h": 3600 * 10**9}
 # "k", "kb" and their kin are the JVM's and Elasticsearch's: powers of 1024. "kB" and its kin are SI: powers of 1000.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Generator
 
 import pytest
 
@@ -19,7 +20,7 @@ def pytest_configure() -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> object:  # noqa: ARG001 - pytest's names
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     promised = set(item.config.getoption("--promised").split(","))
     if report.skipped and not hasattr(report, "wasxfail") and promised & {mark.name for mark in item.iter_markers()}:
