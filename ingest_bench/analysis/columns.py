@@ -1,4 +1,4 @@
-"""The columns of `summary.csv`: one line each, in their order."""
+"""The columns of `summary.csv`: one line each, in their order; and the names of the histograms and series of a run."""
 
 from __future__ import annotations
 
@@ -34,4 +34,52 @@ COLUMNS: tuple[Column, ...] = (
     Column("gc_pause_ms_total", "their sum"),
     Column("full_gcs", "full collections within the measurement"),
     Column("heap_after_gc_max_bytes", "largest heap in use after a collection"),
+    # Beyond the first table: the load.
+    Column("docs_per_s_mean", "acknowledged documents of the measurement by its length"),
+    Column("bytes_measured", "bytes of the requests that were answered within the measurement"),
+    Column("service_ms_p50", "median service time (done - sent)"),
+    Column("service_ms_p99", "99th percentile of the service time"),
+    Column("requests", "requests planned within the measurement"),
+    Column("requests_failed", "of these, the ones that were not answered with success for every document"),
+    Column("documents_failed", "items that the server answered with a failure, warm-up included"),
+    Column("stalled_s", "full seconds of the measurement without an acknowledged document"),
+    Column("recovery_s", "from the end of the last fault until throughput was back at 90% of what it was before"),
+    # The wire.
+    Column("wire_bytes_p50", "median segment on the wire towards the server"),
+    Column("mss", "TCP's maximum segment size"),
+    Column("rtt_ms", "median round trip, measured before the load"),
+    Column("loss_ppm", "packets lost on the link under load"),
+    Column("retransmits", "TCP segments sent again"),
+    # The heap. Outside TLABs and TLABs as in Elasticsearch issue 23185.
+    Column("gc_pause_ms_p50", "median pause"),
+    Column("gc_pause_ms_p99", "99th percentile of the pauses"),
+    Column("gc_pause_ms_max", "longest pause"),
+    Column("outside_tlab_count", "objects allocated outside TLABs within the measurement"),
+    Column("outside_tlab_max_bytes", "largest of them"),
+    Column("outside_tlab_min_bytes", "smallest of them"),
+    Column("outside_tlab_mean_bytes", "their mean"),
+    Column("outside_tlab_total_bytes", "their sum"),
+    Column("outside_tlab_bytes_per_s", "their sum by the length of the measurement"),
+    Column("tlab_count", "TLABs handed out within the measurement"),
+    Column("tlab_max_bytes", "largest of them"),
+    Column("tlab_min_bytes", "smallest of them"),
+    Column("tlab_mean_bytes", "their mean"),
+    Column("tlab_total_bytes", "their sum"),
+    Column("tlab_bytes_per_s", "their sum by the length of the measurement"),
+    Column("outside_tlab_network_bytes", "outside TLABs by the network layer: first non-JDK frame in io.netty"),
+    Column("outside_tlab_lucene_bytes", "outside TLABs by Lucene: first non-JDK frame in org.apache.lucene"),
+    Column("outside_tlab_rest_bytes", "outside TLABs by everything else"),
 )
+
+# What a probe's Histogram and Series are called, and what their values are.
+HISTOGRAMS = {
+    "read_bytes": "bytes of a socket read of the load's connections, within the measurement",
+    "wire_bytes": "bytes of a TCP segment's payload on the wire towards the server",
+}
+SERIES = {
+    "docs_per_s": "acknowledged documents of each second, at its start (computed from the samples)",
+    "response_ms_p50": "median response time of the requests that ended in each second (computed from the samples)",
+    "response_ms_max": "their longest response time (computed from the samples)",
+    "heap_bytes": "heap in use, before and after each collection",
+    "gc_pause_ms": "each pause, at its start",
+}

@@ -85,3 +85,9 @@ class Summary:
     values: dict[str, Value]
     histograms: dict[str, dict[int, int]] = field(default_factory=dict)
     series: dict[str, Series] = field(default_factory=dict)
+    experiment: str = ""
+    measure_start_ns: int | None = None
+    """CLOCK_REALTIME, as the moments of the series; None when the load never got there."""
+    measure_end_ns: int | None = None
+    faults: tuple[dict[str, Any], ...] = ()
+    """As in the run's record."""

@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+
+from ingest_bench.analysis import histogram
+
+
+def test_a_percentile_is_a_value_that_really_occurred() -> None:
+    counts = {1448: 90, 65536: 10}
+    assert histogram.percentile(counts, 50) == 1448
+    assert histogram.percentile(counts, 90) == 1448
+    assert histogram.percentile(counts, 90.1) == 65536
+    assert histogram.percentile(counts, 99) == 65536
+    assert histogram.percentile({}, 50) is None
+
+
+def test_percentiles_agree_with_sorting_all_values() -> None:
+    random.seed(7)
+    values = sorted(random.choice((1, 512, 1448, 2896, 65536)) for _ in range(1001))  # noqa: S311 (not a secret)
+    counts = {value: values.count(value) for value in set(values)}
+    for percent in (1, 10, 50, 90, 99, 100):
+        rank = -(-len(values) * percent // 100)
+        assert histogram.percentile(counts, percent) == values[rank - 1]
+
+
+def test_the_mean_weighs_each_value_by_its_count() -> None:
+    assert histogram.mean({100: 3, 500: 1}) == 200
+    assert histogram.mean({}) is None
+
+
+def test_bins_cover_every_value_once_and_touch_each_other() -> None:
+    counts = dict.fromkeys(range(1, 5000), 1)
+    rows = histogram.bins(counts)
+    assert sum(number for _, _, number in rows) == 4999
+    assert all(upper + 1 == following for (_, upper, _), (following, _, _) in itertools.pairwise(rows))
+    assert all(number == min(upper, 4999) - lower + 1 for lower, upper, number in rows)
+
+
+@pytest.mark.parametrize("size", [2048, 65536, 524288])
+def test_a_read_that_fills_its_buffer_is_in_the_bin_that_ends_there(size: int) -> None:
+    assert histogram.bins({size: 5})[0][1:] == (size, 5)
+    assert histogram.bins({size + 1: 5})[0][0] == size + 1
+
+
+def test_a_size_of_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="size of 0"):
+        histogram.bins({0: 1})
