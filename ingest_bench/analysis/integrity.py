@@ -1,0 +1,64 @@
+"""Whether a run's numbers may be believed: bytes and documents counted at both ends, promises of the link kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ingest_bench.analysis import samples as load
+from ingest_bench.analysis.samples import Samples
+from ingest_bench.model.load import WorkerReport
+from ingest_bench.model.results import RunRecord, Value
+
+
+def verdict(record: RunRecord, samples: Samples, report: WorkerReport | None, values: Mapping[str, Value]) -> list[str]:
+    """The reasons why this run is invalid; none for a valid one.
+
+    Bytes: what the senders gave to the kernel on the load's connections, from the first byte of the first request to
+    the last byte of the last one, heads included and warm-up included, is what the JVM read from those connections.
+    Answers are not part of it. Only requests that got no answer (a reset, a timeout, the end of the run) may miss,
+    each at most its own bytes.
+
+    Documents: what the server acknowledged is what it counts in the index. Only documents of requests without an
+    answer may be there in addition: acknowledged ones must all be there, whatever the network did.
+
+    A number that nobody could take (None) is not compared.
+    """
+    reasons = [
+        f"promise broken: {promise.name} was promised as {promise.promised} ({promise.tolerance}), "
+        f"measured {promise.measured}"
+        for promise in record.promises
+        if not promise.kept
+    ]
+    if report is None:
+        return [*reasons, "the load worker left no report"]
+    if not len(samples):
+        return [*reasons, "no request was sent"]
+    open_requests = load.unanswered(samples)
+    reasons += _bytes(values, int(open_requests["bytes_sent"].sum()))
+    undecided = open_requests["documents"] - open_requests["documents_acked"] - open_requests["documents_failed"]
+    reasons += _documents(values, int(undecided.sum()))
+    window = load.window_of(report)
+    done = (samples["done_ns"] >= window.start_ns) & (samples["done_ns"] < window.end_ns)
+    if not (done & load.outcome(samples, "ok", "partial", "rejected")).any():
+        reasons.append("no request was answered within the measurement")
+    return reasons
+
+
+def _bytes(values: Mapping[str, Value], may_miss: int) -> list[str]:
+    sent, read = values.get("bytes_sent"), values.get("bytes_read")
+    if not isinstance(sent, int) or not isinstance(read, int):
+        return []
+    if sent - may_miss <= read <= sent:
+        return []
+    without = f" (requests without an answer: at most {may_miss:,} bytes)" if may_miss else ""
+    return [f"bytes: the load wrote {sent:,}, the JVM read {read:,}, {read - sent:+,}{without}"]
+
+
+def _documents(values: Mapping[str, Value], may_be_more: int) -> list[str]:
+    acked, counted = values.get("documents_acked"), values.get("documents_counted")
+    if not isinstance(acked, int) or not isinstance(counted, int):
+        return []
+    if acked <= counted <= acked + may_be_more:
+        return []
+    without = f" (requests without an answer: at most {may_be_more:,} more)" if may_be_more else ""
+    return [f"documents: {acked:,} acknowledged, {counted:,} counted, {counted - acked:+,}{without}"]

@@ -1,0 +1,129 @@
+"""Numbers from the load's samples: throughput, response and service time, what was acknowledged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ingest_bench.model.load import OUTCOMES, SAMPLE_FIELDS, WorkerReport
+from ingest_bench.model.results import Series, Value
+
+Samples = np.ndarray[Any, np.dtype[Any]]
+DTYPE = np.dtype(list(SAMPLE_FIELDS))
+
+# A refused connection ends in microseconds: its time says nothing about the server's responses.
+_WITHOUT_RESPONSE = ("http-error", "connection-error")
+# What became of the documents of such a request is not known to the sender.
+_UNKNOWN = ("connection-error", "timeout", "cut-off")
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The measurement, on the clock of the samples (CLOCK_MONOTONIC of the worker), end excluded."""
+
+    start_ns: int
+    end_ns: int
+
+    @property
+    def seconds(self) -> int:
+        """Its full seconds."""
+        return max(0, self.end_ns - self.start_ns) // 10**9
+
+
+def window_of(report: WorkerReport) -> Window:
+    """The measurement as the worker saw it."""
+    return Window(report.warm_up_end_ns, report.measure_end_ns)
+
+
+def outcome(samples: Samples, *names: str) -> Samples:
+    """Which samples ended in one of these outcomes, as booleans."""
+    return np.isin(samples["outcome"], [OUTCOMES.index(name) for name in names])
+
+
+def unanswered(samples: Samples) -> Samples:
+    """The samples whose bytes or documents may or may not have arrived: no answer, or one from a broken server."""
+    server_error = outcome(samples, "http-error") & (samples["status"] >= 500)
+    chosen: Samples = samples[outcome(samples, *_UNKNOWN) | server_error]
+    return chosen
+
+
+def totals(samples: Samples) -> dict[str, Value]:
+    """What was acknowledged and refused from start to end, warm-up included."""
+    return {
+        "documents_acked": int(samples["documents_acked"].sum()),
+        "documents_failed": int(samples["documents_failed"].sum()),
+    }
+
+
+def acked_per_second(samples: Samples, start_ns: int, seconds: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Acknowledged documents in each of so many seconds; a request counts in the second in which it was done.
+
+    Rejected: to spread a request's documents over its duration. A server that stalls for a second would look steady.
+    """
+    second = (samples["done_ns"] - start_ns) // 10**9
+    inside = (second >= 0) & (second < seconds)
+    acked = np.zeros(seconds, dtype=np.int64)
+    np.add.at(acked, second[inside], samples["documents_acked"][inside])
+    return acked
+
+
+def measured(samples: Samples, window: Window) -> Mapping[str, Value]:
+    """The numbers of the measurement; None where nothing was there to measure.
+
+    Times are of the requests that were *planned* within the window: a request that had to wait counts with its wait.
+    One that timed out or was cut off counts with the time until then.
+    """
+    inside = (samples["planned_ns"] >= window.start_ns) & (samples["planned_ns"] < window.end_ns)
+    planned = samples[inside]
+    timed = planned[~outcome(planned, *_WITHOUT_RESPONSE)]
+    response_ns, service_ns = timed["done_ns"] - timed["planned_ns"], timed["done_ns"] - timed["sent_ns"]
+    done = samples[(samples["done_ns"] >= window.start_ns) & (samples["done_ns"] < window.end_ns)]
+    acked = acked_per_second(samples, window.start_ns, window.seconds)
+    length_s = (window.end_ns - window.start_ns) / 1e9
+    answered = done[~outcome(done, *_UNKNOWN)]
+    return {
+        "docs_per_s_median": float(np.median(acked)) if window.seconds else None,
+        "docs_per_s_mean": int(done["documents_acked"].sum()) / length_s if length_s > 0 else None,
+        "bytes_measured": int(answered["bytes_sent"].sum()),
+        "response_ms_p50": _ms(response_ns, 50),
+        "response_ms_p99": _ms(response_ns, 99),
+        "service_ms_p50": _ms(service_ns, 50),
+        "service_ms_p99": _ms(service_ns, 99),
+        "requests": len(planned),
+        "requests_failed": int((~outcome(planned, "ok")).sum()),
+        "stalled_s": int((acked == 0).sum()) if window.seconds else None,
+    }
+
+
+def series(samples: Samples, report: WorkerReport) -> dict[str, Series]:
+    """Throughput and response time of each second from the load's start, warm-up included, in CLOCK_REALTIME."""
+    if not len(samples):
+        return {}
+    window = window_of(report)
+    # The seconds are those of the measurement, continued backwards over the warm-up.
+    before = -(-(window.start_ns - report.started_monotonic_ns) // 10**9)
+    start_ns = window.start_ns - before * 10**9
+    seconds = before + window.seconds
+    starts = [start_ns + report.realtime_minus_monotonic_ns + second * 10**9 for second in range(seconds)]
+    acked = acked_per_second(samples, start_ns, seconds)
+    found = {"docs_per_s": Series("docs_per_s", tuple(starts), tuple(float(value) for value in acked))}
+    timed = samples[~outcome(samples, *_WITHOUT_RESPONSE)]
+    second = (timed["done_ns"] - start_ns) // 10**9
+    response_ms = (timed["done_ns"] - timed["planned_ns"]) / 1e6
+    present = [number for number in range(seconds) if (second == number).any()]
+    moments = tuple(starts[number] for number in present)
+    for name, percent in (("response_ms_p50", 50), ("response_ms_max", 100)):
+        values = tuple(_percentile(response_ms[second == number], percent) for number in present)
+        found[name] = Series(name, moments, values)
+    return found
+
+
+def _percentile(values: Samples, percent: float) -> float:
+    return float(np.percentile(values, percent, method="inverted_cdf"))
+
+
+def _ms(values_ns: Samples, percent: float) -> float | None:
+    return _percentile(values_ns, percent) / 1e6 if len(values_ns) else None

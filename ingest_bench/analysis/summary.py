@@ -1,0 +1,142 @@
+"""One run as one row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import PurePath
+
+from ingest_bench.analysis import faults, histogram, integrity
+from ingest_bench.analysis import samples as load
+from ingest_bench.analysis.columns import COLUMNS
+from ingest_bench.analysis.samples import Samples
+from ingest_bench.model.experiment import Cell
+from ingest_bench.model.load import WorkerReport
+from ingest_bench.model.results import Histogram, Measured, Reading, RunRecord, Series, Summary, Value
+
+
+def summarise(
+    record: RunRecord,
+    cell: Cell,
+    samples: Samples,
+    report: WorkerReport | None,
+    measured: Iterable[Measured],
+    *,
+    experiment: str = "",
+) -> Summary:
+    """Everything that is known of one run: a value for each column, None where a number is unavailable.
+
+    A measured run whose integrity is broken (`integrity.verdict`) comes back as invalid, with all reasons. Its values
+    stay in it for whoever looks for the cause; tables and plots leave them out.
+    """
+    readings, histograms, series = _sorted(measured)
+    values: dict[str, Value] = dict.fromkeys(column.name for column in COLUMNS)
+    values |= conditions(record, cell)
+    values["documents_counted"] = record.documents_counted
+    if len(samples):
+        values |= load.totals(samples)
+    if report is not None:
+        values["bytes_sent"] = report.bytes_written
+        values |= load.measured(samples, load.window_of(report))
+        series |= load.series(samples, report)
+    values |= record.link
+    values |= _sizes(histograms)
+    values |= readings
+    blind = _blind(values)
+    values |= dict.fromkeys(blind)
+    start_ns, end_ns = _window(record, report)
+    if "docs_per_s" in series and start_ns is not None and end_ns is not None:
+        values["recovery_s"] = faults.recovery_s(series["docs_per_s"], record.faults, start_ns, end_ns)
+    state, reason = record.state, record.reason
+    if state == "measured":
+        reasons = integrity.verdict(record, samples, report, values)
+        if reasons:
+            state, reason = "invalid", "; ".join([reason, *reasons] if reason else reasons)
+    return Summary(
+        run=record.run,
+        cell=record.cell,
+        replicate=record.replicate,
+        levels=record.levels,
+        state=state,
+        reason=reason,
+        values=values,
+        histograms={name: counts for name, counts in histograms.items() if not (blind and name == "read_bytes")},
+        series=series,
+        experiment=experiment,
+        measure_start_ns=start_ns,
+        measure_end_ns=end_ns,
+        faults=record.faults,
+    )
+
+
+def conditions(record: RunRecord, cell: Cell) -> dict[str, Value]:
+    """The columns that say what was asked for."""
+    options = cell.target
+    version = record.server.get("version") or options.version
+    documents = cell.load.documents
+    return {
+        "network": " ".join([cell.network.name, *_overrides(cell.levels)]),
+        "target": f"{options.name} {version}" if version else options.name,
+        "workload": PurePath(documents).name if documents else cell.load.workload,
+        "receive_predictor_bytes": _predictor(options.receive_predictor_bytes),
+        "heap_bytes": options.heap_bytes,
+    }
+
+
+def _overrides(levels: Mapping[str, str]) -> list[str]:
+    return [
+        f"{key.removeprefix('network.')}={level}"
+        for key, level in levels.items()
+        if key.startswith("network.") and key != "network.profile"
+    ]
+
+
+def _predictor(sizes: tuple[int, ...]) -> Value:
+    if len(sizes) > 1:
+        return "..".join(map(str, sizes))
+    return sizes[0] if sizes else None
+
+
+def _sorted(measured: Iterable[Measured]) -> tuple[dict[str, Value], dict[str, dict[int, int]], dict[str, Series]]:
+    readings: dict[str, Value] = {}
+    histograms: dict[str, dict[int, int]] = {}
+    series: dict[str, Series] = {}
+    for item in measured:
+        if isinstance(item, Reading):
+            readings[item.name] = item.value
+        elif isinstance(item, Histogram):
+            histograms[item.name] = item.counts
+        else:
+            series[item.name] = item
+    return readings, histograms, series
+
+
+def _sizes(histograms: Mapping[str, Mapping[int, int]]) -> dict[str, Value]:
+    values: dict[str, Value] = {}
+    if "read_bytes" in histograms:
+        counts = histograms["read_bytes"]
+        values |= {
+            "reads": histogram.total(counts),
+            "read_bytes_mean": histogram.mean(counts),
+            "read_bytes_p50": histogram.percentile(counts, 50),
+            "read_bytes_p99": histogram.percentile(counts, 99),
+        }
+    if histograms.get("wire_bytes"):
+        values["wire_bytes_p50"] = histogram.percentile(histograms["wire_bytes"], 50)
+    return values
+
+
+def _blind(values: Mapping[str, Value]) -> tuple[str, ...]:
+    """The read columns, when the probe saw no byte although documents were acknowledged: it looked at the wrong place.
+
+    JFR does not see reads of native epoll or of asynchronous channels. That is no number, and not zero.
+    """
+    if values["bytes_read"] == 0 and values["documents_acked"]:
+        return ("bytes_read", "reads", "read_bytes_mean", "read_bytes_p50", "read_bytes_p99")
+    return ()
+
+
+def _window(record: RunRecord, report: WorkerReport | None) -> tuple[int | None, int | None]:
+    if report is None:
+        return record.measure_start_realtime_ns, record.measure_end_realtime_ns
+    offset_ns = report.realtime_minus_monotonic_ns
+    return report.warm_up_end_ns + offset_ns, report.measure_end_ns + offset_ns

@@ -1,0 +1,90 @@
+"""Runs made up for tests of what is computed and drawn from runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ingest_bench.analysis.samples import DTYPE, Samples
+from ingest_bench.model.experiment import Cell
+from ingest_bench.model.load import OUTCOMES, LoadOptions, WorkerReport
+from ingest_bench.model.network import Profile
+from ingest_bench.model.results import Histogram, Measured, Reading, RunRecord
+from ingest_bench.model.target import TargetOptions
+
+SECOND = 10**9
+START = 1_000 * SECOND  # of the worker, CLOCK_MONOTONIC
+OFFSET = 1_700_000_000 * SECOND
+WARM_UP_S, MEASURE_S = 2, 5
+
+
+def cell(**changed: Any) -> Cell:
+    levels = {"network.profile": "ethernet", "target.receive_predictor": "512KiB"}
+    target = TargetOptions(name="opensearch", receive_predictor_bytes=(524288,))
+    fields: dict[str, Any] = {"network": Profile(name="ethernet"), "target": target, "load": LoadOptions()}
+    return Cell(**({"name": "ethernet-512KiB", "levels": levels} | fields | changed))
+
+
+def record(**changed: Any) -> RunRecord:
+    levels = {"network.profile": "ethernet", "target.receive_predictor": "512KiB"}
+    fields: dict[str, Any] = {"state": "measured", "documents_counted": 7000, "server": {"version": "2.19.6"}}
+    fields |= {"run": "ethernet-512KiB/0", "replicate": 0, "cell": "ethernet-512KiB", "levels": levels}
+    return RunRecord(**(fields | changed))
+
+
+def sample(planned_s: float, done_s: float, **changed: Any) -> dict[str, int]:
+    """A request of 100 documents and 50,000 bytes; seconds from the start of the load."""
+    made = {
+        "planned_ns": START + round(planned_s * SECOND),
+        "sent_ns": START + round(planned_s * SECOND),
+        "done_ns": START + round(done_s * SECOND),
+        "bytes_sent": 50_000,
+        "documents": 100,
+        "documents_acked": 100,
+        "documents_failed": 0,
+        "status": 200,
+        "outcome": 0,
+        "user": 0,
+    }
+    if "outcome" in changed:
+        changed["outcome"] = OUTCOMES.index(changed["outcome"])
+        made["documents_acked"] = 0
+    return made | changed
+
+
+def samples(rows: list[dict[str, int]]) -> Samples:
+    made = np.zeros(len(rows), dtype=DTYPE)
+    for number, row in enumerate(rows):
+        for name, value in row.items():
+            made[name][number] = value
+    return made
+
+
+def steady() -> Samples:
+    """Ten requests a second for the whole load: 1000 documents/s, each answered after 10 ms."""
+    return samples([sample(n / 10, n / 10 + 0.01) for n in range((WARM_UP_S + MEASURE_S) * 10)])
+
+
+def report(**changed: Any) -> WorkerReport:
+    fields: dict[str, Any] = {
+        "started_monotonic_ns": START,
+        "realtime_minus_monotonic_ns": OFFSET,
+        "warm_up_end_ns": START + WARM_UP_S * SECOND,
+        "measure_end_ns": START + (WARM_UP_S + MEASURE_S) * SECOND,
+        "bytes_written": 70 * 50_000,
+        "local_ports": (40000,),
+        "item_failures": {},
+        "cpu_ns": SECOND,
+        "loop_lag_p99_ns": 1000,
+        "errors": (),
+    }
+    return WorkerReport(**(fields | changed))
+
+
+def measured(**changed: Any) -> list[Measured]:
+    readings = {"bytes_read": 70 * 50_000, "gc_pauses": 3, "gc_pause_ms_total": 12.5, "full_gcs": 0} | changed
+    return [
+        *(Reading(name, value) for name, value in readings.items()),
+        Histogram("read_bytes", {1448: 60, 65536: 40}),
+    ]

@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+from typing import Any
+
+import made_runs as made
+import numpy as np
+import pytest
+
+from ingest_bench.analysis.columns import COLUMNS
+from ingest_bench.analysis.samples import Samples
+from ingest_bench.analysis.summary import summarise
+from ingest_bench.model.experiment import Cell, RunState
+from ingest_bench.model.network import Profile, Promise
+from ingest_bench.model.results import Summary
+
+
+def summary(
+    samples: Samples | None = None,
+    *,
+    record: dict[str, Any] | None = None,
+    report: dict[str, Any] | None = None,
+    measured: dict[str, Any] | None = None,
+    cell: Cell | None = None,
+) -> Summary:
+    return summarise(
+        made.record(**(record or {})),
+        cell or made.cell(),
+        made.steady() if samples is None else samples,
+        made.report(**(report or {})),
+        made.measured(**(measured or {})),
+        experiment="quickstart",
+    )
+
+
+def test_a_whole_run_is_measured_and_has_its_numbers() -> None:
+    row = summary()
+    assert (row.state, row.reason) == ("measured", "")
+    expected = {
+        "network": "ethernet",
+        "target": "opensearch 2.19.6",
+        "workload": "nyc_taxis",
+        "receive_predictor_bytes": 524288,
+        "documents_acked": 7000,
+        "docs_per_s_median": 1000,
+        "docs_per_s_mean": 1000,
+        "bytes_sent": 3_500_000,
+        "bytes_measured": 2_500_000,
+        "reads": 100,
+        "read_bytes_p50": 1448,
+        "read_bytes_p99": 65536,
+        "read_bytes_mean": 0.6 * 1448 + 0.4 * 65536,
+        "response_ms_p50": pytest.approx(10),
+        "gc_pauses": 3,
+        "requests": 50,
+        "requests_failed": 0,
+        "stalled_s": 0,
+    }
+    assert {name: row.values[name] for name in expected} == expected
+
+
+def test_every_column_is_there_and_what_nobody_measured_is_none() -> None:
+    row = summary()
+    assert set(row.values) == {column.name for column in COLUMNS}
+    assert row.values["heap_after_gc_max_bytes"] is None
+    assert row.values["retransmits"] is None
+    assert row.values["recovery_s"] is None
+
+
+def test_the_series_start_with_the_warm_up_and_stand_on_the_real_clock() -> None:
+    row = summary()
+    assert row.series["docs_per_s"].values == (1000.0,) * 7
+    assert row.series["docs_per_s"].at_ns[2] == made.START + made.OFFSET + 2 * made.SECOND == row.measure_start_ns
+
+
+def test_bytes_that_the_jvm_did_not_read_make_a_run_invalid() -> None:
+    row = summary(measured={"bytes_read": 3_499_999})
+    assert row.state == "invalid"
+    assert row.reason == "bytes: the load wrote 3,500,000, the JVM read 3,499,999, -1"
+
+
+def test_more_bytes_read_than_written_make_a_run_invalid() -> None:
+    assert summary(measured={"bytes_read": 3_500_001}).state == "invalid"
+
+
+def test_only_requests_without_an_answer_may_miss_bytes_and_add_documents() -> None:
+    reset = made.samples([made.sample(3, 3.5, outcome="connection-error", status=0)])
+    rows = np.concatenate([made.steady(), reset])
+    written = {"bytes_written": 3_550_000}
+    arrived = summary(rows, report=written, measured={"bytes_read": 3_550_000}, record={"documents_counted": 7100})
+    lost = summary(rows, report=written, measured={"bytes_read": 3_510_000}, record={"documents_counted": 7000})
+    too_few = summary(rows, report=written, measured={"bytes_read": 3_499_999})
+    too_many = summary(rows, report=written, measured={"bytes_read": 3_550_000}, record={"documents_counted": 7101})
+    assert [row.state for row in (arrived, lost, too_few, too_many)] == ["measured", "measured", "invalid", "invalid"]
+    assert arrived.values["requests_failed"] == 1
+
+
+def test_an_acknowledged_document_that_is_not_in_the_index_makes_a_run_invalid() -> None:
+    row = summary(record={"documents_counted": 6999})
+    assert row.state == "invalid"
+    assert row.reason == "documents: 7,000 acknowledged, 6,999 counted, -1"
+
+
+def test_a_broken_promise_makes_a_run_invalid_and_is_named() -> None:
+    promise = Promise(name="rate", promised="1gbit", measured="412mbit", tolerance="5%", kept=False)
+    row = summary(record={"promises": (promise,)})
+    assert row.state == "invalid"
+    assert "rate was promised as 1gbit (5%), measured 412mbit" in row.reason
+
+
+def test_all_reasons_are_given_not_only_the_first() -> None:
+    row = summary(measured={"bytes_read": 1}, record={"documents_counted": 1})
+    assert "bytes:" in row.reason
+    assert "documents:" in row.reason
+
+
+def test_a_probe_that_saw_no_byte_is_blind_and_its_numbers_are_unavailable() -> None:
+    row = summary(measured={"bytes_read": 0})
+    assert row.state == "measured"
+    assert row.values["bytes_read"] is None
+    assert row.values["reads"] is None
+    assert "read_bytes" not in row.histograms
+
+
+@pytest.mark.parametrize("state", ["failed", "invalid", "oom", "started"])
+def test_a_run_that_did_not_end_well_keeps_its_state_and_reason(state: RunState) -> None:
+    row = summarise(made.record(state=state, reason="the server died"), made.cell(), made.samples([]), None, [])
+    assert (row.state, row.reason) == (state, "the server died")
+    assert row.values["documents_acked"] is None
+    assert row.values["docs_per_s_median"] is None
+
+
+def test_a_run_without_requests_is_invalid() -> None:
+    assert summary(made.samples([])).reason == "no request was sent"
+
+
+def test_a_stalled_server_shows_in_response_time_but_not_in_service_time() -> None:
+    rows = made.steady()
+    late = rows["planned_ns"] >= made.START + 6 * made.SECOND
+    rows["sent_ns"][late] += made.SECOND
+    rows["done_ns"][late] += made.SECOND
+    row = summary(rows)
+    assert row.values["response_ms_p99"] == pytest.approx(1010)
+    assert row.values["service_ms_p99"] == pytest.approx(10)
+
+
+def test_a_refused_connection_does_not_improve_the_response_time() -> None:
+    refused = made.samples([made.sample(3, 3.000001, outcome="connection-error", bytes_sent=0) for _ in range(100)])
+    row = summary(np.concatenate([made.steady(), refused]))
+    assert row.values["response_ms_p50"] == pytest.approx(10)
+
+
+def test_the_seconds_of_a_partition_are_stalled_and_recovery_is_timed() -> None:
+    rows = made.steady()
+    rows = rows[(rows["done_ns"] < made.START + 4 * made.SECOND) | (rows["done_ns"] >= made.START + 6 * made.SECOND)]
+    at = made.START + made.OFFSET
+    fault = {"kind": "partition", "started": at + 4 * made.SECOND, "ended": at + int(5.5 * made.SECOND)}
+    report = {"bytes_written": len(rows) * 50_000}
+    record = {"faults": (fault,), "documents_counted": len(rows) * 100}
+    row = summary(rows, report=report, record=record, measured={"bytes_read": len(rows) * 50_000})
+    assert row.state == "measured"
+    assert row.values["stalled_s"] == 2
+    assert row.values["recovery_s"] == 1.5
+
+
+def test_overrides_of_the_profile_stand_beside_its_name() -> None:
+    levels = {"network.profile": "ethernet", "network.mtu": "1400", "target.heap": "2g"}
+    row = summary(cell=made.cell(levels=levels, network=Profile(name="ethernet", mtu_bytes=1400)))
+    assert row.values["network"] == "ethernet mtu=1400"
