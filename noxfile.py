@@ -1,3 +1,119 @@
 """The project's checks: `nox` runs all of them, `nox -s NAME` one."""
 
 from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import nox
+
+nox.options.sessions = ["lint", "quick", "real", "netem", "newcomer", "ordinary"]
+nox.options.error_on_missing_interpreters = True
+nox.needs_version = ">=2024.10.9"
+
+CI = bool(os.environ.get("CI"))
+REAL = "netns or bpf or jvm or opensearch or elasticsearch or processes"
+# What a CI machine promises: there, a skip for want of it is a failure.
+PROMISED = "bpf,netns,netem,jvm,opensearch,elasticsearch"
+PROMISED_TO_ANYBODY = "netns,netem,jvm,opensearch,elasticsearch"
+# The uid and gid "nobody" of Debian: an ordinary user without a home.
+NOBODY = "65534"
+TESTS = ("pytest", "pytest-xdist")
+
+
+def install(session: nox.Session, *tools: str) -> None:
+    """The project as a user installs it, with the versions that were tried."""
+    session.install("-c", "constraints.txt", ".", *tools)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Style and types."""
+    install(session, "ruff", "mypy", "nox", "types-psutil", *TESTS)
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+    session.run("mypy")
+
+
+@nox.session
+def quick(session: nox.Session) -> None:
+    """The tests that need no root, no server, no network."""
+    install(session, *TESTS)
+    session.run("pytest", "-q", "-n", "2", "-m", f"not netem and not ({REAL})", *session.posargs)
+
+
+@nox.session
+def real(session: nox.Session) -> None:
+    """The tests with real namespaces, sockets and servers."""
+    install(session, *TESTS)
+    session.run(
+        "pytest", "-q", "--durations=15", "-m", f"({REAL}) and not netem", *promised(PROMISED), *session.posargs
+    )
+
+
+@nox.session
+def netem(session: nox.Session) -> None:
+    """The tests on real netem: the kernel's, or User-Mode Linux where it has none."""
+    install(session, *TESTS)
+    session.run("pytest", "-q", "--durations=15", "-m", "netem", *promised(PROMISED), *session.posargs)
+
+
+@nox.session(venv_backend="none")
+def newcomer(session: nox.Session) -> None:
+    """The README's first line, in a new environment and an empty folder; only its runs are shorter."""
+    with tempfile.TemporaryDirectory() as folder:
+        python = fresh_environment(session, Path(folder))
+        with session.chdir(folder):
+            command = str(python.with_name("ingest-bench"))
+            session.run(command, "run", "quickstart", "--warm-up", "3s", "--measure", "5s", external=True)
+            session.run(command, "doctor", external=True)
+
+
+@nox.session(venv_backend="none")
+def ordinary(session: nox.Session) -> None:
+    """The same as an ordinary user: the first line of the README, then the tests on real parts."""
+    if os.geteuid() != 0:
+        session.skip("we are an ordinary user already: the other sessions are this one")
+    folder = Path(tempfile.mkdtemp(prefix="ordinary-", dir="/var/tmp"))
+    try:
+        folder.chmod(0o755)
+        python = fresh_environment(session, folder, *TESTS)
+        shutil.copytree("tests", folder / "tests")
+        shutil.copy("pyproject.toml", folder)
+        home = folder / "home"
+        home.mkdir()
+        for path in (folder, *folder.glob("tests"), *folder.rglob("tests/**/*"), home):
+            os.chown(path, int(NOBODY), int(NOBODY))
+        as_nobody = ("setpriv", "--reuid", NOBODY, "--regid", NOBODY, "--clear-groups", "env", f"HOME={home}")
+        with session.chdir(folder):
+            command = str(python.with_name("ingest-bench"))
+            short = ("--warm-up", "3s", "--measure", "5s")
+            session.run(*as_nobody, command, "run", "quickstart", *short, external=True)
+            marks = f"({REAL} or netem) and not bpf"
+            pytest = (str(python), "-m", "pytest", "-q", "--durations=10", "-p", "no:cacheprovider", "-m", marks)
+            session.run(*as_nobody, *pytest, *promised(PROMISED_TO_ANYBODY), *session.posargs, external=True)
+    finally:
+        shutil.rmtree(folder)
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """What it costs: measured as ratios, interleaved, against the sink. Not part of `nox`: it wants a quiet machine."""
+    install(session)
+    for script in sorted(Path("benchmarks").glob("*.py")):
+        session.run("python", str(script), *session.posargs)
+
+
+def promised(markers: str) -> tuple[str, ...]:
+    """The option that makes a skip a failure, where this is CI."""
+    return (f"--promised={markers}",) if CI else ()
+
+
+def fresh_environment(session: nox.Session, folder: Path, *tools: str) -> Path:
+    """The Python of a new environment that an ordinary user can read, with the project installed from this checkout."""
+    session.run("/usr/bin/python3", "-m", "venv", str(folder / "venv"), external=True)
+    python = folder / "venv" / "bin" / "python"
+    session.run(str(python), "-m", "pip", "install", "-q", "-c", "constraints.txt", ".", *tools, external=True)
+    return python

@@ -52,13 +52,6 @@ def from_toml(record: type[T], table: Mapping[str, Any], where: str) -> T:
     return record(**values)
 
 
-def parse(record: type, key: str, text: str, where: str) -> Any:
-    """One field's value from text, as a factor's level or `--set` gives it."""
-    name = keys(record)[key]
-    hint = _hints(record)[name]
-    return _read(hint, _plain(text, hint), _suffix(name), where)
-
-
 def from_json(record: type[T], table: Mapping[str, Any]) -> T:
     """A record from what `to_json` made. Keys that the record does not know are an error of the program."""
     hints = _hints(record)
@@ -118,9 +111,9 @@ def _read(hint: Any, value: Any, suffix: str, where: str) -> Any:
     if suffix:
         return _number(value, suffix, where)
     if kind is bool:
-        return _expect(value, bool, "true or false", where)
+        return _expect(_truth(value), bool, "true or false", where)
     if kind is int:
-        return _expect(value, int, "a whole number", where)
+        return _expect(_whole(value), int, "a whole number", where)
     if kind is float:
         return float(_expect(value, (int, float), "a number", where))
     return str(_expect(value, (str, int, float), "a text", where))
@@ -148,13 +141,13 @@ def _expect(value: Any, kind: type | tuple[type, ...], what: str, where: str) ->
     return value
 
 
-def _plain(text: str, hint: Any) -> Any:
-    kinds = _options(hint)
-    if bool in kinds and text in ("true", "false"):
-        return text == "true"
-    if int in kinds and text.lstrip("-").isdigit():
-        return int(text)
-    return text
+def _truth(value: Any) -> Any:
+    return value == "true" if value in ("true", "false") else value
+
+
+def _whole(value: Any) -> Any:
+    """A level of a factor is text: "8" is 8."""
+    return int(value) if isinstance(value, str) and value.isascii() and value.isdigit() else value
 
 
 def _restore(hint: Any, value: Any) -> Any:

@@ -4,6 +4,7 @@ import pytest
 
 from ingest_bench import records
 from ingest_bench.errors import SpecError
+from ingest_bench.model.load import LoadOptions
 from ingest_bench.model.network import Impairment, Profile
 from ingest_bench.model.target import TargetOptions
 
@@ -39,4 +40,8 @@ def test_a_range_of_sizes_is_two_sizes() -> None:
     options = records.from_toml(TargetOptions, {"receive_predictor": "64KiB..512KiB", "heap": "2g"}, "x.toml")
     assert options.receive_predictor_bytes == (65536, 524288)
     assert options.heap_bytes == 2 << 30
-    assert records.parse(TargetOptions, "receive_predictor", "32k", "--set") == (32768,)
+
+
+def test_a_level_is_text_also_where_the_field_is_a_number() -> None:
+    options = records.from_toml(LoadOptions, {"users": "8", "warm_up": "2s"}, "--set")
+    assert (options.users, options.warm_up_ns) == (8, 2 * 10**9)

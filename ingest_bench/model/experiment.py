@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from ingest_bench.model.load import LoadOptions
 from ingest_bench.model.network import Profile
@@ -26,8 +26,23 @@ class Factor:
     """A named axis and its levels, as text the way the user wrote them."""
 
     key: str
-    """The dotted key: "network.profile", "target.heap"."""
+    """The key as the user wrote it: "network", "heap", "network.to_server.delay"."""
     levels: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experiment:
+    """One TOML file with the user's overrides: what is fixed, what varies, how often."""
+
+    name: str
+    description: str = ""
+    replicates: int = 1
+    seed: int = 1
+    probes: tuple[str, ...] = ()
+    tables: dict[str, dict[str, Any]]
+    """The fixed part: `network`, `target` and `load`, as TOML keeps them."""
+    factors: tuple[Factor, ...] = ()
+    faults: tuple[Fault, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

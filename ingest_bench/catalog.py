@@ -1,0 +1,53 @@
+"""What is shipped by name, or the user's own file by path: network profiles, workloads, experiments."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from ingest_bench import data, records
+from ingest_bench.errors import SpecError
+from ingest_bench.model.network import Profile
+
+NETWORKS = "netem"
+WORKLOADS = "workloads"
+EXPERIMENTS = "workloads/experiments"
+
+
+def find(folder: str, name: str, what: str) -> Path:
+    """The TOML of that name in a shipped folder, or the user's own file; SpecError with the nearest name."""
+    if name.endswith(".toml"):
+        path = Path(name)
+        if not path.is_file():
+            raise SpecError(f"{name}: there is no such file")
+        return path
+    known = data.files(folder)
+    if name not in known:
+        raise SpecError(f'there is no {what} "{name}"; {records.nearest(name, known)}')
+    return known[name]
+
+
+def table(path: Path) -> dict[str, Any]:
+    """What a TOML file holds; SpecError with file and line when it is not TOML."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SpecError(f"{path}: this is not TOML: {error}") from None
+    except OSError as error:
+        raise SpecError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def profile(name: str, overrides: dict[str, Any]) -> Profile:
+    """A network profile with some of its keys replaced, deeply: `{"to_server": {"delay": "5ms"}}` keeps the rest."""
+    path = find(NETWORKS, name, "network profile")
+    return records.from_toml(Profile, merged({"name": path.stem, **table(path)}, overrides), str(path))
+
+
+def merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """A new table: the base, with what stands in `over` in its place, table by table."""
+    result = dict(base)
+    for key, value in over.items():
+        inner = result.get(key)
+        result[key] = merged(inner, value) if isinstance(inner, dict) and isinstance(value, dict) else value
+    return result

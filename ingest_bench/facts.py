@@ -1,0 +1,79 @@
+"""What this machine is: written beside each result, printed by `doctor`."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+_HOST_FILES = {
+    "transparent_hugepages": "/sys/kernel/mm/transparent_hugepage/enabled",
+    "numa_balancing": "/proc/sys/kernel/numa_balancing",
+    "swappiness": "/proc/sys/vm/swappiness",
+    "cpu_governor": "/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor",
+    "tcp_congestion_control": "/proc/sys/net/ipv4/tcp_congestion_control",
+}
+
+
+def facts() -> dict[str, Any]:
+    """Machine, kernel and versions: what must agree before two results may be compared."""
+    return {
+        "machine": platform.machine(),
+        "cpu": _cpu(),
+        "cores": os.cpu_count(),
+        "memory_bytes": memory_bytes(),
+        "kernel": platform.release(),
+        "distribution": _distribution(),
+        "python": platform.python_version(),
+        "ingest_bench": metadata.version("ingest-bench"),
+        "locust": metadata.version("locust"),
+        "uid": os.getuid(),
+        "load_average": [round(value, 2) for value in os.getloadavg()],
+        **{name: _read(path) for name, path in _HOST_FILES.items()},
+    }
+
+
+def memory_bytes() -> int:
+    """The memory of this machine, or of the control group that we are in when that is less."""
+    limit = _read("/sys/fs/cgroup/memory.max")
+    total: int = psutil.virtual_memory().total
+    return min(total, int(limit)) if limit and limit.isdigit() else total
+
+
+def free_bytes(path: Path) -> int:
+    """Free space on the disk that holds the nearest existing folder of the path."""
+    while not path.exists():
+        path = path.parent
+    found: int = psutil.disk_usage(str(path)).free
+    return found
+
+
+def interpreter() -> str:
+    """The Python that child processes use."""
+    return sys.executable
+
+
+def _read(path: str) -> str | None:
+    try:
+        return Path(path).read_text(encoding="utf-8").strip()
+    except OSError:
+        return None
+
+
+def _cpu() -> str:
+    lines = (_read("/proc/cpuinfo") or "").splitlines()
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor()
+    )
+
+
+def _distribution() -> str:
+    try:
+        return platform.freedesktop_os_release().get("PRETTY_NAME", "")
+    except OSError:
+        return ""

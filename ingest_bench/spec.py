@@ -1,0 +1,160 @@
+"""TOML and the user's overrides to an Experiment, and an Experiment to its cells. Pure but for reading files."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ingest_bench import catalog, records
+from ingest_bench.errors import SpecError
+from ingest_bench.model.experiment import Cell, Experiment, Factor, Fault
+from ingest_bench.model.load import LoadOptions
+from ingest_bench.model.network import Profile
+from ingest_bench.model.target import TargetOptions
+
+_TABLES: Mapping[str, type] = {"network": Profile, "target": TargetOptions, "load": LoadOptions}
+_TOP = ("description", "replicates", "seed", "probes", "factors", "fault", *_TABLES)
+# The key that names the thing itself may be written as the table's name.
+_NAMES = {"network": ("network", "profile"), "target": ("target", "name"), "workload": ("load", "workload")}
+
+
+def load(
+    name: str,
+    overrides: Sequence[str] = (),
+    *,
+    fixed: Mapping[str, str | None] | None = None,
+    replicates: int | None = None,
+) -> Experiment:
+    """The experiment of that name or path, with each `key=value[,value…]` of `--set` in its place.
+
+    `fixed` holds what has an option of its own, such as {"measure": "20s"}; None leaves what the file says.
+    """
+    path = catalog.find(catalog.EXPERIMENTS, name, "experiment")
+    table = catalog.table(path)
+    where = str(path)
+    for key in table:
+        if key not in _TOP:
+            raise SpecError(f'{where}: unknown key "{key}"; {records.nearest(key, _TOP)}')
+    experiment = Experiment(
+        name=path.stem,
+        description=str(table.get("description", "")),
+        replicates=_count(table.get("replicates", 1), f"{where}: replicates"),
+        seed=int(table.get("seed", 1)),
+        probes=tuple(table.get("probes", ())),
+        tables={name: dict(table.get(name, {})) for name in _TABLES},
+        factors=_factors(table.get("factors", {}), where),
+        faults=tuple(records.from_toml(Fault, fault, f"{where}: fault") for fault in table.get("fault", ())),
+    )
+    for key, value in (fixed or {}).items():
+        if value is not None:
+            experiment = _replaced(experiment, tables=_set(experiment.tables, path_of(key), value))
+    for override in overrides:
+        experiment = _override(experiment, override)
+    if replicates is not None:
+        experiment = _replaced(experiment, replicates=_count(replicates, "--replicates"))
+    cells(experiment)
+    return experiment
+
+
+def cells(experiment: Experiment) -> tuple[Cell, ...]:
+    """Every combination of levels, resolved; SpecError names file, key, what was found and the remedy."""
+    choices = [[(factor.key, level) for level in factor.levels] for factor in experiment.factors]
+    return tuple(_cell(experiment, dict(chosen)) for chosen in itertools.product(*choices))
+
+
+def path_of(key: str) -> tuple[str, ...]:
+    """The table and the keys below it that a key of `--set` or `[factors]` means: "heap" is ("target", "heap")."""
+    if key in _NAMES:
+        return _NAMES[key]
+    first, *rest = key.split(".")
+    if first in _TABLES and rest:
+        _known(
+            rest[0],
+            {*records.keys(_TABLES[first]), "profile"} if first == "network" else records.keys(_TABLES[first]),
+            key,
+        )
+        return (first, *rest)
+    for table in ("target", "load", "network"):
+        if first in records.keys(_TABLES[table]) and first != "name":
+            return (table, first, *([".".join(rest)] if first == "setting" else rest))
+    everything = {*_NAMES, *(name for record in _TABLES.values() for name in records.keys(record) if name != "name")}
+    raise SpecError(f'unknown key "{key}"; {records.nearest(first, everything)}')
+
+
+def _known(found: str, known: Any, key: str) -> None:
+    if found not in known:
+        raise SpecError(f'unknown key "{key}"; {records.nearest(found, known)}')
+
+
+def _cell(experiment: Experiment, levels: dict[str, str]) -> Cell:
+    tables = {name: dict(table) for name, table in experiment.tables.items()}
+    for key, level in levels.items():
+        tables = _set(tables, path_of(key), level)
+    network = tables["network"]
+    overrides = {key: value for key, value in network.items() if key != "profile"}
+    where = experiment.name
+    return Cell(
+        name=_name(levels),
+        levels=levels,
+        network=catalog.profile(str(network.get("profile", "loopback")), overrides),
+        target=records.from_toml(TargetOptions, tables["target"], f"{where}: target"),
+        load=records.from_toml(LoadOptions, tables["load"], f"{where}: load"),
+        faults=experiment.faults,
+        probes=experiment.probes,
+    )
+
+
+def _set(tables: dict[str, dict[str, Any]], path: Sequence[str], value: str) -> dict[str, dict[str, Any]]:
+    nested: Any = value
+    for step in reversed(path):
+        nested = {step: nested}
+    return catalog.merged(tables, nested)
+
+
+def _factors(table: Mapping[str, Any], where: str) -> tuple[Factor, ...]:
+    factors = []
+    for key, levels in table.items():
+        if not isinstance(levels, list) or not levels:
+            raise SpecError(f"{where}: factors: {key}: a factor is a list of levels, found {levels!r}")
+        factors.append(_factor(key, [_text(level) for level in levels], f"{where}: factors"))
+    return tuple(factors)
+
+
+def _factor(key: str, levels: Sequence[str], where: str) -> Factor:
+    path_of(key)
+    twice = next((level for level in levels if levels.count(level) > 1), None)
+    if twice is not None:
+        raise SpecError(f'{where}: {key}: the level "{twice}" is given twice')
+    return Factor(key=key, levels=tuple(levels))
+
+
+def _override(experiment: Experiment, text: str) -> Experiment:
+    key, equals, value = text.partition("=")
+    if not equals or not value:
+        raise SpecError(f'--set {text}: write it like "heap=1g,2g"')
+    path = path_of(key)
+    kept = [factor for factor in experiment.factors if path_of(factor.key) != path]
+    place = next((at for at, factor in enumerate(experiment.factors) if path_of(factor.key) == path), len(kept))
+    kept.insert(place, _factor(key, value.split(","), "--set"))
+    return _replaced(experiment, factors=tuple(kept))
+
+
+def _replaced(experiment: Experiment, **changes: Any) -> Experiment:
+    return records.from_json(Experiment, {**records.to_json(experiment), **records.to_json(changes)})
+
+
+def _text(level: Any) -> str:
+    return str(level).lower() if isinstance(level, bool) else str(level)
+
+
+def _count(value: Any, where: str) -> int:
+    if not isinstance(value, int) or value < 1:
+        raise SpecError(f"{where}: {value!r} is not a count of at least 1")
+    return value
+
+
+def _name(levels: Mapping[str, str]) -> str:
+    parts = (f"{key.rpartition('.')[2]}={level}" for key, level in levels.items())
+    return re.sub(r"[^A-Za-z0-9=.,_+-]+", "_", ",".join(parts)) or "only"

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ingest_bench import plan, spec
+from ingest_bench.errors import SpecError
+
+EXPERIMENT = """
+description = "x"
+[load]
+measure = "5s"
+[network]
+profile = "ours.toml"
+[factors]
+heap = ["1g", "2g"]
+receive_predictor = ["32KiB", "512KiB"]
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x.toml").write_text(EXPERIMENT)
+    (tmp_path / "ours.toml").write_text('mtu = 1500\n[to_server]\ndelay = "5ms"\nloss = "1%"\n')
+    return tmp_path
+
+
+@pytest.mark.usefixtures("here")
+def test_every_combination_of_levels_becomes_a_cell() -> None:
+    cells = spec.cells(spec.load("x.toml"))
+    assert [cell.name for cell in cells] == [
+        "heap=1g,receive_predictor=32KiB",
+        "heap=1g,receive_predictor=512KiB",
+        "heap=2g,receive_predictor=32KiB",
+        "heap=2g,receive_predictor=512KiB",
+    ]
+    assert cells[3].target.heap_bytes == 2 << 30
+    assert cells[3].target.receive_predictor_bytes == (524288,)
+    assert cells[3].load.measure_ns == 5 * 10**9
+
+
+@pytest.mark.usefixtures("here")
+def test_an_override_replaces_a_factor_and_a_deep_key_keeps_its_neighbours() -> None:
+    experiment = spec.load("x.toml", ["heap=4g", "network.to_server.delay=1ms,2ms"], fixed={"measure": "1s"})
+    cells = spec.cells(experiment)
+    assert len(cells) == 4
+    assert {cell.target.heap_bytes for cell in cells} == {4 << 30}
+    assert {cell.network.to_server.delay_ns for cell in cells} == {1_000_000, 2_000_000}
+    assert {cell.network.to_server.loss_ppm for cell in cells} == {10_000}
+    assert {cell.load.measure_ns for cell in cells} == {10**9}
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("heep=1g", 'unknown key "heep"; did you mean "heap"'),
+        ("network.mtuu=1", 'did you mean "mtu"'),
+        ("heap=1g,1g", 'the level "1g" is given twice'),
+        ("heap", "write it like"),
+        ("heap=lots", "'lots' is not a size"),
+        ("network.to_server.rate=100", "'100' is not a rate"),
+    ],
+)
+def test_a_wrong_override_is_refused_with_the_remedy(override: str, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        spec.load("x.toml", [override])
+
+
+def test_an_unknown_experiment_names_the_nearest() -> None:
+    with pytest.raises(SpecError, match='did you mean "quickstart"'):
+        spec.load("quikstart")
+
+
+def test_a_file_that_is_not_toml_is_named_with_its_line(here: Path) -> None:
+    (here / "bad.toml").write_text("a = 1\nb = \n")
+    with pytest.raises(SpecError, match=r"bad.toml: this is not TOML: .*line 2"):
+        spec.load("bad.toml")
+
+
+@pytest.mark.usefixtures("here")
+def test_each_replicate_holds_every_cell_once_in_an_order_that_the_seed_gives() -> None:
+    experiment = spec.load("x.toml", replicates=3)
+    ordered = plan.order(experiment)
+    assert ordered == plan.order(experiment)
+    for replicate in (1, 2, 3):
+        names = sorted(run.cell.name for run in ordered.runs if run.replicate == replicate)
+        assert names == sorted(cell.name for cell in spec.cells(experiment))

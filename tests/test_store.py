@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ingest_bench import plan, spec, store
+from ingest_bench.errors import SpecError
+from ingest_bench.model.results import RunRecord
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> store.Results:
+    (tmp_path / "x.toml").write_text('[factors]\nheap = ["1g", "2g"]\n')
+    (tmp_path / "net.toml").write_text("mtu = 1500\n")
+    ordered = plan.order(spec.load(str(tmp_path / "x.toml"), fixed={"network": str(tmp_path / "net.toml")}))
+    return store.create(tmp_path / "results", ordered, {})
+
+
+def test_a_plan_and_a_record_come_back_as_they_were_written(results: store.Results) -> None:
+    run = results.plan.runs[0]
+    folder = results.run(run)
+    folder.create()
+    record = RunRecord(run=run.id, replicate=1, cell=run.cell.name, levels=run.cell.levels, state="started")
+    folder.write(record)
+    assert store.open_results(results.path).records() == {run.id: record}
+
+
+def test_samples_of_several_workers_are_one_array_and_a_cut_record_is_left_out(results: store.Results) -> None:
+    folder = results.run(results.plan.runs[0])
+    folder.create()
+    one = (5, 5, 9, 100, 10, 10, 0, 200, 0, 1)
+    two = (1, 2, 3, 100, 10, 10, 0, 200, 0, 2)
+    (folder.load / "samples-0.bin").write_bytes(np.array([one], dtype=store.SAMPLE).tobytes() + b"cut")
+    (folder.load / "samples-1.bin").write_bytes(np.array([two], dtype=store.SAMPLE).tobytes())
+    assert folder.samples()["user"].tolist() == [2, 1]
+
+
+def test_what_a_broken_try_left_is_kept_beside_the_next(results: store.Results) -> None:
+    folder = results.run(results.plan.runs[0])
+    folder.create()
+    folder.log.write_text("the first try")
+    folder.create()
+    assert (folder.path.with_name("1.broken-1") / "server.log").read_text() == "the first try"
+
+
+def test_a_folder_without_a_plan_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="no results"):
+        store.open_results(tmp_path)
+
+
+def test_a_damaged_file_is_named(results: store.Results) -> None:
+    (results.path / "plan.json").write_text("{")
+    with pytest.raises(SpecError, match=r"plan.json: this file is damaged"):
+        _ = results.plan
