@@ -15,7 +15,7 @@ from ingest_bench.model.network import Profile
 from ingest_bench.model.target import TargetOptions
 
 _TABLES: Mapping[str, type] = {"network": Profile, "target": TargetOptions, "load": LoadOptions}
-_TOP = ("description", "replicates", "seed", "probes", "factors", "fault", *_TABLES)
+_TOP = ("description", "replicates", "seed", "probes", "costly_probes", "factors", "fault", *_TABLES)
 # The key that names the thing itself may be written as the table's name.
 _NAMES = {"network": ("network", "profile"), "target": ("target", "name"), "workload": ("load", "workload")}
 
@@ -43,6 +43,7 @@ def load(
         replicates=_count(table.get("replicates", 1), f"{where}: replicates"),
         seed=int(table.get("seed", 1)),
         probes=tuple(table.get("probes", ())),
+        costly_probes=tuple(table.get("costly_probes", ())),
         tables={name: dict(table.get(name, {})) for name in _TABLES},
         factors=_factors(table.get("factors", {}), where),
         faults=tuple(records.from_toml(Fault, fault, f"{where}: fault") for fault in table.get("fault", ())),

@@ -88,3 +88,14 @@ def test_each_replicate_holds_every_cell_once_in_an_order_that_the_seed_gives() 
     for replicate in (1, 2, 3):
         names = sorted(run.cell.name for run in ordered.runs if run.replicate == replicate)
         assert names == sorted(cell.name for cell in spec.cells(experiment))
+
+
+@pytest.mark.usefixtures("here")
+def test_costly_probes_run_in_replicates_of_their_own(here: Path) -> None:
+    (here / "x.toml").write_text('probes = ["reads"]\ncostly_probes = ["allocations"]\n' + EXPERIMENT)
+    runs = plan.order(spec.load("x.toml")).runs
+    assert {(run.instrumented, run.cell.probes) for run in runs} == {
+        (False, ("reads",)),
+        (True, ("reads", "allocations")),
+    }
+    assert len({run.id for run in runs}) == len(runs) == 8

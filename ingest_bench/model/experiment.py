@@ -39,6 +39,8 @@ class Experiment:
     replicates: int = 1
     seed: int = 1
     probes: tuple[str, ...] = ()
+    costly_probes: tuple[str, ...] = ()
+    """Probes that slow the server: they run in replicates of their own, whose rates count nowhere."""
     tables: dict[str, dict[str, Any]]
     """The fixed part: `network`, `target` and `load`, as TOML keeps them."""
     factors: tuple[Factor, ...] = ()
@@ -66,6 +68,8 @@ class Run:
     """"<cell>/<replicate>", also its folder below the results."""
     cell: Cell
     replicate: int
+    instrumented: bool = False
+    """Whether costly probes watch this run. Its rates and response times then count nowhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

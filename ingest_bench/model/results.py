@@ -55,6 +55,7 @@ class RunRecord:
     replicate: int
     cell: str
     levels: dict[str, str]
+    instrumented: bool = False
     state: RunState
     reason: str = ""
     started_utc: str = ""
@@ -80,6 +81,8 @@ class Summary:
     cell: str
     replicate: int
     levels: dict[str, str]
+    instrumented: bool = False
+    """Whether costly probes watched: rates and response times then stay out of tables and pictures of throughput."""
     state: RunState
     reason: str
     values: dict[str, Value]
