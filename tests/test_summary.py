@@ -163,6 +163,6 @@ def test_the_seconds_of_a_partition_are_stalled_and_recovery_is_timed() -> None:
 
 
 def test_overrides_of_the_profile_stand_beside_its_name() -> None:
-    levels = {"network.profile": "ethernet", "network.mtu": "1400", "target.heap": "2g"}
+    levels = {"network": "ethernet", "network.mtu": "1400", "gso_max_segs": "1", "heap": "2g", "name": "x"}
     row = summary(cell=made.cell(levels=levels, network=Profile(name="ethernet", mtu_bytes=1400)))
-    assert row.values["network"] == "ethernet mtu=1400"
+    assert row.values["network"] == "ethernet mtu=1400 gso_max_segs=1"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import PurePath
 
@@ -10,8 +12,10 @@ from ingest_bench.analysis import samples as load
 from ingest_bench.analysis.columns import COLUMNS
 from ingest_bench.analysis.samples import Samples
 from ingest_bench.model.experiment import Cell
-from ingest_bench.model.load import WorkerReport
+from ingest_bench.model.load import LoadOptions, WorkerReport
+from ingest_bench.model.network import Profile
 from ingest_bench.model.results import Histogram, Measured, Reading, RunRecord, Series, Summary, Value
+from ingest_bench.model.target import TargetOptions
 
 
 def summarise(
@@ -83,11 +87,18 @@ def conditions(record: RunRecord, cell: Cell) -> dict[str, Value]:
 
 
 def _overrides(levels: Mapping[str, str]) -> list[str]:
+    # A key may be written without its table ("mtu"); the target's and the load's names come before the network's.
+    own = _keys(Profile) - _keys(TargetOptions) - _keys(LoadOptions)
     return [
         f"{key.removeprefix('network.')}={level}"
         for key, level in levels.items()
-        if key.startswith("network.") and key != "network.profile"
+        if (key.startswith("network.") and key != "network.profile") or key.split(".")[0] in own
     ]
+
+
+def _keys(record: type) -> set[str]:
+    units = r"_(ns|bytes|bps|ppm)$"
+    return {re.sub(units, "", field.name) for field in dataclasses.fields(record)}
 
 
 def _predictor(sizes: tuple[int, ...]) -> Value:

@@ -1,0 +1,82 @@
+"""Runs grouped by their cell: what a table or a picture shows as one row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from ingest_bench.analysis import histogram
+from ingest_bench.model.experiment import Factor
+from ingest_bench.model.results import Summary
+
+
+@dataclass(frozen=True, slots=True)
+class CellRuns:
+    """All runs of one cell. Only `valid` ones have numbers; the others stay to be counted and named."""
+
+    name: str
+    levels: Mapping[str, str]
+    runs: tuple[Summary, ...]
+
+    @property
+    def valid(self) -> tuple[Summary, ...]:
+        """The runs whose numbers may be shown. One that ended out of memory is a result, not a measurement."""
+        return tuple(run for run in self.runs if run.state == "measured")
+
+    @property
+    def out_of_memory(self) -> int:
+        """How many runs ended in an OutOfMemoryError."""
+        return sum(run.state == "oom" for run in self.runs)
+
+    def numbers(self, column: str) -> list[float]:
+        """The column's value of each valid run that has one."""
+        values = (run.values.get(column) for run in self.valid)
+        return [float(value) for value in values if isinstance(value, (int, float))]
+
+    def typical(self, column: str) -> float | None:
+        """The median over the replicates; None without any."""
+        numbers = self.numbers(column)
+        return median(numbers) if numbers else None
+
+    def counts(self, name: str) -> dict[int, int]:
+        """A histogram over all valid runs."""
+        return histogram.merge(run.histograms[name] for run in self.valid if name in run.histograms)
+
+
+def group(summaries: Iterable[Summary]) -> list[CellRuns]:
+    """One entry a cell, in the order in which the cells come first."""
+    found: dict[str, list[Summary]] = {}
+    for summary in summaries:
+        found.setdefault(summary.cell, []).append(summary)
+    return [
+        CellRuns(name, runs[0].levels, tuple(sorted(runs, key=lambda run: run.replicate)))
+        for name, runs in found.items()
+    ]
+
+
+def in_order(summaries: Iterable[Summary], factors: Sequence[Factor]) -> list[Summary]:
+    """The summaries as the experiment lists its levels, not as the runs were shuffled."""
+
+    def place(summary: Summary) -> tuple[tuple[int, ...], int]:
+        levels = (
+            factor.levels.index(summary.levels[factor.key]) if summary.levels.get(factor.key) in factor.levels else -1
+            for factor in factors
+        )
+        return tuple(levels), summary.replicate
+
+    return sorted(summaries, key=place)
+
+
+def varying(summaries: Iterable[Summary]) -> list[str]:
+    """The keys of the factors that have more than one level among these runs."""
+    seen: dict[str, set[str]] = {}
+    for summary in summaries:
+        for key, level in summary.levels.items():
+            seen.setdefault(key, set()).add(level)
+    return [key for key, levels in seen.items() if len(levels) > 1]
+
+
+def left_out(summaries: Iterable[Summary]) -> list[Summary]:
+    """The runs without numbers to show, each with its reason: invalid, failed, or not finished."""
+    return [summary for summary in summaries if summary.state not in ("measured", "oom")]

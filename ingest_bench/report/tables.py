@@ -1,0 +1,156 @@
+"""Summaries as text: CSV, JSON, Markdown, and rows for the terminal."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from ingest_bench import units
+from ingest_bench.analysis import cells, histogram
+from ingest_bench.analysis.cells import CellRuns
+from ingest_bench.analysis.columns import COLUMNS
+from ingest_bench.model.results import Summary, Value
+
+_HEAD = ("experiment", "run", "replicate", "state", "reason")
+
+
+def summary_csv(summaries: Sequence[Summary]) -> str:
+    """`summary.csv`: one row a run, every run. An unavailable number is an empty cell, never 0."""
+    columns = [column.name for column in COLUMNS]
+    keys = dict.fromkeys(key for summary in summaries for key in summary.levels)
+    levels = [key for key in keys if key not in columns]
+    rows = [
+        [summary.experiment, summary.run, summary.replicate, summary.state, summary.reason]
+        + [summary.levels.get(key, "") for key in levels]
+        + [_cell(summary.values.get(name)) for name in columns]
+        for summary in summaries
+    ]
+    return csv_text([[*_HEAD, *levels, *columns], *rows])
+
+
+def histograms_csv(summaries: Sequence[Summary], name: str = "read_bytes", number: str = "reads") -> str:
+    """`histograms.csv`: how many reads had a size from lower to upper, both included. Valid runs only."""
+    rows = [
+        [summary.run, *row]
+        for summary in summaries
+        if summary.state == "measured"
+        for row in histogram.bins(summary.histograms.get(name, {}))
+    ]
+    return csv_text([["run", "lower", "upper", number], *rows])
+
+
+def summary_json(summaries: Sequence[Summary]) -> str:
+    """`summary.json`: everything, with exact histograms and series."""
+    return json.dumps([dataclasses.asdict(summary) for summary in summaries], indent=1) + "\n"
+
+
+def csv_text(rows: Sequence[Sequence[object]]) -> str:
+    """Rows as CSV with line feeds."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
+
+
+def markdown(rows: Sequence[Sequence[str]], numbers_from: int = 1) -> str:
+    """Rows as a Markdown table, the first as its head; columns from `numbers_from` on are aligned to the right."""
+    head, *body = [[cell.replace("|", "\\|").replace("\n", " ") for cell in row] for row in rows]
+    rule = ["---" if place < numbers_from else "---:" for place in range(len(head))]
+    return "".join(f"| {' | '.join(row)} |\n" for row in (head, rule, *body))
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A column of the table for people: its head with the unit, and how a number is written."""
+
+    column: str
+    head: str
+    text: Callable[[float], str]
+
+
+def whole(value: float) -> str:
+    """A number in groups of thousands: "12,345"."""
+    return f"{value:,.0f}"
+
+
+def short(value: float) -> str:
+    """Three digits, without an exponent above 0.0001: "0.0123", "1.23", "12,300"."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def gigabytes(value: float) -> str:
+    """Bytes in GB, powers of 1000, three digits."""
+    return short(value / 1e9)
+
+
+SHOWN: tuple[Shown, ...] = (
+    Shown("docs_per_s_median", "docs/s", whole),
+    Shown("response_ms_p99", "response p99, ms", short),
+    Shown("wire_bytes_p50", "segment, median", units.format_bytes),
+    Shown("reads", "reads", whole),
+    Shown("read_bytes_mean", "mean read", units.format_bytes),
+    Shown("gc_pauses", "GC pauses", whole),
+    Shown("gc_pause_ms_total", "paused, ms", short),
+    Shown("full_gcs", "full GCs", whole),
+    Shown("heap_after_gc_max_bytes", "heap after GC, max", units.format_bytes),
+    Shown("outside_tlab_network_bytes", "outside TLABs by network, GB", gigabytes),
+    Shown("requests_failed", "failed requests", whole),
+    Shown("stalled_s", "stalled, s", whole),
+    Shown("recovery_s", "recovery, s", short),
+)
+# Shown only where one of them is not 0: otherwise they are noise.
+_ONLY_WHEN_SOME = ("requests_failed", "stalled_s", "full_gcs")
+
+
+def terminal(summaries: Sequence[Summary]) -> list[list[str]]:
+    """A head and one row a cell: the median over its valid runs, with (min..max) when they differ.
+
+    Columns that no run could measure are left out; a cell without a valid run says so instead of numbers.
+    """
+    rows = cells.group(summaries)
+    levels = cells.varying(summaries)
+    shown = [item for item in SHOWN if _worth(item, rows)]
+    head = [*(levels or ["cell"]), "runs", *(item.head for item in shown)]
+    body = [
+        [
+            *([row.levels.get(key, "") for key in levels] or [row.name]),
+            _runs(row),
+            *(spread(row.numbers(item.column), item.text) for item in shown),
+        ]
+        for row in rows
+    ]
+    return [head, *body]
+
+
+def spread(numbers: Sequence[float], text: Callable[[float], str]) -> str:
+    """The median with (min..max); "" without a number, alone where the ends read the same."""
+    if not numbers:
+        return ""
+    middle, low, high = text(median(numbers)), text(min(numbers)), text(max(numbers))
+    return middle if low == high else f"{middle} ({low}..{high})"
+
+
+def not_shown(summaries: Sequence[Summary]) -> list[str]:
+    """One sentence for each run whose numbers stay out of tables and pictures."""
+    return [f"{run.run}: {run.state}{': ' + run.reason if run.reason else ''}" for run in cells.left_out(summaries)]
+
+
+def _worth(item: Shown, rows: Sequence[CellRuns]) -> bool:
+    numbers = [number for row in rows for number in row.numbers(item.column)]
+    return any(numbers) if item.column in _ONLY_WHEN_SOME else bool(numbers)
+
+
+def _runs(row: CellRuns) -> str:
+    others = sorted({"OOM" if run.state == "oom" else run.state for run in row.runs if run.state != "measured"})
+    return f"{len(row.valid)} of {len(row.runs)}: {', '.join(others)}" if others else str(len(row.runs))
+
+
+def _cell(value: Value) -> str:
+    if value is None:
+        return ""
+    # Finer than a nanosecond of a millisecond is arithmetic, not measurement.
+    return f"{value:.6f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)

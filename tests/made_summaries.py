@@ -1,0 +1,139 @@
+"""Summaries made up for tests of tables, pictures and gates; the sizes are like those of real runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ingest_bench.analysis import histogram
+from ingest_bench.analysis.columns import COLUMNS
+from ingest_bench.model.results import Series, Summary
+
+KIB = 1024
+START_NS = 1_700_000_000 * 10**9
+BUFFERS = {"4KiB": 4 * KIB, "16KiB": 16 * KIB, "32KiB": 32 * KIB, "64KiB": 64 * KIB, "512KiB": 512 * KIB}
+# Mean read on each kind of link when the buffer is no limit, and the median segment on the wire.
+LINKS = {
+    "loopback": (900_000, 65483),
+    "ethernet": (34_000, 1448),
+    "ethernet-100m": (3_000, 1448),
+    "jumbo": (60_000, 8948),
+}
+
+
+def reads(link: str, buffer_bytes: int, seed: int, number: int = 20_000) -> dict[int, int]:
+    """Read sizes: log-normal around what the link gives, cut off at the buffer."""
+    random = np.random.default_rng(seed)
+    sizes = np.minimum(random.lognormal(np.log(LINKS[link][0]), 0.5, number).astype(int) + 1, buffer_bytes)
+    values, counts = np.unique(sizes, return_counts=True)
+    return dict(zip(values.tolist(), counts.tolist(), strict=True))
+
+
+def summary(levels: dict[str, str], replicate: int = 1, *, seed: int = 1, **changed: Any) -> Summary:
+    """One run of that cell, valid unless `changed` says otherwise."""
+    link, buffer_bytes = levels.get("network", "ethernet"), BUFFERS[levels.get("receive_predictor", "64KiB")]
+    random = np.random.default_rng([seed, replicate, buffer_bytes, LINKS[link][0]])
+    counts = reads(link, buffer_bytes, int(random.integers(1 << 30)))
+    docs_per_s = 21_000 * (1 if link == "loopback" else 0.9) * random.normal(1, 0.02)
+    mean_bytes = histogram.mean(counts) or 1
+    gc_pauses = int(20 * (1 + 0.5 * buffer_bytes / mean_bytes) * random.normal(1, 0.05))
+    read_bytes = 3.5e9
+    large = buffer_bytes > 100_000
+    values: dict[str, Any] = dict.fromkeys(column.name for column in COLUMNS)
+    values |= {
+        "network": link,
+        "target": "opensearch 2.19.6",
+        "workload": levels.get("workload", "nyc_taxis"),
+        "heap_bytes": 1 << 30,
+        "receive_predictor_bytes": buffer_bytes,
+        "documents_acked": round(docs_per_s * 13),
+        "documents_counted": round(docs_per_s * 13),
+        "docs_per_s_median": docs_per_s,
+        "docs_per_s_mean": docs_per_s,
+        "bytes_measured": round(read_bytes),
+        "reads": round(read_bytes / mean_bytes),
+        "read_bytes_mean": mean_bytes,
+        "read_bytes_p50": histogram.percentile(counts, 50),
+        "read_bytes_p99": histogram.percentile(counts, 99),
+        "response_ms_p50": 120.5,
+        "response_ms_p99": 412.25 * random.normal(1, 0.05),
+        "gc_pauses": gc_pauses,
+        "gc_pause_ms_total": gc_pauses * 7.5,
+        "full_gcs": 0,
+        "heap_after_gc_max_bytes": 400 << 20,
+        "outside_tlab_network_bytes": round(read_bytes / mean_bytes * buffer_bytes)
+        if buffer_bytes > 100_000
+        else 10**8,
+        "outside_tlab_lucene_bytes": 3 * 10**8,
+        "outside_tlab_rest_bytes": 6 * 10**8,
+    }
+    name = ",".join(f"{key}={level}" for key, level in levels.items()) or "only"
+    fields: dict[str, Any] = {
+        "run": f"{name}/{replicate}",
+        "cell": name,
+        "replicate": replicate,
+        "levels": levels,
+        "state": "measured",
+        "reason": "",
+        "values": values,
+        "histograms": {"read_bytes": counts},
+        "experiment": "made",
+        "measure_start_ns": START_NS,
+        "measure_end_ns": START_NS + 60 * 10**9,
+    }
+    return Summary(**(fields | changed))
+
+
+def experiment(replicates: int = 3, **factors: Sequence[str]) -> list[Summary]:
+    """All runs of all combinations of levels."""
+    combinations = [dict(zip(factors, chosen, strict=True)) for chosen in itertools.product(*factors.values())]
+    return [summary(levels, replicate) for levels in combinations for replicate in range(1, replicates + 1)]
+
+
+def with_wire(run: Summary) -> Summary:
+    """The run with segment sizes on the wire."""
+    segment = LINKS[run.levels["network"]][1]
+    counts = {segment: 900_000, segment // 2: 20_000, 52: 5_000}
+    return changed(run, histograms={**run.histograms, "wire_bytes": counts}, values={"wire_bytes_p50": segment})
+
+
+def with_series(run: Summary, *, fault: bool = False) -> Summary:
+    """The run with a minute of throughput, response times, heap and pauses; with a partition from 20 s to 30 s."""
+    random = np.random.default_rng(3)
+    seconds = np.arange(-5, 60)
+    docs = random.normal(21_000, 900, len(seconds)).clip(0)
+    response = random.normal(120, 8, len(seconds))
+    if fault:
+        down = (seconds >= 20) & (seconds < 31)
+        docs[down] = 0
+        response[(seconds >= 31) & (seconds < 33)] = 10_500
+        response = np.where(down, np.nan, response)
+    kept = ~np.isnan(response)
+    moments = START_NS + seconds * 10**9
+    pauses_at = np.sort(random.uniform(-5, 60, 40))
+    heap = np.array([value for at in pauses_at for value in (random.uniform(6e8, 9e8), random.uniform(2e8, 3e8))])
+    heap_at = np.repeat(START_NS + (pauses_at * 1e9).astype(np.int64), 2)
+    series = [
+        _series("docs_per_s", moments, docs),
+        _series("response_ms_p50", moments[kept], response[kept]),
+        _series("response_ms_max", moments[kept], response[kept] * 2.5),
+        _series("heap_bytes", heap_at, heap),
+        _series("gc_pause_ms", heap_at[::2], random.gamma(2, 6, len(pauses_at))),
+    ]
+    faults = ({"kind": "partition", "started": START_NS + 20 * 10**9, "ended": START_NS + 30 * 10**9},) if fault else ()
+    return changed(run, series={item.name: item for item in series}, faults=faults)
+
+
+def changed(run: Summary, **fields: Any) -> Summary:
+    """The run with some fields replaced; `values` are laid over the ones it has."""
+    if "values" in fields:
+        fields["values"] = {**run.values, **fields["values"]}
+    return dataclasses.replace(run, **fields)
+
+
+def _series(name: str, moments: Any, values: Any) -> Series:
+    return Series(name, tuple(int(at) for at in moments), tuple(float(value) for value in values))

@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import csv
+import json
+
+import made_summaries as made
+import pytest
+
+from ingest_bench.analysis import cells
+from ingest_bench.analysis.columns import COLUMNS
+from ingest_bench.model.experiment import Factor
+from ingest_bench.report import tables
+
+FOUR = made.experiment(replicates=2, network=["loopback", "ethernet"], receive_predictor=["32KiB", "512KiB"])
+
+
+def rows(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(text.splitlines()))
+
+
+def test_summary_csv_has_one_row_a_run_and_the_columns_in_their_order() -> None:
+    text = tables.summary_csv(FOUR)
+    head = text.splitlines()[0].split(",")
+    assert head[:6] == ["experiment", "run", "replicate", "state", "reason", "receive_predictor"]
+    assert head[6:] == [column.name for column in COLUMNS]
+    assert len(rows(text)) == 8
+
+
+def test_an_unavailable_number_is_an_empty_cell_and_a_zero_is_a_zero() -> None:
+    row = rows(tables.summary_csv(FOUR))[0]
+    assert row["retransmits"] == ""
+    assert row["full_gcs"] == "0"
+    assert row["response_ms_p50"] == "120.5"
+
+
+def test_a_reason_with_commas_and_quotes_survives_the_csv() -> None:
+    bad = made.changed(FOUR[0], state="invalid", reason='bytes: 1,000 "lost"\nand more')
+    assert next(csv.DictReader(tables.summary_csv([bad]).splitlines(keepends=True)))["reason"] == bad.reason
+
+
+def test_histograms_csv_counts_every_read_of_the_valid_runs_once() -> None:
+    bad = made.changed(FOUR[1], state="invalid")
+    found = rows(tables.histograms_csv([FOUR[0], bad]))
+    assert {row["run"] for row in found} == {FOUR[0].run}
+    assert sum(int(row["reads"]) for row in found) == sum(FOUR[0].histograms["read_bytes"].values())
+
+
+def test_summary_json_keeps_the_exact_counts() -> None:
+    first = json.loads(tables.summary_json(FOUR))[0]
+    assert {int(size): count for size, count in first["histograms"]["read_bytes"].items()} == FOUR[0].histograms[
+        "read_bytes"
+    ]
+
+
+def test_the_terminal_table_has_a_row_a_cell_with_the_median_and_the_ends() -> None:
+    runs = [made.changed(FOUR[0], values={"docs_per_s_median": float(value)}) for value in (900, 1000, 1400)]
+    head, row = tables.terminal(runs)
+    assert head[:2] == ["cell", "runs"]
+    assert row[head.index("docs/s")] == "1,000 (900..1,400)"
+
+
+def test_the_terminal_table_names_only_the_factors_that_vary_and_leaves_out_what_nobody_measured() -> None:
+    head, *body = tables.terminal(FOUR)
+    assert head[:3] == ["network", "receive_predictor", "runs"]
+    assert "segment, median" not in head
+    assert "failed requests" not in head
+    assert [row[:2] for row in body] == [
+        ["loopback", "32KiB"],
+        ["loopback", "512KiB"],
+        ["ethernet", "32KiB"],
+        ["ethernet", "512KiB"],
+    ]
+
+
+def test_an_invalid_run_has_no_number_in_the_table_and_is_named_beside_it() -> None:
+    bad = made.changed(FOUR[0], state="invalid", reason="bytes differ", values={"docs_per_s_median": 1e9})
+    head, *body = tables.terminal([bad, *FOUR[1:]])
+    assert body[0][head.index("runs")] == "1 of 2: invalid"
+    assert "1,000,000,000" not in str(body)
+    assert tables.not_shown([bad, *FOUR[1:]]) == [f"{bad.run}: invalid: bytes differ"]
+
+
+def test_a_run_out_of_memory_is_a_result_and_no_number() -> None:
+    oom = made.changed(FOUR[0], state="oom", reason="Java heap space")
+    head, row = tables.terminal([oom])
+    assert row[head.index("runs")] == "0 of 1: OOM"
+    assert tables.not_shown([oom]) == []
+
+
+def test_markdown_aligns_numbers_and_keeps_a_bar_inside_its_cell() -> None:
+    assert tables.markdown([["a", "b"], ["x|y", "1"]]) == "| a | b |\n| --- | ---: |\n| x\\|y | 1 |\n"
+
+
+def test_cells_come_in_the_order_of_the_experiment_not_of_the_shuffle() -> None:
+    factors = [
+        Factor(key="network", levels=("loopback", "ethernet")),
+        Factor(key="receive_predictor", levels=("32KiB", "512KiB")),
+    ]
+    assert cells.in_order(reversed(FOUR), factors) == FOUR
+
+
+@pytest.mark.parametrize(("value", "text"), [(0.01234, "0.0123"), (99.96, "100"), (12345.6, "12,346")])
+def test_short_numbers_have_three_digits(value: float, text: str) -> None:
+    assert tables.short(value) == text
