@@ -65,9 +65,7 @@ def summary(levels: dict[str, str], replicate: int = 1, *, seed: int = 1, **chan
         "gc_pause_ms_total": gc_pauses * 7.5,
         "full_gcs": 0,
         "heap_after_gc_max_bytes": 400 << 20,
-        "outside_tlab_network_bytes": round(read_bytes / mean_bytes * buffer_bytes)
-        if buffer_bytes > 100_000
-        else 10**8,
+        "outside_tlab_network_bytes": round(read_bytes / mean_bytes * buffer_bytes) if large else 10**8,
         "outside_tlab_lucene_bytes": 3 * 10**8,
         "outside_tlab_rest_bytes": 6 * 10**8,
     }
