@@ -23,6 +23,8 @@ class LoadOptions:
     warm_up_ns: int = 3 * 10**9
     measure_ns: int = 10 * 10**9
     seed: int = 1
+    timeout_ns: int = 60 * 10**9
+    """How long a request may take, connecting included."""
 
 
 # One request, as it is written to disk: little-endian, in the order of `SAMPLE_FIELDS` (numpy type strings).
@@ -41,7 +43,8 @@ SAMPLE_FIELDS: tuple[tuple[str, str], ...] = (
 )
 
 # What became of a request. `ok`: every document was acknowledged. `partial`: a 200 answer with failed items.
-OUTCOMES = ("ok", "partial", "rejected", "http-error", "connection-error", "timeout", "cut-off")
+# `broken-answer`: not HTTP, or not the answer to a bulk. `cut-off`: the load ended before the answer.
+OUTCOMES = ("ok", "partial", "rejected", "http-error", "connection-error", "timeout", "cut-off", "broken-answer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

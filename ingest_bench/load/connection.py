@@ -1,0 +1,311 @@
+"""One keep-alive HTTP/1.1 connection on a non-blocking socket, as cheap as a bare loop of sendmsg and recv.
+
+The socket is the plain C one: gevent's own adds a Python layer to each call. The hub is asked only after EAGAIN, and
+no timer is made for a request: `Deadlines` looks at all connections a few times a second.
+"""
+
+from __future__ import annotations
+
+import _socket
+import errno
+import os
+import time
+from typing import TYPE_CHECKING
+
+import gevent
+from gevent.hub import get_hub
+
+from ingest_bench.load.answers import BrokenAnswerError, Head, dechunk, parse_head
+
+if TYPE_CHECKING:
+    from ingest_bench.model.target import Endpoint
+
+_READ, _WRITE = 1, 2  # libev's EV_READ and EV_WRITE, as `hub.loop.io` takes them
+_BUFFER_BYTES = 256 * 1024
+_ANSWER_LIMIT_BYTES = 256 * 1024**2
+_HEAD_LIMIT_BYTES = 64 * 1024
+_KNOWN_HEADS = 256
+_SWEEP_S = 0.05
+
+
+class ConnectionBrokenError(Exception):
+    """A request without an answer: `outcome` is one of OUTCOMES."""
+
+    def __init__(self, outcome: str, said: str) -> None:
+        super().__init__(said)
+        self.outcome = outcome
+
+
+class Traffic:
+    """What all connections of a process did together."""
+
+    def __init__(self) -> None:
+        self.bytes_written = 0
+        self.local_ports: set[int] = set()
+        self.connects = 0
+
+
+class Connection:
+    """One connection at a time to one server; it is made again after each failure.
+
+    After `exchange`, the answer's body is `buffer[start:end]`, until the next one.
+    """
+
+    def __init__(self, address: Endpoint, traffic: Traffic) -> None:
+        self._address = (address.host, address.port)
+        self._family = _socket.AF_INET6 if ":" in address.host else _socket.AF_INET
+        self._traffic = traffic
+        self._hub = get_hub()
+        self._sock: _socket.socket | None = None
+        self._expired = ""
+        self._heads: dict[bytes, Head] = {}
+        self.buffer = bytearray(_BUFFER_BYTES)
+        self.deadline_ns = 0
+        """CLOCK_MONOTONIC; 0: nothing is being waited for."""
+        self.sent_ns = 0
+        """When the first byte of the last request was given to the kernel; 0: never."""
+        self.bytes_sent = 0
+        """How much of the last request the kernel took."""
+
+    def connect(self) -> None:
+        """An open connection; ConnectionBrokenError when the server does not take it."""
+        if self._sock is not None:
+            return
+        sock = _socket.socket(self._family, _socket.SOCK_STREAM | _socket.SOCK_NONBLOCK | _socket.SOCK_CLOEXEC, 0)
+        self._sock = sock
+        self._expired = ""
+        sock.setsockopt(_socket.IPPROTO_TCP, _socket.TCP_NODELAY, 1)
+        self._readable = self._hub.loop.io(sock.fileno(), _READ)
+        self._writable = self._hub.loop.io(sock.fileno(), _WRITE)
+        self._either = self._hub.loop.io(sock.fileno(), _READ | _WRITE)
+        failed = sock.connect_ex(self._address)
+        if failed == errno.EINPROGRESS:
+            self._hub.wait(self._writable)
+            failed = sock.getsockopt(_socket.SOL_SOCKET, _socket.SO_ERROR)
+        if self._expired or failed:
+            raise self._broken(f"connect to {self._address[0]}:{self._address[1]}: {os.strerror(failed)}")
+        self._traffic.local_ports.add(sock.getsockname()[1])
+        self._traffic.connects += 1
+
+    def exchange(self, head: bytes, body: bytes) -> tuple[int, int, int]:
+        """Status, start and end of the answer to one request; ConnectionBrokenError without one."""
+        self.sent_ns = self.bytes_sent = 0
+        self.connect()
+        self.sent_ns = time.monotonic_ns()
+        if self._send(head, body):
+            return self._receive(0)
+        # The server answers before it took the whole request: no more can be sent on this connection.
+        answer = self._receive(0)
+        self.close()
+        if answer[0] < 400:
+            raise self._nonsense(f"the server answered {answer[0]} before it had the whole request")
+        return answer
+
+    def expire(self, outcome: str) -> None:
+        """Ends what the connection waits for, from another greenlet; its request fails with that outcome."""
+        self._expired = outcome
+        if self._sock is not None:
+            try:
+                self._sock.shutdown(_socket.SHUT_RDWR)
+            except OSError:
+                return
+
+    def close(self) -> None:
+        """No connection; the next request makes a new one."""
+        sock, self._sock = self._sock, None
+        if sock is not None:
+            for watcher in (self._readable, self._writable, self._either):
+                watcher.close()
+            sock.close()
+
+    def _send(self, head: bytes, body: bytes) -> bool:
+        """Whether the kernel took all of it; False when the server answered or hung up before."""
+        sock = self._sock
+        assert sock is not None  # noqa: S101 - exchange has just connected
+        size_bytes = len(head) + len(body)
+        try:
+            sent_bytes = sock.sendmsg((head, body))
+        except BlockingIOError:
+            sent_bytes = 0
+        except OSError as error:
+            return self._hung_up(error)
+        self._traffic.bytes_written += sent_bytes
+        self.bytes_sent = sent_bytes
+        if sent_bytes == size_bytes:
+            return True
+        return self._send_rest(sock, memoryview(head)[sent_bytes:], memoryview(body)[max(0, sent_bytes - len(head)) :])
+
+    def _send_rest(self, sock: _socket.socket, head: memoryview, body: memoryview) -> bool:
+        view = memoryview(bytes(head) + bytes(body)) if head else body
+        traffic, wait, either = self._traffic, self._hub.wait, self._either
+        while True:
+            try:
+                sent_bytes = sock.send(view)
+            except BlockingIOError:
+                if self._has_answer(sock):
+                    return False
+                wait(either)
+                continue
+            except OSError as error:
+                return self._hung_up(error)
+            traffic.bytes_written += sent_bytes
+            self.bytes_sent += sent_bytes
+            if sent_bytes == len(view):
+                return True
+            view = view[sent_bytes:]
+
+    def _has_answer(self, sock: _socket.socket) -> bool:
+        """Whether bytes of an answer, or the end of the connection, can be read already."""
+        try:
+            sock.recv(1, _socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+        return True
+
+    def _hung_up(self, error: OSError) -> bool:
+        """False when an answer can still be read after the server closed; otherwise the failure is raised."""
+        if not self._expired and error.errno in (errno.EPIPE, errno.ECONNRESET):
+            try:
+                if self._sock is not None and self._sock.recv(1, _socket.MSG_PEEK):
+                    return False
+            except OSError:
+                pass
+        raise self._broken(f"{os.strerror(error.errno or 0)} after {self.bytes_sent} bytes of the request were sent")
+
+    def _receive(self, filled: int) -> tuple[int, int, int]:
+        """The answer's status and where its body is."""
+        buffer = self.buffer
+        head_end = -1
+        while head_end < 0:
+            filled = self._fill(filled)
+            head_end = buffer.find(b"\r\n\r\n", 0, filled)
+            if head_end < 0 and filled > _HEAD_LIMIT_BYTES:
+                raise self._nonsense("broken HTTP: the answer's head has no end")
+        raw = bytes(memoryview(buffer)[:head_end])
+        head = self._heads.get(raw) or self._learn(raw)
+        start = head_end + 4
+        if head.status < 200:
+            raise self._nonsense(f"an interim answer ({head.status}) that nobody asked for")
+        if head.length_bytes is None:
+            return self._receive_long(head, start, filled)
+        end = start + head.length_bytes
+        if end > len(buffer):
+            self._grow(end)
+        while filled < end:
+            filled = self._fill(filled)
+        if filled > end:
+            raise self._nonsense(f"broken HTTP: {filled - end} bytes more than the answer's content-length")
+        if head.close:
+            self.close()
+        return head.status, start, end
+
+    def _receive_long(self, head: Head, start: int, filled: int) -> tuple[int, int, int]:
+        """An answer in chunks, or one that ends with the connection."""
+        while not head.chunked:
+            more = self._read(filled)
+            if more == filled:
+                self.close()
+                return head.status, start, filled
+            filled = more
+        while True:
+            try:
+                found = dechunk(self.buffer, start, filled)
+            except BrokenAnswerError as error:
+                raise self._nonsense(str(error)) from None
+            if found is not None:
+                break
+            filled = self._fill(filled)
+        body, end = found
+        if end != filled:
+            raise self._nonsense(f"broken HTTP: {filled - end} bytes after the last chunk")
+        self.buffer[: len(body)] = body
+        if head.close:
+            self.close()
+        return head.status, 0, len(body)
+
+    def _fill(self, filled: int) -> int:
+        """How many bytes the buffer holds after at least one more."""
+        more = self._read(filled)
+        if more == filled:
+            moment = "in the middle of its answer" if filled else "before it answered"
+            raise self._broken(f"the server closed the connection {moment}")
+        return more
+
+    def _read(self, filled: int) -> int:
+        """How many bytes the buffer holds now; as many as before: the server closed."""
+        sock = self._sock
+        assert sock is not None  # noqa: S101 - an answer is only read on an open connection
+        if filled == len(self.buffer):
+            self._grow(2 * filled)
+        while True:
+            # Asked before the first try: an answer is never there at once, and EAGAIN costs an exception.
+            self._hub.wait(self._readable)
+            try:
+                return filled + sock.recv_into(memoryview(self.buffer)[filled:])
+            except BlockingIOError:
+                continue
+            except OSError as error:
+                moment = "in the middle of its answer" if filled else "before it answered"
+                raise self._broken(f"{os.strerror(error.errno or 0)} {moment}") from None
+
+    def _grow(self, size_bytes: int) -> None:
+        if size_bytes > _ANSWER_LIMIT_BYTES:
+            raise self._nonsense(f"an answer of {size_bytes} bytes: more than {_ANSWER_LIMIT_BYTES} are not read")
+        self.buffer.extend(bytes(size_bytes - len(self.buffer)))
+
+    def _learn(self, raw: bytes) -> Head:
+        try:
+            head = parse_head(raw)
+        except BrokenAnswerError as error:
+            raise self._nonsense(str(error)) from None
+        if len(self._heads) >= _KNOWN_HEADS:
+            self._heads.clear()
+        self._heads[raw] = head
+        return head
+
+    def _broken(self, said: str) -> ConnectionBrokenError:
+        self.close()
+        if self._expired:
+            return ConnectionBrokenError(self._expired, f"no answer in time ({self.bytes_sent} bytes were sent)")
+        return ConnectionBrokenError("connection-error", said)
+
+    def _nonsense(self, said: str) -> ConnectionBrokenError:
+        self.close()
+        return ConnectionBrokenError("broken-answer", said)
+
+
+class Deadlines:
+    """Ends the requests that take too long. One greenlet for all, late by at most a twentieth of a second."""
+
+    def __init__(self) -> None:
+        self._connections: list[Connection] = []
+        self._sweeper: gevent.Greenlet | None = None
+
+    def watch(self, connection: Connection) -> None:
+        """From now on the connection's `deadline_ns` holds."""
+        self._connections.append(connection)
+        if self._sweeper is None:
+            self._sweeper = gevent.spawn(self._sweep)
+
+    def cut_off(self) -> None:
+        """Every request that still waits ends now."""
+        for connection in self._connections:
+            if connection.deadline_ns:
+                connection.expire("cut-off")
+
+    def close(self) -> None:
+        """No connection is watched, and none is open."""
+        if self._sweeper is not None:
+            self._sweeper.kill()
+        for connection in self._connections:
+            connection.close()
+
+    def _sweep(self) -> None:
+        while True:
+            gevent.sleep(_SWEEP_S)
+            now_ns = time.monotonic_ns()
+            for connection in self._connections:
+                if 0 < connection.deadline_ns < now_ns:
+                    connection.expire("timeout")

@@ -1,0 +1,81 @@
+"""Every sample on disk, unrounded: appended in chunks, readable up to the last chunk after a crash."""
+
+from __future__ import annotations
+
+import os
+import struct
+from typing import TYPE_CHECKING
+
+from ingest_bench.model.load import OUTCOMES, SAMPLE_FIELDS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import TracebackType
+
+_CODES = {"<i8": "q", "<i4": "i", "<i2": "h"}
+_SAMPLE = struct.Struct("<" + "".join(_CODES[kind] for _, kind in SAMPLE_FIELDS))
+_CHUNK_SAMPLES = 1024
+
+SAMPLE_BYTES = _SAMPLE.size
+OUTCOME_INDEX = {name: index for index, name in enumerate(OUTCOMES)}
+
+
+class Recorder:
+    """Writes samples to one file of records as `SAMPLE_FIELDS` says. Memory stays flat: one chunk."""
+
+    def __init__(self, path: Path) -> None:
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._chunk = bytearray(_CHUNK_SAMPLES * SAMPLE_BYTES)
+        self._used_bytes = 0
+
+    def add(
+        self,
+        planned_ns: int,
+        sent_ns: int,
+        done_ns: int,
+        bytes_sent: int,
+        documents: int,
+        acked: int,
+        failed: int,
+        status: int,
+        outcome: int,
+        user: int,
+    ) -> None:
+        """One sample more, in the order of `SAMPLE_FIELDS`."""
+        _SAMPLE.pack_into(
+            self._chunk,
+            self._used_bytes,
+            planned_ns,
+            sent_ns,
+            done_ns,
+            bytes_sent,
+            documents,
+            acked,
+            failed,
+            status,
+            outcome,
+            user,
+        )
+        self._used_bytes += SAMPLE_BYTES
+        if self._used_bytes == len(self._chunk):
+            self.flush()
+
+    def flush(self) -> None:
+        """All samples so far, given to the kernel."""
+        rest = memoryview(self._chunk)[: self._used_bytes]
+        while rest:
+            rest = rest[os.write(self._fd, rest) :]
+        self._used_bytes = 0
+
+    def close(self) -> None:
+        """The last samples written, and the file closed."""
+        self.flush()
+        os.close(self._fd)
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

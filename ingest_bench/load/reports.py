@@ -1,0 +1,32 @@
+"""The report of several workers as one. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from ingest_bench.model.load import WorkerReport
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def merge(reports: Sequence[WorkerReport]) -> WorkerReport:
+    """One report for all workers: sums are exact, a quantile is the worst worker's."""
+    if len(reports) == 1:
+        return reports[0]
+    failures: Counter[str] = Counter()
+    for report in reports:
+        failures.update(report.item_failures)
+    return WorkerReport(
+        started_monotonic_ns=min(report.started_monotonic_ns for report in reports),
+        realtime_minus_monotonic_ns=reports[0].realtime_minus_monotonic_ns,
+        warm_up_end_ns=max(report.warm_up_end_ns for report in reports),
+        measure_end_ns=min(report.measure_end_ns for report in reports),
+        bytes_written=sum(report.bytes_written for report in reports),
+        local_ports=tuple(sorted({port for report in reports for port in report.local_ports})),
+        item_failures=dict(failures),
+        cpu_ns=sum(report.cpu_ns for report in reports),
+        loop_lag_p99_ns=max(report.loop_lag_p99_ns for report in reports),
+        errors=tuple(error for report in reports for error in report.errors),
+    )

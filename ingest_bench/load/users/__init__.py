@@ -1,0 +1,1 @@
+"""The Locust users, one file a protocol."""

@@ -1,0 +1,96 @@
+"""What the users of one worker share: tickets, bodies, the recorder, and what happened so far."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from gevent.event import Event
+
+from ingest_bench.load.connection import Connection, Deadlines, Traffic
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from ingest_bench.load.bodies import Body
+    from ingest_bench.load.recorder import Recorder
+    from ingest_bench.load.tickets import Tickets
+    from ingest_bench.model.target import Endpoint
+
+_KINDS_OF_ERRORS = 50
+# A load in which nothing succeeds is ended after this time, once each user has failed.
+_HOPELESS_NS = 2 * 10**9
+
+
+class Work:
+    """The work of one worker, and its account."""
+
+    def __init__(
+        self, *, address: Endpoint, tickets: Tickets, bodies: Iterator[Body], recorder: Recorder, users: range
+    ) -> None:
+        self.address = address
+        self.tickets = tickets
+        self.bodies = bodies
+        self.recorder = recorder
+        self.traffic = Traffic()
+        self.deadlines = Deadlines()
+        self.acked = 0
+        self.item_failures: Counter[str] = Counter()
+        self.hopeless = ""
+        """Why the load was given up: every request failed."""
+        self.numbers = iter(users)
+        """The number of each user, taken as it starts."""
+        self.gate = Event()
+        """Set when the load begins; until then users wait."""
+        self.stopped = False
+        self._users = len(users)
+        self._errors: Counter[str] = Counter()
+        self._answered = False
+        self._failed_requests = 0
+        self._first_failure_ns = 0
+
+    def connection(self) -> Connection:
+        """A connection for one user, its deadlines watched."""
+        connection = Connection(self.address, self.traffic)
+        self.deadlines.watch(connection)
+        return connection
+
+    def succeeded(self, documents: int) -> None:
+        """Some documents of a request were acknowledged."""
+        self.acked += documents
+        self._answered = True
+
+    def failed(self, said: str, failures: Mapping[str, int]) -> None:
+        """A request failed, or some of its items did."""
+        self.item_failures.update(failures)
+        if said and (said in self._errors or len(self._errors) < _KINDS_OF_ERRORS):
+            self._errors[said] += 1
+        if self._answered:
+            return
+        now_ns = time.monotonic_ns()
+        self._failed_requests += 1
+        self._first_failure_ns = self._first_failure_ns or now_ns
+        if self._failed_requests >= self._users and now_ns - self._first_failure_ns > _HOPELESS_NS:
+            self.give_up()
+
+    def give_up(self) -> None:
+        """No more tickets: nothing has succeeded."""
+        items = tuple(f"{count} x item {kind}" for kind, count in self.item_failures.most_common(3))
+        most = "; ".join(self.errors()[:3] or items) or "no request was answered"
+        self.hopeless = f"every request failed ({self._failed_requests}): {most}"
+        self.stop()
+
+    def stop(self) -> None:
+        """No more tickets; requests that wait for their answer still get it."""
+        self.stopped = True
+        self.tickets.close()
+
+    def errors(self) -> tuple[str, ...]:
+        """What went wrong, the most frequent first, each with its count."""
+        return tuple(f"{count} x {said}" for said, count in self._errors.most_common())
+
+    @property
+    def answered(self) -> bool:
+        """Whether any document was ever acknowledged."""
+        return self._answered

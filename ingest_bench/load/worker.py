@@ -1,0 +1,161 @@
+"""A load worker: `python -m ingest_bench.load.worker PLAN.json`, started by `load.supervisor` in the client's namespace.
+
+It prepares, says {"phase": "ready"}, waits on its standard input for {"start_ns": N} (CLOCK_MONOTONIC), then says
+where it is twice a second. It ends with its report and exit code 0, or with 3 when the load was hopeless.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import gevent
+from gevent.socket import wait_read
+from locust.env import Environment
+
+from ingest_bench.errors import IngestBenchError
+from ingest_bench.load import plan as plans
+from ingest_bench.load.bodies import bodies_for
+from ingest_bench.load.health import LoopLag
+from ingest_bench.load.recorder import Recorder
+from ingest_bench.load.tickets import ClosedLoop
+from ingest_bench.load.users.bulk import BulkUser
+from ingest_bench.load.work import Work
+from ingest_bench.model.load import WorkerReport
+from ingest_bench.records import to_json
+
+if TYPE_CHECKING:
+    from ingest_bench.load.plan import LoadPlan
+
+_PROGRESS_S = 0.5
+# After the end of the measurement answers are waited for so long; then requests are cut off.
+_DRAIN_NS = 20 * 10**9
+_PR_SET_PDEATHSIG = 1
+
+
+def main(path: Path) -> int:
+    """The exit code of a whole load."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    os.set_blocking(1, False)
+    try:
+        plan = plans.read(path)
+        with Recorder(plan.samples) as recorder:
+            return _load(plan, recorder)
+    except IngestBenchError as error:
+        _say(phase="failed", error=str(error))
+        return 3
+
+
+def _load(plan: LoadPlan, recorder: Recorder) -> int:
+    work = Work(
+        address=plan.address,
+        tickets=ClosedLoop(),
+        bodies=bodies_for(plan),
+        recorder=recorder,
+        users=plan.own_users,
+    )
+    environment = Environment(user_classes=[_user_class(plan, work)])
+    runner = environment.create_local_runner()
+    runner.start(len(plan.own_users), spawn_rate=max(1, len(plan.own_users)))
+    runner.spawning_greenlet.join()
+    # What was built so far lives to the end: no collection needs to look at it.
+    gc.collect()
+    gc.freeze()
+    _say(phase="ready")
+    start_ns = _heard_start()
+    lag, cpu_ns = LoopLag(), time.process_time_ns()
+    end_ns = _run(plan, work, runner, start_ns)
+    cpu_ns = time.process_time_ns() - cpu_ns
+    lag.close()
+    _drain(work, runner)
+    runner.quit()
+    work.deadlines.close()
+    recorder.flush()
+    if not work.answered and not work.hopeless:
+        work.give_up()
+    report = WorkerReport(
+        started_monotonic_ns=start_ns,
+        realtime_minus_monotonic_ns=time.time_ns() - time.monotonic_ns(),
+        warm_up_end_ns=start_ns + plan.options.warm_up_ns,
+        measure_end_ns=end_ns,
+        bytes_written=work.traffic.bytes_written,
+        local_ports=tuple(sorted(work.traffic.local_ports)),
+        item_failures=dict(work.item_failures),
+        cpu_ns=cpu_ns,
+        loop_lag_p99_ns=lag.lateness.quantile_ns(0.99),
+        errors=work.errors(),
+    )
+    plan.report.write_text(json.dumps(to_json(report), indent=1))
+    if work.hopeless:
+        _say(phase="failed", error=work.hopeless)
+        return 3
+    _say(phase="done", documents=work.acked, seconds_left=0.0)
+    return 0
+
+
+def _user_class(plan: LoadPlan, work: Work) -> type[BulkUser]:
+    host = plan.host_header or str(plan.address)
+    headers = {"host": host, "content-type": "application/x-ndjson"} | plan.headers
+    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    head = f"POST {plan.bulk_path} HTTP/1.1\r\n{lines}content-length: ".encode()
+    own = {"abstract": False, "work": work, "head": head, "timeout_ns": plan.options.timeout_ns}
+    return type("BulkUser", (BulkUser,), own)
+
+
+def _heard_start() -> int:
+    """The moment at which the supervisor wants the load to begin; the process ends when the supervisor is gone."""
+    heard = b""
+    while not heard.endswith(b"\n"):
+        wait_read(0)
+        got = os.read(0, 4096)
+        if not got:
+            sys.exit(3)
+        heard += got
+    return int(json.loads(heard)["start_ns"])
+
+
+def _run(plan: LoadPlan, work: Work, runner: Any, start_ns: int) -> int:
+    """The end of the measurement: as planned, earlier after SIGTERM, without bodies or without hope."""
+    warm_up_end_ns = start_ns + plan.options.warm_up_ns
+    end_ns = warm_up_end_ns + plan.options.measure_ns
+    gevent.signal_handler(signal.SIGTERM, work.stop)
+    gevent.sleep(max(0, start_ns - time.monotonic_ns()) / 1e9)
+    work.tickets.open(start_ns, end_ns)
+    work.gate.set()
+    while True:
+        now_ns = time.monotonic_ns()
+        if now_ns >= end_ns or work.stopped or not runner.user_count:
+            return min(now_ns, end_ns)
+        phase = "warm-up" if now_ns < warm_up_end_ns else "measure"
+        _say(phase=phase, documents=work.acked, seconds_left=round((end_ns - now_ns) / 1e9, 1))
+        work.recorder.flush()
+        runner.user_greenlets.join(timeout=min(_PROGRESS_S, (end_ns - now_ns) / 1e9))
+
+
+def _drain(work: Work, runner: Any) -> None:
+    """No request is waiting for its answer any more."""
+    limit_ns = time.monotonic_ns() + _DRAIN_NS
+    while runner.user_count and time.monotonic_ns() < limit_ns:
+        _say(phase="drain", documents=work.acked, seconds_left=(limit_ns - time.monotonic_ns()) / 1e9)
+        runner.user_greenlets.join(timeout=_PROGRESS_S)
+    work.deadlines.cut_off()
+    runner.user_greenlets.join(timeout=1.0)
+
+
+def _say(**line: Any) -> None:
+    """One line of the protocol. It is dropped when nobody reads: the load must not wait for its supervisor."""
+    try:
+        os.write(1, json.dumps(line).encode() + b"\n")
+    except BlockingIOError:
+        return
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))
