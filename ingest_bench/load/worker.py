@@ -1,4 +1,4 @@
-"""A load worker: `python -m ingest_bench.load.worker PLAN.json`, started by `load.supervisor` in the client's namespace.
+"""A load worker: `python -m ingest_bench.load.worker PLAN.json`, started by `load.supervisor` inside the namespace.
 
 It prepares, says {"phase": "ready"}, waits on its standard input for {"start_ns": N} (CLOCK_MONOTONIC), then says
 where it is twice a second. It ends with its report and exit code 0, or with 3 when the load was hopeless.
@@ -64,7 +64,7 @@ def _load(plan: LoadPlan, recorder: Recorder) -> int:
     environment = Environment(user_classes=[_user_class(plan, work)])
     runner = environment.create_local_runner()
     runner.start(len(plan.own_users), spawn_rate=max(1, len(plan.own_users)))
-    runner.spawning_greenlet.join()
+    gevent.wait([runner.spawning_greenlet])
     # What was built so far lives to the end: no collection needs to look at it.
     gc.collect()
     gc.freeze()

@@ -23,7 +23,7 @@ _BACKOFF_S = 0.01
 _BACKOFF_LIMIT_S = 1.0
 
 
-class BulkUser(User):  # type: ignore[misc] # Locust is not typed
+class BulkUser(User):
     """One sender on one keep-alive connection: takes a ticket, sends a body, reads the answer, keeps the sample."""
 
     abstract = True

@@ -1,0 +1,146 @@
+"""A small real server on loopback that speaks just enough of the bulk API, and misbehaves when told."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+from ingest_bench.model.target import Endpoint
+
+Reply = Callable[[bytes, int], bytes | None]
+"""From the request's body and the request's number to the answer's bytes; None closes the connection at once."""
+
+
+def answer(body: bytes, status: str = "200 OK", *, headers: str = "") -> bytes:
+    return f"HTTP/1.1 {status}\r\n{headers}content-length: {len(body)}\r\n\r\n".encode() + body
+
+
+def bulk_answer(statuses: list[int]) -> bytes:
+    items = [
+        {"index": {"status": status} | ({} if status < 300 else {"error": {"type": f"kind_{status}"}})}
+        for status in statuses
+    ]
+    errors = any(status >= 300 for status in statuses)
+    return json.dumps({"took": 1, "errors": errors, "items": items}, separators=(",", ":")).encode()
+
+
+def documents_in(body: bytes) -> int:
+    return body.count(b"\n") // 2
+
+
+def accept_all(body: bytes, number: int) -> bytes:  # noqa: ARG001 - a Reply
+    return answer(bulk_answer([201] * documents_in(body)))
+
+
+class BulkServer:
+    """Counts what it read; one thread a connection."""
+
+    def __init__(self, reply: Reply = accept_all, *, stop_reading_after_bytes: int | None = None) -> None:
+        self.reply = reply
+        self.stop_reading_after_bytes = stop_reading_after_bytes
+        self.lock = threading.Lock()
+        self.bytes_read = 0
+        self.documents = 0
+        self.requests = 0
+        self.connections = 0
+        self.ports: set[int] = set()
+        self.heads: list[bytes] = []
+        self.bodies: list[bytes] = []
+        self.keep_bodies = False
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._open: list[socket.socket] = []
+        host, port = self._listener.getsockname()
+        self.address = Endpoint(host, port)
+        self._threads = [threading.Thread(target=self._accept, daemon=True)]
+        self._threads[0].start()
+
+    def send(self, data: bytes) -> None:
+        """To the newest connection, beside its replies."""
+        self._open[-1].sendall(data)
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        with self.lock:
+            opened = list(self._open)
+        for connection in opened:
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+        for thread in list(self._threads):
+            thread.join(10)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, peer = self._listener.accept()
+            except OSError:
+                return
+            with self.lock:
+                self.connections += 1
+                self.ports.add(peer[1])
+                self._open.append(connection)
+            thread = threading.Thread(target=self._serve, args=(connection,), daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with connection:
+            try:
+                while self._serve_one(connection):
+                    pass
+            except OSError:
+                return
+
+    def _serve_one(self, connection: socket.socket) -> bool:
+        data = b""
+        while b"\r\n\r\n" not in data:
+            got = self._read(connection)
+            if not got:
+                return False
+            data += got
+            if self.stop_reading_after_bytes is not None and len(data) >= self.stop_reading_after_bytes:
+                early = self.reply(data, 0)
+                if early is not None:
+                    connection.sendall(early)
+                return False
+        head, _, body = data.partition(b"\r\n\r\n")
+        length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+        parts = [body]
+        missing = length - len(body)
+        while missing:
+            got = self._read(connection)
+            if not got:
+                return False
+            parts.append(got)
+            missing -= len(got)
+        body = b"".join(parts)
+        with self.lock:
+            self.requests += 1
+            number = self.requests
+            self.documents += documents_in(body)
+            self.heads.append(head)
+            if self.keep_bodies:
+                self.bodies.append(body)
+        reply = self.reply(body, number)
+        if reply is None:
+            return False
+        connection.sendall(reply)
+        return True
+
+    def _read(self, connection: socket.socket) -> bytes:
+        got = connection.recv(65536)
+        with self.lock:
+            self.bytes_read += len(got)
+        return got
+
+
+@contextmanager
+def bulk_server(reply: Reply = accept_all, *, stop_reading_after_bytes: int | None = None) -> Iterator[BulkServer]:
+    server = BulkServer(reply, stop_reading_after_bytes=stop_reading_after_bytes)
+    try:
+        yield server
+    finally:
+        server.close()

@@ -1,0 +1,231 @@
+"""The HTTP client against real sockets on loopback."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+
+import gevent
+import pytest
+from bulk_server import BulkServer, answer, bulk_server
+
+from ingest_bench.load.connection import Connection, ConnectionBrokenError, Deadlines, Traffic
+from ingest_bench.model.target import Endpoint
+
+BODY = b'{"index":{}}\n{"a":1}\n' * 10
+
+
+def head(body: bytes) -> bytes:
+    return b"POST /i/_bulk HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body)
+
+
+@pytest.fixture(name="server")
+def started_server() -> Iterator[BulkServer]:
+    with bulk_server() as started:
+        yield started
+
+
+@pytest.fixture
+def traffic() -> Traffic:
+    return Traffic()
+
+
+def connected(server: BulkServer, traffic: Traffic) -> Connection:
+    return Connection(server.address, traffic)
+
+
+def exchanged(connection: Connection, body: bytes = BODY) -> tuple[int, bytes]:
+    status, start, end = connection.exchange(head(body), body)
+    return status, bytes(connection.buffer[start:end])
+
+
+def test_requests_share_one_connection_and_every_byte_is_counted(server: BulkServer, traffic: Traffic) -> None:
+    connection = connected(server, traffic)
+    for _ in range(20):
+        assert exchanged(connection)[0] == 200
+    connection.close()
+    assert server.requests == 20
+    assert server.connections == traffic.connects == 1
+    assert server.bytes_read == traffic.bytes_written == 20 * len(head(BODY) + BODY)
+    assert server.ports == traffic.local_ports
+
+
+def test_a_body_larger_than_any_socket_buffer_arrives_whole(server: BulkServer, traffic: Traffic) -> None:
+    server.keep_bodies = True
+    body = b'{"index":{}}\n{"a":"%s"}\n' % (b"0123456789" * 2_000_000)
+    connection = connected(server, traffic)
+    assert exchanged(connection, body)[0] == 200
+    connection.close()
+    assert server.bodies == [body]
+    assert traffic.bytes_written == server.bytes_read == connection.bytes_sent
+
+
+def test_an_answer_longer_than_the_buffer_is_read_whole(traffic: Traffic) -> None:
+    said = b"0123456789" * 100_000
+    with bulk_server(lambda _body, _number: answer(said)) as server:
+        connection = connected(server, traffic)
+        assert exchanged(connection) == (200, said)
+        connection.close()
+
+
+def test_a_chunked_answer_is_put_together(traffic: Traffic) -> None:
+    chunked = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n4\r\nabcd\r\n186a0\r\n" + b"x" * 100_000
+    with bulk_server(lambda _body, _number: chunked + b"\r\n0\r\n\r\n") as server:
+        connection = connected(server, traffic)
+        assert exchanged(connection) == (200, b"abcd" + b"x" * 100_000)
+        assert exchanged(connection)[0] == 200
+        connection.close()
+        assert server.connections == 1
+
+
+def test_an_answer_that_ends_with_the_connection_is_read_and_the_next_request_connects_again(traffic: Traffic) -> None:
+    def reply(_body: bytes, number: int) -> bytes | None:
+        if number > 1:
+            return answer(b"later")
+        server.send(b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\nall of it")
+        return None
+
+    with bulk_server(reply) as server:
+        connection = connected(server, traffic)
+        assert exchanged(connection) == (200, b"all of it")
+        assert exchanged(connection) == (200, b"later")
+        connection.close()
+        assert server.connections == 2
+
+
+def test_a_server_that_says_close_is_connected_to_again(traffic: Traffic) -> None:
+    with bulk_server(lambda _body, _number: answer(b"{}", headers="Connection: close\r\n")) as server:
+        connection = connected(server, traffic)
+        assert [exchanged(connection)[0] for _ in range(3)] == [200, 200, 200]
+        assert server.connections == 3
+
+
+@pytest.mark.parametrize(
+    ("reply", "outcome", "said"),
+    [
+        (None, "connection-error", "closed the connection before it answered"),
+        (b"SSH-2.0-OpenSSH_9\r\n\r\n", "broken-answer", "not an HTTP answer"),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nabcd", "broken-answer", "2 bytes more"),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: four\r\n\r\nabcd", "broken-answer", "content-length"),
+        (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n", "broken-answer", "chunk size"),
+        (b"HTTP/1.1 200 OK\r\nx: " + b"y" * 100_000, "broken-answer", "no end"),
+    ],
+)
+def test_each_broken_answer_has_its_outcome_and_the_next_request_works(
+    traffic: Traffic, reply: bytes | None, outcome: str, said: str
+) -> None:
+    with bulk_server(lambda _body, number: reply if number == 1 else answer(b"{}")) as server:
+        connection = connected(server, traffic)
+        with pytest.raises(ConnectionBrokenError, match=said) as raised:
+            exchanged(connection)
+        assert raised.value.outcome == outcome
+        assert exchanged(connection) == (200, b"{}")
+        connection.close()
+
+
+def test_a_server_that_closes_in_the_middle_of_its_answer_is_a_connection_error(traffic: Traffic) -> None:
+    def reply(_body: bytes, _number: int) -> None:
+        server.send(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\nabc")
+
+    with bulk_server(reply) as server, pytest.raises(ConnectionBrokenError, match="in the middle of its answer"):
+        exchanged(connected(server, traffic))
+
+
+def test_a_server_that_closes_in_the_middle_of_the_body_is_a_connection_error(traffic: Traffic) -> None:
+    with bulk_server(lambda _body, _number: None, stop_reading_after_bytes=1) as server:
+        connection = connected(server, traffic)
+        with pytest.raises(ConnectionBrokenError) as raised:
+            exchanged(connection, b"x" * 50_000_000)
+        assert raised.value.outcome == "connection-error"
+        assert connection.bytes_sent < 50_000_000
+
+
+def test_an_answer_before_the_whole_body_was_taken_is_read(traffic: Traffic) -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+    connection = Connection(Endpoint(*listener.getsockname()), traffic)
+    sender = gevent.spawn(exchanged, connection, b"x" * 50_000_000)
+    gevent.sleep(0)
+    accepted = listener.accept()[0]
+    accepted.sendall(answer(b"too large", "413 Request Entity Too Large"))
+    assert sender.get(timeout=60) == (413, b"too large")
+    assert connection.bytes_sent < 50_000_000
+    accepted.close()
+    listener.close()
+
+
+def test_a_success_before_the_whole_body_was_taken_is_not_believed(traffic: Traffic) -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+    connection = Connection(Endpoint(*listener.getsockname()), traffic)
+    sender = gevent.spawn(exchanged, connection, b"x" * 50_000_000)
+    gevent.sleep(0)
+    accepted = listener.accept()[0]
+    accepted.sendall(answer(b'{"errors":false}'))
+    with pytest.raises(ConnectionBrokenError, match="before it had the whole request"):
+        sender.get(timeout=60)
+    accepted.close()
+    listener.close()
+
+
+def test_nobody_listening_is_a_connection_error(traffic: Traffic) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        connection = Connection(Endpoint(*unused.getsockname()), traffic)
+        with pytest.raises(ConnectionBrokenError, match=r"connect to .*refused"):
+            connection.exchange(head(BODY), BODY)
+    assert connection.sent_ns == 0
+
+
+def expired(deadlines: Deadlines, connection: Connection) -> str:
+    deadlines.watch(connection)
+    connection.deadline_ns = time.monotonic_ns() + 50_000_000
+    try:
+        with pytest.raises(ConnectionBrokenError) as raised:
+            exchanged(connection)
+    finally:
+        connection.deadline_ns = 0
+        deadlines.close()
+    return raised.value.outcome
+
+
+def test_a_server_that_never_answers_times_out(traffic: Traffic) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        connection = Connection(Endpoint(*listener.getsockname()), traffic)
+        assert expired(Deadlines(), connection) == "timeout"
+        assert connection.bytes_sent == len(head(BODY) + BODY)
+
+
+def test_a_server_that_never_takes_the_connection_times_out(traffic: Traffic) -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as listener:
+        waiting = []
+        for _ in range(3):  # a full backlog: the kernel drops the SYN of one more
+            one = socket.socket()
+            one.setblocking(False)
+            one.connect_ex(listener.getsockname())
+            waiting.append(one)
+        connection = Connection(Endpoint(*listener.getsockname()), traffic)
+        assert expired(Deadlines(), connection) == "timeout"
+        assert connection.sent_ns == 0
+        for one in waiting:
+            one.close()
+
+
+def test_at_the_end_only_requests_that_wait_are_cut_off(traffic: Traffic) -> None:
+    deadlines = Deadlines()
+    with socket.create_server(("127.0.0.1", 0)) as listener, bulk_server() as server:
+        idle = connected(server, traffic)
+        deadlines.watch(idle)
+        assert exchanged(idle)[0] == 200
+        stuck = Connection(Endpoint(*listener.getsockname()), traffic)
+        deadlines.watch(stuck)
+        stuck.deadline_ns = time.monotonic_ns() + 10**12
+        sender = gevent.spawn(exchanged, stuck)
+        sender.link_exception(lambda _: None)
+        gevent.sleep(0)
+        deadlines.cut_off()
+        gevent.wait([sender], timeout=60)
+        assert isinstance(sender.exception, ConnectionBrokenError)
+        assert sender.exception.outcome == "cut-off"
+        assert exchanged(idle)[0] == 200
+        assert server.connections == 1
+        deadlines.close()

@@ -1,0 +1,46 @@
+"""The small parts of a load worker."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ingest_bench.load.health import Lateness
+from ingest_bench.load.recorder import SAMPLE_BYTES, Recorder
+from ingest_bench.model.load import SAMPLE_FIELDS
+
+
+def test_samples_come_back_as_they_went_in(tmp_path: Path) -> None:
+    rows = [(10**18 + n, 10**18 + n + 1, 10**18 + n + 2, n, n, n, 0, 200, n % 8, n) for n in range(3000)]
+    with Recorder(tmp_path / "samples-0.bin") as recorder:
+        for row in rows:
+            recorder.add(*row)
+    samples = np.fromfile(tmp_path / "samples-0.bin", dtype=np.dtype(list(SAMPLE_FIELDS)))
+    assert samples.tolist() == rows
+
+
+def test_samples_that_were_flushed_are_on_disk_before_the_end(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "samples-0.bin")
+    recorder.add(1, 2, 3, 4, 5, 6, 7, 8, 1, 10)
+    recorder.flush()
+    assert (tmp_path / "samples-0.bin").stat().st_size == SAMPLE_BYTES
+    recorder.close()
+
+
+@pytest.mark.parametrize("share", [0.5, 0.9, 0.99, 1.0])
+def test_a_quantile_of_lateness_is_at_most_a_thirtieth_too_high(share: float) -> None:
+    lateness = Lateness()
+    values = [n * n * 37 for n in range(5000)]
+    for value in values:
+        lateness.add(value)
+    true = sorted(values)[int(share * len(values)) - 1]
+    assert true <= lateness.quantile_ns(share) <= true * 31 / 30
+
+
+def test_lateness_without_values_is_zero_and_negative_is_zero() -> None:
+    lateness = Lateness()
+    assert lateness.quantile_ns(0.99) == 0
+    lateness.add(-5)
+    assert lateness.quantile_ns(1.0) == 0

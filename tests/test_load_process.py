@@ -1,0 +1,253 @@
+"""Whole loads: real worker processes against a small real server on loopback."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from bulk_server import accept_all, answer, bulk_answer, bulk_server, documents_in
+from numpy.typing import NDArray
+
+from ingest_bench.errors import RunFailed
+from ingest_bench.load import LoadPlan, Progress, start
+from ingest_bench.model.load import OUTCOMES, SAMPLE_FIELDS, LoadOptions, WorkerReport
+from ingest_bench.model.target import Endpoint
+from ingest_bench.model.workload import Workload
+
+pytestmark = pytest.mark.processes
+
+BULK_DOCUMENTS = 10
+WORKLOAD = Workload(
+    name="tiny",
+    description="",
+    source="",
+    index="tiny",
+    published_documents=1000,
+    published_bytes=12_000,
+    bulk_documents=BULK_DOCUMENTS,
+    users=4,
+    mapping={},
+    fields=(),
+)
+
+
+def plan_for(address: Endpoint, folder: Path, **options: Any) -> LoadPlan:
+    documents = folder / "documents.json"
+    documents.write_text("".join(f'{{"n":{n}}}\n' for n in range(1000)))
+    chosen = {"warm_up_ns": 200_000_000, "measure_ns": 600_000_000} | options
+    return LoadPlan(
+        address=address,
+        bulk_path="/tiny/_bulk",
+        workload=WORKLOAD,
+        options=LoadOptions(documents=str(documents), **chosen),
+        out=folder / "out",
+    )
+
+
+def loaded(plan: LoadPlan) -> tuple[WorkerReport, NDArray[np.void], list[Progress]]:
+    heard: list[Progress] = []
+    report = start(plan).wait(heard.append)
+    return report, samples_of(plan), heard
+
+
+def samples_of(plan: LoadPlan) -> NDArray[np.void]:
+    files = sorted(plan.out.glob("samples-*.bin"))
+    return np.concatenate([np.fromfile(file, dtype=np.dtype(list(SAMPLE_FIELDS))) for file in files])
+
+
+def outcomes(samples: NDArray[np.void]) -> set[str]:
+    return {OUTCOMES[index] for index in samples["outcome"]}
+
+
+def test_bytes_documents_and_ports_agree_with_what_the_server_saw(tmp_path: Path) -> None:
+    with bulk_server() as server:
+        report, samples, heard = loaded(plan_for(server.address, tmp_path))
+    assert report.bytes_written == server.bytes_read == samples["bytes_sent"].sum()
+    assert samples["documents_acked"].sum() == server.documents == heard[-1].documents
+    assert len(samples) == server.requests > 0
+    assert set(report.local_ports) == server.ports
+    assert len(server.ports) == WORKLOAD.users
+    assert outcomes(samples) == {"ok"}
+    assert set(samples["user"]) == set(range(WORKLOAD.users))
+    assert report.errors == ()
+    assert json.loads((tmp_path / "out" / "load.json").read_text())["bytes_written"] == server.bytes_read
+
+
+def test_planned_sent_and_done_are_in_order_and_within_the_load(tmp_path: Path) -> None:
+    with bulk_server() as server:
+        report, samples, heard = loaded(plan_for(server.address, tmp_path))
+    assert (samples["planned_ns"] <= samples["sent_ns"]).all()
+    assert (samples["sent_ns"] < samples["done_ns"]).all()
+    assert samples["planned_ns"].min() >= report.started_monotonic_ns
+    assert samples["planned_ns"].max() < report.measure_end_ns
+    assert report.warm_up_end_ns - report.started_monotonic_ns == 200_000_000
+    assert report.measure_end_ns - report.warm_up_end_ns == 600_000_000
+    assert [progress.phase for progress in heard if progress.phase in ("warm-up", "done")][-1] == "done"
+
+
+def test_the_head_of_each_request_is_what_the_plan_says(tmp_path: Path) -> None:
+    with bulk_server() as server:
+        plan = plan_for(server.address, tmp_path)
+        loaded(plan)
+    first = server.heads[0].decode().split("\r\n")
+    assert first[0] == "POST /tiny/_bulk HTTP/1.1"
+    assert f"host: {server.address}" in first
+    assert "content-type: application/x-ndjson" in first
+
+
+def test_failed_items_are_counted_by_status_and_never_taken_for_success(tmp_path: Path) -> None:
+    def reply(body: bytes, _number: int) -> bytes:
+        return answer(bulk_answer([201] * (documents_in(body) - 3) + [400, 400, 503]))
+
+    with bulk_server(reply) as server:
+        report, samples, _ = loaded(plan_for(server.address, tmp_path))
+    assert outcomes(samples) == {"partial"}
+    assert report.item_failures == {"400 kind_400": 2 * server.requests, "503 kind_503": server.requests}
+    assert samples["documents_acked"].sum() == 7 * server.requests
+    assert samples["documents_failed"].sum() == 3 * server.requests
+
+
+def test_requests_in_flight_at_the_end_get_their_answers(tmp_path: Path) -> None:
+    def slow(body: bytes, number: int) -> bytes:
+        time.sleep(0.5)
+        return accept_all(body, number)
+
+    with bulk_server(slow) as server:
+        report, samples, _ = loaded(plan_for(server.address, tmp_path))
+    assert outcomes(samples) == {"ok"}
+    assert samples["done_ns"].max() > report.measure_end_ns
+    assert samples["documents_acked"].sum() == server.documents
+
+
+def test_a_server_that_breaks_some_connections_costs_only_those_requests(tmp_path: Path) -> None:
+    def reply(body: bytes, number: int) -> bytes | None:
+        return None if number % 5 == 0 else accept_all(body, number)
+
+    with bulk_server(reply) as server:
+        report, samples, _ = loaded(plan_for(server.address, tmp_path))
+    lost = samples[samples["outcome"] == OUTCOMES.index("connection-error")]
+    assert len(lost) == server.requests // 5 > 0
+    assert samples["documents_acked"].sum() == server.documents - lost["documents"].sum()
+    assert report.bytes_written == server.bytes_read
+    assert set(report.local_ports) == server.ports
+    assert "closed the connection before it answered" in report.errors[0]
+
+
+def test_a_server_that_never_answers_ends_the_load_early_and_says_so(tmp_path: Path) -> None:
+    stuck = threading.Event()
+
+    def never(_body: bytes, _number: int) -> None:
+        stuck.wait(60)
+
+    with bulk_server(never) as server:
+        plan = plan_for(server.address, tmp_path, timeout_ns=300_000_000, measure_ns=60 * 10**9)
+        began = time.monotonic()
+        with pytest.raises(RunFailed, match=r"every request failed .*no answer in time"):
+            loaded(plan)
+        assert time.monotonic() - began < 50
+        stuck.set()
+    assert outcomes(samples_of(plan)) == {"timeout"}
+
+
+def test_a_load_that_nobody_listens_to_ends_early_and_says_so(tmp_path: Path) -> None:
+    with bulk_server() as server:
+        address = server.address
+    with pytest.raises(RunFailed, match=r"every request failed .*refused"):
+        loaded(plan_for(address, tmp_path, measure_ns=60 * 10**9))
+
+
+def test_a_bulk_that_is_too_large_is_explained(tmp_path: Path) -> None:
+    with (
+        bulk_server(lambda _body, _number: answer(b"", "413 Request Entity Too Large")) as server,
+        pytest.raises(RunFailed, match=r"every request failed .*http\.max_content_length"),
+    ):
+        loaded(plan_for(server.address, tmp_path, measure_ns=60 * 10**9))
+
+
+def test_a_worker_that_is_killed_ends_the_load_with_its_name(tmp_path: Path) -> None:
+    with bulk_server() as server:
+        process = start(plan_for(server.address, tmp_path, processes=2, measure_ns=60 * 10**9))
+
+        def kill(progress: Progress) -> None:
+            if progress.phase == "measure":
+                os.kill(process.pids[1], signal.SIGKILL)
+
+        with pytest.raises(RunFailed, match="load worker 2 of 2 was killed by signal 9"):
+            process.wait(kill)
+        with pytest.raises(ProcessLookupError):
+            os.kill(process.pids[0], 0)
+
+
+def test_stop_ends_a_load_in_order_and_its_samples_stay(tmp_path: Path) -> None:
+    with bulk_server() as server:
+        plan = plan_for(server.address, tmp_path, measure_ns=60 * 10**9)
+        process = start(plan)
+
+        def enough(progress: Progress) -> None:
+            if progress.documents:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            process.wait(enough)
+    assert samples_of(plan)["documents_acked"].sum() == server.documents
+    assert json.loads(plan.report.read_text())["bytes_written"] == server.bytes_read
+
+
+def test_workers_share_users_and_bodies_without_duplicates(tmp_path: Path) -> None:
+    with bulk_server() as server:
+        server.keep_bodies = True
+        report, samples, _ = loaded(plan_for(server.address, tmp_path, processes=2))
+    assert report.bytes_written == server.bytes_read
+    assert samples["documents_acked"].sum() == server.documents
+    assert set(samples["user"]) == set(range(WORKLOAD.users))
+    assert len(set(report.local_ports)) == WORKLOAD.users
+    rounds = server.bodies.count(server.bodies[0])
+    assert len(set(server.bodies)) == min(100, len(server.bodies))
+    assert rounds <= 1 + len(server.bodies) // 20
+
+
+def test_a_worker_ends_when_its_supervisor_is_killed(tmp_path: Path) -> None:
+    with bulk_server() as server:
+        plan = plan_for(server.address, tmp_path, measure_ns=60 * 10**9)
+        code = f"""
+import os
+from pathlib import Path
+from ingest_bench.load import start, plan
+
+def die(progress):
+    if progress.phase == "measure":
+        print(process.pids[0], flush=True)
+        os.kill(os.getpid(), 9)
+
+process = start(plan.read(Path({str(plan_written(plan))!r})))
+process.wait(die)
+"""
+        said = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=False, timeout=300).stdout
+        worker = int(said)
+        assert gone(worker)
+
+
+def plan_written(plan: LoadPlan) -> Path:
+    plan.out.mkdir(parents=True, exist_ok=True)
+    return plan.write()
+
+
+def gone(pid: int) -> bool:
+    for _ in range(600):
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except FileNotFoundError:
+            return True
+        if state in "ZX":
+            return True
+        time.sleep(0.05)
+    return False
