@@ -6,7 +6,7 @@
     supervisor.py    starts the children, merges reports     work.py        what the users of one child share
     tickets.py       when the next request is due            users/         one file a protocol
     connection.py    HTTP/1.1 on a plain socket              answers.py     what an answer says (pure)
-    recorder.py      every sample on disk                    bodies.py      what is sent
+    recorder.py      every sample on disk                    supply.py      what is sent
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ class Connection:
         self._traffic.local_ports.add(sock.getsockname()[1])
         self._traffic.connects += 1
 
-    def exchange(self, head: bytes, body: bytes) -> tuple[int, int, int]:
+    def exchange(self, head: bytes, body: bytes | bytearray) -> tuple[int, int, int]:
         """Status, start and end of the answer to one request; ConnectionBrokenError without one."""
         self.sent_ns = self.bytes_sent = 0
         self.connect()
@@ -118,7 +118,7 @@ class Connection:
                 watcher.close()
             sock.close()
 
-    def _send(self, head: bytes, body: bytes) -> bool:
+    def _send(self, head: bytes, body: bytes | bytearray) -> bool:
         """Whether the kernel took all of it; False when the server answered or hung up before."""
         sock = self._sock
         assert sock is not None  # noqa: S101 - exchange has just connected
@@ -136,7 +136,7 @@ class Connection:
         return self._send_rest(sock, memoryview(head)[sent_bytes:], memoryview(body)[max(0, sent_bytes - len(head)) :])
 
     def _send_rest(self, sock: _socket.socket, head: memoryview, body: memoryview) -> bool:
-        view = memoryview(bytes(head) + bytes(body)) if head else body
+        view = memoryview(bytes(head) + body) if head else body
         traffic, wait, either = self._traffic, self._hub.wait, self._either
         while True:
             try:

@@ -11,10 +11,10 @@ from gevent.event import Event
 from ingest_bench.load.connection import Connection, Deadlines, Traffic
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
-    from ingest_bench.load.bodies import Body
     from ingest_bench.load.recorder import Recorder
+    from ingest_bench.load.supply import Bodies
     from ingest_bench.load.tickets import Tickets
     from ingest_bench.model.target import Endpoint
 
@@ -27,7 +27,7 @@ class Work:
     """The work of one worker, and its account."""
 
     def __init__(
-        self, *, address: Endpoint, tickets: Tickets, bodies: Iterator[Body], recorder: Recorder, users: range
+        self, *, address: Endpoint, tickets: Tickets, bodies: Bodies, recorder: Recorder, users: range
     ) -> None:
         self.address = address
         self.tickets = tickets

@@ -22,9 +22,9 @@ from locust.env import Environment
 
 from ingest_bench.errors import IngestBenchError
 from ingest_bench.load import plan as plans
-from ingest_bench.load.bodies import bodies_for
 from ingest_bench.load.health import LoopLag
 from ingest_bench.load.recorder import Recorder
+from ingest_bench.load.supply import bodies_for
 from ingest_bench.load.tickets import ClosedLoop
 from ingest_bench.load.users.bulk import BulkUser
 from ingest_bench.load.work import Work
@@ -105,7 +105,13 @@ def _user_class(plan: LoadPlan, work: Work) -> type[BulkUser]:
     headers = {"host": host, "content-type": "application/x-ndjson"} | plan.headers
     lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
     head = f"POST {plan.bulk_path} HTTP/1.1\r\n{lines}content-length: ".encode()
-    own = {"abstract": False, "work": work, "head": head, "timeout_ns": plan.options.timeout_ns}
+    own = {
+        "abstract": False,
+        "work": work,
+        "head": head,
+        "users": plan.users,
+        "timeout_ns": plan.options.timeout_ns,
+    }
     return type("BulkUser", (BulkUser,), own)
 
 

@@ -15,7 +15,7 @@ from ingest_bench.load.recorder import OUTCOME_INDEX
 
 if TYPE_CHECKING:
     from ingest_bench.load.answers import Verdict
-    from ingest_bench.load.bodies import Body
+    from ingest_bench.load.supply import Body
     from ingest_bench.load.work import Work
 
 _OK = OUTCOME_INDEX["ok"]
@@ -30,6 +30,8 @@ class BulkUser(User):
     work: Work
     head = b""
     """The request's head, up to and with "content-length: "."""
+    users = 1
+    """How many there are, in all workers."""
     timeout_ns = 60 * 10**9
 
     def on_start(self) -> None:
@@ -42,7 +44,7 @@ class BulkUser(User):
     def send_until_the_end(self) -> None:
         """Requests as long as there are tickets and bodies. One task: Locust's own loop costs more than a request."""
         self.work.gate.wait()
-        take, bodies = self.work.tickets.take, self.work.bodies
+        take, bodies = self.work.tickets.take, self.work.bodies.cycle(self.number, self.users)
         while planned_ns := take():
             body = next(bodies, None)
             if body is None:
@@ -55,7 +57,7 @@ class BulkUser(User):
     def send(self, planned_ns: int, body: Body) -> None:
         """One request and its sample."""
         connection, work = self._connection, self.work
-        data, documents = body
+        data, documents = body.data, body.documents
         connection.deadline_ns = time.monotonic_ns() + self.timeout_ns
         try:
             status, start, end = connection.exchange(self.head + b"%d\r\n\r\n" % len(data), data)
