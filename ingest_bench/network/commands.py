@@ -1,0 +1,124 @@
+"""Profile to the lines of `ip -batch`, and the argv of sysctl and ethtool. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ingest_bench.network import places
+
+if TYPE_CHECKING:
+    from ingest_bench.model.network import Profile
+
+Lines = tuple[str, ...]
+
+# tcp_no_metrics_save: what the kernel learned from the check's connections must not prime the load's.
+_QUIET = ("net.ipv4.tcp_no_metrics_save=1",)
+
+
+def text(lines: Lines) -> str:
+    """The standard input of `ip -batch -` or `tc -batch -`."""
+    return "\n".join(lines) + "\n"
+
+
+def pair(device: str, mac: str, peer: str, peer_mac: str, peer_pid: int) -> Lines:
+    """A veth pair: `device` here and `peer` in the namespace of that process, both born where they live."""
+    return (f"link add name {device} address {mac} type veth peer name {peer} address {peer_mac} netns {peer_pid}",)
+
+
+def device(name: str, profile: Profile) -> Lines:
+    """What the profile says about a device itself."""
+    options = [f"mtu {profile.mtu_bytes}"]
+    if profile.gso_max_segs is not None:
+        options.append(f"gso_max_segs {profile.gso_max_segs}")
+    if profile.gso_max_size_bytes is not None:
+        options.append(f"gso_max_size {profile.gso_max_size_bytes}")
+    if profile.gro_max_size_bytes is not None:
+        options.append(f"gro_max_size {profile.gro_max_size_bytes}")
+    return (f"link set dev {name} {' '.join(options)}",)
+
+
+def up(name: str, address: str) -> Lines:
+    """An address of its own on a device that is up. Without IPv6: its solicitations would be counted as packets."""
+    return (
+        "link set dev lo up",
+        f"link set dev {name} addrgenmode none",
+        f"addr add {address}/32 dev {name}",
+        f"link set dev {name} up",
+    )
+
+
+def route(name: str, address: str, peer: str, gateway: str | None, profile: Profile) -> Lines:
+    """The way to the peer, directly or through a box."""
+    via = f" via {gateway} dev {name} onlink" if gateway else f" dev {name}"
+    return (f"route replace {peer}/32{via} src {address}{_tcp(profile)}",)
+
+
+def loopback_up() -> Lines:
+    """Both ends on one `lo`."""
+    client, server = places.CLIENT_ADDRESS, places.SERVER_ADDRESS
+    return ("link set dev lo up", f"addr add {client}/32 dev lo", f"addr add {server}/32 dev lo")
+
+
+def loopback(profile: Profile) -> Lines:
+    """The state of a `lo` with both ends: a client that asks for the server gets the client's address as its own."""
+    client, server = places.CLIENT_ADDRESS, places.SERVER_ADDRESS
+    where = "dev lo table local proto kernel scope host"
+    return (
+        *device("lo", profile),
+        f"route replace local {server} {where} src {client}{_tcp(profile)}",
+        f"route replace local {client} {where} src {server}{_tcp(profile)}",
+    )
+
+
+def box_sides() -> Lines:
+    """Both sides of a box: its gateway addresses, and the ways to the ends."""
+    return (
+        *_box_side("to-client", places.CLIENT_GATEWAY, places.CLIENT_ADDRESS, places.CLIENT_MAC),
+        *_box_side("to-server", places.SERVER_GATEWAY, places.SERVER_ADDRESS, places.SERVER_MAC),
+    )
+
+
+def _box_side(direction: places.Direction, address: str, end: str, end_mac: str) -> Lines:
+    name = places.BOX_DEVICES[direction]
+    return (
+        f"link set dev {name} addrgenmode none",
+        f"addr add {address}/32 dev {name}",
+        f"link set dev {name} up",
+        *neighbour(name, end, end_mac),
+        f"route replace {end}/32 dev {name} src {address}",
+    )
+
+
+def box_mtu(mtu_bytes: int) -> Lines:
+    """The MTU of a box's devices."""
+    return tuple(f"link set dev {name} mtu {mtu_bytes}" for name in places.BOX_DEVICES.values())
+
+
+def neighbour(name: str, address: str, mac: str) -> Lines:
+    """Who answers to that address, for good."""
+    return (f"neigh replace {address} lladdr {mac} dev {name} nud permanent",)
+
+
+def sysctl(profile: Profile) -> tuple[str, ...]:
+    """The argv that sets what the profile says about TCP in a namespace."""
+    settings = list(_QUIET)
+    if profile.tcp_rmem:
+        settings.append(f"net.ipv4.tcp_rmem={profile.tcp_rmem}")
+    if profile.tcp_wmem:
+        settings.append(f"net.ipv4.tcp_wmem={profile.tcp_wmem}")
+    return ("sysctl", "-q", "-w", *settings)
+
+
+def _tcp(profile: Profile) -> str:
+    """The route's say on TCP.
+
+    The congestion control comes by the route, not by net.ipv4.tcp_congestion_control: in any namespace but the
+    first, that one takes only what tcp_allowed_congestion_control lists (net/ipv4/tcp_cong.c,
+    tcp_set_default_congestion_control). Linux 6.18 whose default is bbr refused cubic there, even to root.
+    """
+    words = ""
+    if profile.mss_bytes is not None:
+        words += f" advmss {profile.mss_bytes}"
+    if profile.congestion_control is not None:
+        words += f" congctl {profile.congestion_control}"
+    return words

@@ -1,0 +1,161 @@
+"""A link of our own between a client's and a server's namespace, in the state that a profile describes."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ingest_bench import system
+from ingest_bench.errors import MissingCapability, RunFailed, SpecError
+from ingest_bench.model.network import Profile
+from ingest_bench.network import box as boxes
+from ingest_bench.network import commands, netem, offload, places
+from ingest_bench.network.sandbox import Namespace, sandbox
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from ingest_bench.model.network import Impairment
+    from ingest_bench.network.places import Box, Direction
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """One end of a link, and whom it sends to."""
+
+    namespace: Namespace
+    device: str
+    address: str
+    peer: str
+    gateway: str | None
+    next_mac: str
+    """The device that takes its frames: the peer's own or the gateway's."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Link:
+    """Two namespaces and what is between them. It stands as long as its `link` block."""
+
+    profile: Profile
+    client: Namespace
+    server: Namespace
+    backend: str
+    """"plain": no netem is needed; else the kind of box, "kernel" or "uml"."""
+    box: Box | None = None
+    client_address: str = places.CLIENT_ADDRESS
+    server_address: str = places.SERVER_ADDRESS
+
+    @property
+    def ends(self) -> tuple[End, End]:
+        """The client's end and the server's."""
+        if self.profile.medium == "loopback":
+            return (
+                End(self.client, "lo", self.client_address, self.server_address, None, ""),
+                End(self.server, "lo", self.server_address, self.client_address, None, ""),
+            )
+        gateways: tuple[str, str] | tuple[None, None] = (None, None)
+        macs = (places.SERVER_MAC, places.CLIENT_MAC)
+        if self.box is not None:
+            gateways = (places.CLIENT_GATEWAY, places.SERVER_GATEWAY)
+            macs = (places.CLIENT_GATEWAY_MAC, places.SERVER_GATEWAY_MAC)
+        client, server = self.client_address, self.server_address
+        return (
+            End(self.client, places.CLIENT_DEVICE, client, server, gateways[0], macs[0]),
+            End(self.server, places.SERVER_DEVICE, server, client, gateways[1], macs[1]),
+        )
+
+    def shaper(self, direction: Direction) -> tuple[Namespace | Box, str]:
+        """Where the qdiscs of a direction are, and on which device: the box's egress, or the sender's."""
+        if self.box is not None:
+            return self.box, places.BOX_DEVICES[direction]
+        sender = self.ends[0 if direction == "to-server" else 1]
+        return sender.namespace, sender.device
+
+    def change(self, profile: Profile) -> None:
+        """The same link in another state; connections stay."""
+        if profile.medium != self.profile.medium:
+            raise SpecError(f'profile "{profile.name}": a link cannot turn into {profile.medium} while it stands')
+        if profile.needs_netem and self.box is None:
+            raise SpecError(f'profile "{profile.name}" needs netem, which this link was not made with')
+        before, self.profile = self.profile, profile
+        self._settle(before)
+
+    def cut(self, direction: Direction) -> None:
+        """Silence in that direction: frames go to nobody, and no one is told. `mend` ends it."""
+        self._address(direction, places.NOBODY_MAC)
+
+    def mend(self, direction: Direction) -> None:
+        """The end of a `cut`."""
+        self._address(direction, self._sender(direction).next_mac)
+
+    def _sender(self, direction: Direction) -> End:
+        return self.ends[0 if direction == "to-server" else 1]
+
+    def _address(self, direction: Direction, mac: str) -> None:
+        if self.profile.medium == "loopback":
+            raise SpecError('a loopback link cannot be cut; use a profile with medium = "veth"')
+        sender = self._sender(direction)
+        lines = commands.neighbour(sender.device, sender.gateway or sender.peer, mac)
+        sender.namespace.run(("ip", "-batch", "-"), stdin=commands.text(lines))
+
+    def _settle(self, before: Profile) -> None:
+        """Everything that the profile says, in the namespaces, on the devices and in the queues."""
+        profile = self.profile
+        for end in self.ends[:1] if profile.medium == "loopback" else self.ends:
+            lines = commands.loopback(profile)
+            if profile.medium == "veth":
+                device = commands.device(end.device, profile)
+                lines = (*device, *commands.route(end.device, end.address, end.peer, end.gateway, profile))
+            _ip(end.namespace, lines)
+            end.namespace.run(commands.sysctl(profile))
+            offload.apply(end.namespace, end.device, profile.offloads)
+        if self.box is not None:
+            _ip(self.box, commands.box_mtu(profile.mtu_bytes))
+        pairs: tuple[tuple[Direction, Impairment, Impairment], ...] = (
+            ("to-server", before.to_server, profile.to_server),
+            ("to-client", before.to_client, profile.to_client),
+        )
+        for direction, old, new in pairs:
+            place, device_name = self.shaper(direction)
+            changes = netem.change(device_name, old, new, profile.mtu_bytes)
+            if changes:
+                place.run(("tc", "-batch", "-"), stdin=commands.text(changes))
+
+
+@contextmanager
+def link(profile: Profile, *, netem: str = "auto", later: Sequence[Profile] = ()) -> Iterator[Link]:
+    """A link in that state. `later` are the states that it may be changed to: with netem, it is made for them too."""
+    shaped = [state for state in (profile, *later) if state.needs_netem]
+    backend = boxes.choose(netem, shaped[0].name) if shaped else "plain"
+    with ExitStack() as stack:
+        opened = stack.enter_context(sandbox())
+        client = opened.add()
+        if profile.medium == "loopback":
+            made = Link(profile=profile, client=client, server=client, backend=backend)
+            _ip(client, commands.loopback_up())
+        else:
+            server = opened.add()
+            box = None if backend == "plain" else stack.enter_context(boxes.BOXES[backend].open(opened, client, server))
+            made = Link(profile=profile, client=client, server=server, backend=backend, box=box)
+            if box is None:
+                ends = (places.CLIENT_DEVICE, places.CLIENT_MAC, places.SERVER_DEVICE, places.SERVER_MAC)
+                _ip(client, commands.pair(*ends, peer_pid=server.pid))
+            for end in made.ends:
+                neighbour = commands.neighbour(end.device, end.gateway or end.peer, end.next_mac)
+                _ip(end.namespace, (*commands.up(end.device, end.address), *neighbour))
+        made._settle(before=Profile(name=""))  # noqa: SLF001 - the rest of its making
+        yield made
+
+
+def _ip(place: Namespace | Box, lines: commands.Lines) -> None:
+    try:
+        place.run(("ip", "-batch", "-"), stdin=commands.text(lines))
+    except RunFailed as error:
+        if "congestion" not in str(error):
+            raise
+        known = system.run(("sysctl", "-n", "net.ipv4.tcp_available_congestion_control")).strip()
+        raise MissingCapability(
+            f"congestion_control: this kernel does not know what the profile asks for; it has: {known}. "
+            "Choose one of them, or load the module as root (modprobe tcp_NAME)."
+        ) from None

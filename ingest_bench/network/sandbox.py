@@ -1,0 +1,104 @@
+"""Unnamed network namespaces that the kernel takes down with us, as root or as an ordinary user.
+
+A namespace lives as long as its holder, a `cat` with a parent-death signal. `ip netns add` was rejected: a named
+namespace is a mount and outlives a killed program.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ingest_bench import system
+from ingest_bench.errors import MissingCapability
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+# Gaining the capabilities of a user namespace clears the death signal, so it is set after entering. When we die
+# before that, the closed pipe ends `cat`.
+_HOLD = ("setpriv", "--pdeathsig", "KILL", "cat")
+
+_REMEDY = """\
+Run as root, or let ordinary users make user namespaces:
+  sysctl user.max_user_namespaces                             must not be 0
+  sysctl kernel.unprivileged_userns_clone=1                   (older Debian)
+  sysctl kernel.apparmor_restrict_unprivileged_userns=0       (Ubuntu 23.10 and later)
+In a container: add the capabilities SYS_ADMIN and NET_ADMIN."""
+
+
+@dataclass(frozen=True, slots=True)
+class Namespace:
+    """A network namespace, named by the process that holds it."""
+
+    pid: int
+    in_user_namespace: bool = False
+
+    def command(self, argv: Sequence[str]) -> tuple[str, ...]:
+        """The argv that runs `argv` inside. An ordinary user is uid 0 there, with the link's capabilities."""
+        user = ("--user", "--preserve-credentials") if self.in_user_namespace else ()
+        return ("nsenter", "--target", str(self.pid), *user, "--net", "--", *argv)
+
+    def run(self, argv: Sequence[str], *, stdin: str | None = None, check: bool = True) -> str:
+        """What the command, run inside, wrote to its standard output."""
+        return system.run(self.command(argv), stdin=stdin, check=check)
+
+
+@dataclass(slots=True)
+class Sandbox:
+    """Namespaces that can be joined by links: those of an ordinary user share one user namespace."""
+
+    holders: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def add(self) -> Namespace:
+        """A new network namespace with nothing but a `lo` that is down."""
+        if system.is_root():
+            holder = _hold(("unshare", "--net", *_HOLD))
+        elif self.holders:
+            first = ("nsenter", "--target", str(self.holders[0].pid), "--user", "--preserve-credentials", "--net")
+            holder = _hold((*first, "--", "unshare", "--net", *_HOLD))
+        else:
+            holder = _hold(("unshare", "--user", "--map-root-user", "--net", *_HOLD))
+        self.holders.append(holder)
+        return Namespace(holder.pid, in_user_namespace=not system.is_root())
+
+    def close(self) -> None:
+        """Nothing left: the holders are dead and reaped; the kernel takes the devices away."""
+        for holder in reversed(self.holders):
+            holder.kill()
+        for holder in self.holders:
+            holder.wait()
+            for pipe in (holder.stdin, holder.stdout, holder.stderr):
+                if pipe is not None:
+                    pipe.close()
+        self.holders.clear()
+
+
+@contextmanager
+def sandbox() -> Iterator[Sandbox]:
+    """A sandbox that ends with the block, whatever happened in it."""
+    opened = Sandbox()
+    try:
+        yield opened
+    finally:
+        opened.close()
+
+
+def _hold(argv: Sequence[str]) -> subprocess.Popen[bytes]:
+    """A holder that is inside its namespace: it has answered what it was sent."""
+    holder = system.start(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert holder.stdin is not None  # noqa: S101 - for the type checker: both were asked for as pipes
+    assert holder.stdout is not None  # noqa: S101
+    try:
+        holder.stdin.write(b"ready\n")
+        holder.stdin.flush()
+    except BrokenPipeError:
+        pass
+    if holder.stdout.readline() == b"ready\n":
+        return holder
+    _, said = holder.communicate()
+    raise MissingCapability(
+        f"network namespace: `{' '.join(argv)}` failed, it said: {said.decode(errors='replace').strip()}\n{_REMEDY}"
+    )

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+from ingest_bench.model.network import Profile
+from ingest_bench.network import commands, offload, places
+
+
+def test_a_device_gets_only_what_the_profile_says() -> None:
+    assert commands.device("d", Profile(name="x")) == ("link set dev d mtu 1500",)
+    full = Profile(name="x", mtu_bytes=9000, gso_max_segs=1, gso_max_size_bytes=19000, gro_max_size_bytes=32768)
+    assert commands.device("d", full) == (
+        "link set dev d mtu 9000 gso_max_segs 1 gso_max_size 19000 gro_max_size 32768",
+    )
+
+
+def test_the_route_carries_what_tcp_shall_do() -> None:
+    profile = Profile(name="x", mss_bytes=536)
+    assert commands.route("d", "198.18.1.1", "198.18.2.1", None, profile) == (
+        "route replace 198.18.2.1/32 dev d src 198.18.1.1 advmss 536 congctl cubic",
+    )
+    plain = Profile(name="x", congestion_control=None)
+    assert commands.route("d", "198.18.1.1", "198.18.2.1", places.CLIENT_GATEWAY, plain) == (
+        "route replace 198.18.2.1/32 via 198.18.1.254 dev d onlink src 198.18.1.1",
+    )
+
+
+def test_socket_buffers_are_set_with_one_command() -> None:
+    profile = Profile(name="x", tcp_rmem="4096 16384 65536", tcp_wmem="4096 65536 4194304")
+    assert commands.sysctl(profile) == (
+        "sysctl",
+        "-q",
+        "-w",
+        "net.ipv4.tcp_no_metrics_save=1",
+        "net.ipv4.tcp_rmem=4096 16384 65536",
+        "net.ipv4.tcp_wmem=4096 65536 4194304",
+    )
+
+
+def test_offloads_are_set_with_one_command_in_ethtools_words() -> None:
+    argv = offload.argv("d", {"tso": False, "tx-checksum": True, "tx-udp-segmentation": False})
+    assert argv == ("ethtool", "-K", "d", "tso", "off", "tx", "on", "tx-udp-segmentation", "off")
+
+
+def test_offloads_are_read_back_with_what_the_driver_fixes() -> None:
+    said = """[{"ifname": "d", "tcp-segmentation-offload": {"active": true, "fixed": false, "requested": true},
+               "large-receive-offload": {"active": false, "fixed": true, "requested": false},
+               "tx-checksumming": {"active": true, "fixed": null, "requested": null}}]"""
+    assert offload.parse(said) == {
+        "tcp-segmentation-offload": (True, False),
+        "large-receive-offload": (False, True),
+        "tx-checksumming": (True, False),
+    }

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import pytest
+
+from ingest_bench.model.network import Impairment
+from ingest_bench.network import netem
+
+MS = 10**6
+
+
+@pytest.mark.parametrize(
+    ("impairment", "lines"),
+    [
+        (Impairment(), ()),
+        (
+            Impairment(rate_bps=10**9),
+            ("qdisc replace dev d root handle 2: tbf rate 1000000000bit burst 62500b limit 6250000b",),
+        ),
+        (
+            Impairment(rate_bps=10**6, burst_bytes=1600),
+            ("qdisc replace dev d root handle 2: tbf rate 1000000bit burst 1600b limit 48448b",),
+        ),
+        (
+            Impairment(rate_bps=10**7, limit_packets=1000),
+            ("qdisc replace dev d root handle 2: tbf rate 10000000bit burst 3028b limit 1514000b",),
+        ),
+        (
+            Impairment(rate_bps=10**8, delay_ns=25 * MS),
+            (
+                "qdisc replace dev d root handle 1: netem limit 5883 delay 25000000ns",
+                "qdisc replace dev d parent 1:1 handle 2: tbf rate 100000000bit burst 6250b limit 625000b",
+            ),
+        ),
+    ],
+)
+def test_a_direction_becomes_these_lines_of_tc(impairment: Impairment, lines: tuple[str, ...]) -> None:
+    assert netem.lines("d", impairment, 1500) == lines
+
+
+@pytest.mark.parametrize(
+    ("impairment", "words"),
+    [
+        (Impairment(delay_ns=10 * MS, jitter_ns=3 * MS), "delay 10000000ns 3000000ns"),
+        (
+            Impairment(delay_ns=MS, jitter_ns=500, delay_correlation_ppm=250_000, distribution="paretonormal"),
+            "delay 1000000ns 500ns 25% distribution paretonormal",
+        ),
+        (Impairment(loss_ppm=10_000), "loss random 1%"),
+        (Impairment(loss_ppm=5, loss_correlation_ppm=500_000), "loss random 0.0005% 50%"),
+        (Impairment(loss_state_ppm=(10_000, 300_000, 1_000_000)), "loss state 1% 30% 100%"),
+        (Impairment(loss_gemodel_ppm=(10_000, 100_000, 700_000, 1_000), ecn=True), "loss gemodel 1% 10% 70% 0.1% ecn"),
+        (Impairment(corrupt_ppm=1_000, corrupt_correlation_ppm=100_000), "corrupt 0.1% 10%"),
+        (Impairment(duplicate_ppm=10_000, duplicate_correlation_ppm=250_000), "duplicate 1% 25%"),
+        (
+            Impairment(delay_ns=MS, reorder_ppm=250_000, reorder_correlation_ppm=500_000, reorder_gap=5),
+            "delay 1000000ns reorder 25% 50% gap 5",
+        ),
+        (Impairment(netem_rate_bps=10**6), "rate 1000000bit"),
+        (
+            Impairment(netem_rate_bps=10**6, packet_overhead_bytes=20, cell_bytes=53, cell_overhead_bytes=5),
+            "rate 1000000bit 20 53 5",
+        ),
+        (Impairment(slot_min_ns=800_000), "slot 800000ns"),
+        (
+            Impairment(slot_min_ns=800_000, slot_max_ns=MS, slot_packets=42, slot_bytes=64_000),
+            "slot 800000ns 1000000ns packets 42 bytes 64000",
+        ),
+    ],
+)
+def test_each_option_of_netem_has_its_words(impairment: Impairment, words: str) -> None:
+    limit, *rest = netem.netem_words(impairment, 1500)
+    assert limit.startswith("limit ")
+    assert " ".join(rest) == words
+
+
+def test_a_limit_that_was_given_is_used_as_it_is() -> None:
+    assert netem.queue_limit_packets(Impairment(delay_ns=50 * MS, limit_packets=7), 1500) == 7
+
+
+def test_at_1_gbit_and_50_ms_a_link_holds_4167_full_packets() -> None:
+    assert netem.held_packets(10**9, 50 * MS, 1500) == 4167
+    limit = netem.queue_limit_packets(Impairment(netem_rate_bps=10**9, delay_ns=50 * MS), 1500)
+    assert limit == 4167 + netem.QUEUE_PACKETS
+
+
+def test_the_same_kinds_of_queue_are_changed_in_place_and_others_replaced() -> None:
+    slow, far = Impairment(rate_bps=10**6), Impairment(rate_bps=10**6, delay_ns=MS)
+    assert netem.change("d", Impairment(), slow, 1500) == netem.lines("d", slow, 1500)
+    assert netem.change("d", Impairment(rate_bps=10**7), slow, 1500) == netem.lines("d", slow, 1500)
+    assert netem.change("d", slow, far, 1500) == ("qdisc del dev d root", *netem.lines("d", far, 1500))
+    assert netem.change("d", far, Impairment(), 1500) == ("qdisc del dev d root",)

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ingest_bench import data
+from ingest_bench.errors import SpecError
+from ingest_bench.model.network import Impairment
+from ingest_bench.network.profiles import load_profile
+
+
+@pytest.mark.parametrize("name", sorted(data.files("netem")))
+def test_a_shipped_profile_loads_and_says_where_its_numbers_come_from(name: str) -> None:
+    profile = load_profile(name)
+    assert profile.name == name
+    assert profile.description
+    first = data.files("netem")[name].read_text().splitlines()[0]
+    assert first.startswith("# ")
+
+
+def test_overrides_replace_keys_at_any_depth() -> None:
+    profile = load_profile(
+        "ethernet",
+        {"mtu": "9000", "to_server.rate": "100mbit", "to_client": {"delay": "5ms"}, "offloads.tso": "off"},
+    )
+    assert profile.mtu_bytes == 9000
+    assert profile.to_server == Impairment(rate_bps=10**8)
+    assert profile.to_client == Impairment(rate_bps=10**9, delay_ns=5 * 10**6)
+    assert profile.offloads == {"tso": False}
+
+
+def test_a_profile_may_be_a_file_of_the_user(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text('mtu = 1400\n[to_server]\nrate = "5mbit"\n')
+    profile = load_profile(str(path))
+    assert (profile.name, profile.mtu_bytes, profile.to_server.rate_bps) == ("mine", 1400, 5 * 10**6)
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "said"),
+    [
+        ("ethernt", {}, 'did you mean "ethernet"'),
+        ("./no-such.toml", {}, "there is no file"),
+        ("ethernet", {"mut": "1400"}, 'did you mean "mtu"'),
+        ("ethernet", {"to_server.dely": "5ms"}, 'did you mean "delay"'),
+        ("ethernet", {"to_server.rate": "100"}, "write it like 100mbit"),
+        ("ethernet", {"mtu": "70000"}, "not between 576 and 65535"),
+        ("ethernet", {"mtu.x": "1"}, "no keys below"),
+        ("ethernet", {"offloads.tso": "maybe"}, "not on or off"),
+        ("ethernet", {"gso_max_segs": "0"}, "at least 1"),
+        ("ethernet", {"to_server.loss": "1%", "gso_max_segs": "8"}, "super-packets"),
+        ("ethernet", {"to_server.loss": "1%", "to_server.loss_gemodel": "1% 10%"}, "one model of loss"),
+        ("ethernet", {"to_server.reorder": "25%"}, "reorder does nothing without delay"),
+        ("ethernet", {"to_server.distribution": "normal"}, "distribution does nothing without jitter"),
+        ("ethernet", {"to_server.ecn": "true"}, "ecn does nothing without loss"),
+        ("ethernet", {"to_server.slot_min": "2ms", "to_server.slot_max": "1ms"}, "slot_max is less"),
+        ("loopback", {"to_server.rate": "1gbit"}, "one device for both directions"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_with_the_key_and_the_remedy(
+    name: str, overrides: dict[str, str], said: str
+) -> None:
+    with pytest.raises(SpecError, match=said):
+        load_profile(name, overrides)
+
+
+def test_a_file_that_is_not_toml_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "broken.toml"
+    path.write_text("mtu = ")
+    with pytest.raises(SpecError, match=r"broken\.toml"):
+        load_profile(str(path))
