@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ingest_bench import data, records
+from ingest_bench.coherence import coherent
 from ingest_bench.errors import SpecError
 from ingest_bench.model.network import Profile
 
@@ -41,7 +42,8 @@ def table(path: Path) -> dict[str, Any]:
 def profile(name: str, overrides: dict[str, Any]) -> Profile:
     """A network profile with some of its keys replaced, deeply: `{"to_server": {"delay": "5ms"}}` keeps the rest."""
     path = find(NETWORKS, name, "network profile")
-    return records.from_toml(Profile, merged({"name": path.stem, **table(path)}, overrides), str(path))
+    read = records.from_toml(Profile, merged({"name": path.stem, **table(path)}, overrides), str(path))
+    return coherent(read, str(path))
 
 
 def merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:

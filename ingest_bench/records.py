@@ -18,6 +18,8 @@ from ingest_bench.errors import SpecError
 
 T = TypeVar("T")
 
+_TRUTHS = {"true": True, "on": True, "false": False, "off": False}
+
 
 def nearest(found: str, known: Iterable[str]) -> str:
     """The remedy for an unknown name: the nearest one, or all of them."""
@@ -111,7 +113,7 @@ def _read(hint: Any, value: Any, suffix: str, where: str) -> Any:
     if suffix:
         return _number(value, suffix, where)
     if kind is bool:
-        return _expect(_truth(value), bool, "true or false", where)
+        return _expect(_truth(value), bool, "true or false (on or off)", where)
     if kind is int:
         return _expect(_whole(value), int, "a whole number", where)
     if kind is float:
@@ -142,7 +144,8 @@ def _expect(value: Any, kind: type | tuple[type, ...], what: str, where: str) ->
 
 
 def _truth(value: Any) -> Any:
-    return value == "true" if value in ("true", "false") else value
+    """A level of a factor is text: "on" is true."""
+    return _TRUTHS.get(value, value) if isinstance(value, str) else value
 
 
 def _whole(value: Any) -> Any:

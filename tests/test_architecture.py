@@ -12,7 +12,7 @@ import ingest_bench
 
 PACKAGE = Path(ingest_bench.__file__).parent
 BASE = {"model", "units", "errors"}
-PARTS = {"records", "catalog", "data", "system", "ledger", *BASE}
+PARTS = {"records", "coherence", "catalog", "data", "system", "ledger", *BASE}
 # Each part and what it may import of ours. A part that is not here may import everything: only `cli` may.
 MAY_IMPORT: dict[str, set[str]] = {
     "model": set(),
@@ -20,7 +20,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "data": set(),
     "records": BASE,
-    "catalog": {"data", "records", *BASE},
+    "coherence": {"records", *BASE},
+    "catalog": {"coherence", "data", "records", *BASE},
     "spec": {"catalog", "records", *BASE},
     "plan": {"spec", *BASE},
     "store": {"records", *BASE},

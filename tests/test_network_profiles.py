@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,7 @@ def test_a_shipped_profile_loads_and_says_where_its_numbers_come_from(name: str)
 def test_overrides_replace_keys_at_any_depth() -> None:
     profile = load_profile(
         "ethernet",
-        {"mtu": "9000", "to_server.rate": "100mbit", "to_client": {"delay": "5ms"}, "offloads.tso": "off"},
+        {"mtu": "9000", "to_server": {"rate": "100mbit"}, "to_client": {"delay": "5ms"}, "offloads": {"tso": "off"}},
     )
     assert profile.mtu_bytes == 9000
     assert profile.to_server == Impairment(rate_bps=10**8)
@@ -41,25 +42,24 @@ def test_a_profile_may_be_a_file_of_the_user(tmp_path: Path) -> None:
     ("name", "overrides", "said"),
     [
         ("ethernt", {}, 'did you mean "ethernet"'),
-        ("./no-such.toml", {}, "there is no file"),
+        ("./no-such.toml", {}, "there is no such file"),
         ("ethernet", {"mut": "1400"}, 'did you mean "mtu"'),
-        ("ethernet", {"to_server.dely": "5ms"}, 'did you mean "delay"'),
-        ("ethernet", {"to_server.rate": "100"}, "write it like 100mbit"),
+        ("ethernet", {"to_server": {"dely": "5ms"}}, 'did you mean "delay"'),
+        ("ethernet", {"to_server": {"rate": "100"}}, "write it like 100mbit"),
         ("ethernet", {"mtu": "70000"}, "not between 576 and 65535"),
-        ("ethernet", {"mtu.x": "1"}, "no keys below"),
-        ("ethernet", {"offloads.tso": "maybe"}, "not on or off"),
+        ("ethernet", {"offloads": {"tso": "maybe"}}, "on or off"),
         ("ethernet", {"gso_max_segs": "0"}, "at least 1"),
-        ("ethernet", {"to_server.loss": "1%", "gso_max_segs": "8"}, "super-packets"),
-        ("ethernet", {"to_server.loss": "1%", "to_server.loss_gemodel": "1% 10%"}, "one model of loss"),
-        ("ethernet", {"to_server.reorder": "25%"}, "reorder does nothing without delay"),
-        ("ethernet", {"to_server.distribution": "normal"}, "distribution does nothing without jitter"),
-        ("ethernet", {"to_server.ecn": "true"}, "ecn does nothing without loss"),
-        ("ethernet", {"to_server.slot_min": "2ms", "to_server.slot_max": "1ms"}, "slot_max is less"),
-        ("loopback", {"to_server.rate": "1gbit"}, "one device for both directions"),
+        ("ethernet", {"to_server": {"loss": "1%"}, "gso_max_segs": "8"}, "super-packets"),
+        ("ethernet", {"to_server": {"loss": "1%", "loss_gemodel": "1% 10%"}}, "one model of loss"),
+        ("ethernet", {"to_server": {"reorder": "25%"}}, "reorder does nothing without delay"),
+        ("ethernet", {"to_server": {"distribution": "normal"}}, "distribution does nothing without jitter"),
+        ("ethernet", {"to_server": {"ecn": "true"}}, "ecn does nothing without loss"),
+        ("ethernet", {"to_server": {"slot_min": "2ms", "slot_max": "1ms"}}, "slot_max is less"),
+        ("loopback", {"to_server": {"rate": "1gbit"}}, "one device for both directions"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_with_the_key_and_the_remedy(
-    name: str, overrides: dict[str, str], said: str
+    name: str, overrides: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(SpecError, match=said):
         load_profile(name, overrides)

@@ -23,7 +23,7 @@ receive_predictor = ["32KiB", "512KiB"]
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "x.toml").write_text(EXPERIMENT)
-    (tmp_path / "ours.toml").write_text('mtu = 1500\n[to_server]\ndelay = "5ms"\nloss = "1%"\n')
+    (tmp_path / "ours.toml").write_text('mtu = 1500\ngso_max_segs = 1\n[to_server]\ndelay = "5ms"\nloss = "1%"\n')
     return tmp_path
 
 

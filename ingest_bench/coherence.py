@@ -1,0 +1,69 @@
+"""Network profiles whose keys contradict each other: what tc would take, or ignore, and nobody can mean. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ingest_bench import records
+from ingest_bench.errors import SpecError
+from ingest_bench.model.network import Impairment
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ingest_bench.model.network import Profile
+
+# IPv4's least (RFC 791: every host takes 576 bytes) and the most that veth and lo take (drivers/net/veth.c).
+_MTU_BYTES = {"veth": (576, 65535), "loopback": (576, 65536)}
+_LOSS_MODELS = ("loss", "loss_state", "loss_gemodel")
+_PER_PACKET = (*_LOSS_MODELS, "duplicate", "corrupt", "reorder")
+# What does nothing on its own, and what it needs one of.
+_NEEDS = {
+    "burst": ("rate",),
+    "delay_correlation": ("jitter",),
+    "loss_correlation": ("loss",),
+    "duplicate_correlation": ("duplicate",),
+    "corrupt_correlation": ("corrupt",),
+    "reorder_correlation": ("reorder",),
+    "reorder": ("delay",),
+    "reorder_gap": ("reorder",),
+    "packet_overhead": ("netem_rate",),
+    "cell": ("netem_rate",),
+    "cell_overhead": ("cell",),
+    "slot_max": ("slot_min",),
+    "slot_packets": ("slot_min",),
+    "ecn": ("loss", "loss_state", "loss_gemodel"),
+}
+
+
+def coherent(profile: Profile, where: str) -> Profile:
+    """The profile itself; SpecError when its keys contradict each other."""
+    least, most = _MTU_BYTES[profile.medium]
+    if not least <= profile.mtu_bytes <= most:
+        raise SpecError(f"{where}: mtu: {profile.mtu_bytes} is not between {least} and {most}")
+    if profile.gso_max_segs is not None and profile.gso_max_segs < 1:
+        raise SpecError(f"{where}: gso_max_segs: {profile.gso_max_segs} is not at least 1")
+    for key, impairment in (("to_server", profile.to_server), ("to_client", profile.to_client)):
+        for complaint in _complaints(impairment, profile):
+            raise SpecError(f"{where}: {key}: {complaint}")
+    return profile
+
+
+def _complaints(impairment: Impairment, profile: Profile) -> Iterator[str]:
+    """What is wrong with one direction."""
+    if profile.medium == "loopback" and impairment != Impairment():
+        yield 'loopback has one device for both directions and shapes neither; use medium = "veth"'
+    for key in _PER_PACKET:
+        if getattr(impairment, f"{key}_ppm") and profile.gso_max_segs != 1:
+            yield f"{key} would hit super-packets of up to 64 KiB, not packets; set gso_max_segs = 1"
+    models = [key for key in _LOSS_MODELS if getattr(impairment, f"{key}_ppm")]
+    if len(models) > 1:
+        yield f"{' and '.join(models)}: netem knows one model of loss at a time"
+    names = records.keys(Impairment)
+    for key, needed in _NEEDS.items():
+        if getattr(impairment, names[key]) and not any(getattr(impairment, names[need]) for need in needed):
+            yield f"{key} does nothing without {' or '.join(needed)}"
+    if impairment.distribution != "uniform" and not impairment.jitter_ns:
+        yield "distribution does nothing without jitter"
+    if impairment.slot_max_ns is not None and impairment.slot_max_ns < (impairment.slot_min_ns or 0):
+        yield "slot_max is less than slot_min"
