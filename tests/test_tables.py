@@ -4,7 +4,6 @@ import csv
 import json
 
 import made_summaries as made
-import pytest
 
 from ingest_bench.analysis import cells
 from ingest_bench.analysis.columns import COLUMNS
@@ -97,8 +96,3 @@ def test_cells_come_in_the_order_of_the_experiment_not_of_the_shuffle() -> None:
         Factor(key="receive_predictor", levels=("32KiB", "512KiB")),
     ]
     assert cells.in_order(reversed(FOUR), factors) == FOUR
-
-
-@pytest.mark.parametrize(("value", "text"), [(0.01234, "0.0123"), (99.96, "100"), (12345.6, "12,346")])
-def test_short_numbers_have_three_digits(value: float, text: str) -> None:
-    assert tables.short(value) == text

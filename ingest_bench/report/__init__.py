@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from ingest_bench.model.results import Summary
-from ingest_bench.report import tables
+from ingest_bench.report import plots, tables
 
 Files = dict[str, bytes]
 
@@ -23,6 +23,12 @@ def csv_tables(summaries: Sequence[Summary]) -> Files:
     }
 
 
+def pictures(summaries: Sequence[Summary]) -> Files:
+    """The pictures; the main one first."""
+    return {"report/reads.png": plots.overview(summaries)}
+
+
 REPORTS: Mapping[str, Callable[[Sequence[Summary]], Files]] = {
     "tables": csv_tables,
+    "pictures": pictures,
 }

@@ -15,6 +15,7 @@ from ingest_bench.analysis import cells, histogram
 from ingest_bench.analysis.cells import CellRuns
 from ingest_bench.analysis.columns import COLUMNS
 from ingest_bench.model.results import Summary, Value
+from ingest_bench.report.words import gigabytes, short, whole
 
 _HEAD = ("experiment", "run", "replicate", "state", "reason")
 
@@ -70,21 +71,6 @@ class Shown:
     column: str
     head: str
     text: Callable[[float], str]
-
-
-def whole(value: float) -> str:
-    """A number in groups of thousands: "12,345"."""
-    return f"{value:,.0f}"
-
-
-def short(value: float) -> str:
-    """Three digits, without an exponent above 0.0001: "0.0123", "1.23", "12,300"."""
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
-
-
-def gigabytes(value: float) -> str:
-    """Bytes in GB, powers of 1000, three digits."""
-    return short(value / 1e9)
 
 
 SHOWN: tuple[Shown, ...] = (

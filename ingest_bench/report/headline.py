@@ -1,0 +1,98 @@
+"""The one line above a picture: what the numbers in it say, without a cause that nobody measured."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+
+from ingest_bench.analysis import cells
+from ingest_bench.analysis.cells import CellRuns
+from ingest_bench.model.results import Summary
+from ingest_bench.report.words import bytes_text, key_text, on, whole
+
+# Below this ratio two cells are called alike: replicates of one cell differ by a few percent.
+ALIKE = 1.1
+
+
+def reads(summaries: Sequence[Summary]) -> str:
+    """What a person should see first in the picture of read sizes."""
+    rows = [row for row in cells.group(summaries) if row.valid]
+    if not rows:
+        return "No valid run"
+    if any(row.typical("read_bytes_mean") for row in rows):
+        return _compared(
+            summaries, rows, lambda row: row.typical("read_bytes_mean"), "A socket read carries {}", alone=" on average"
+        )
+    if any(row.typical("docs_per_s_median") for row in rows):
+        return _compared(
+            summaries, rows, lambda row: row.typical("docs_per_s_median"), "Documents/s taken: {}", text=whole
+        )
+    return "Neither reads nor throughput could be measured"
+
+
+def allocation(summaries: Sequence[Summary]) -> str:
+    """What a person should see first in the picture of allocations by layer."""
+    rows = [row for row in cells.group(summaries) if per_gb(row) is not None]
+    if not rows:
+        return "No allocation was measured"
+    return _compared(summaries, rows, per_gb, "For each GB taken, the network layer allocates {} outside TLABs")
+
+
+def per_gb(row: CellRuns, column: str = "outside_tlab_network_bytes") -> float | None:
+    """The column's bytes for each GB (10^9 bytes) of requests answered within the measurement, by the median run."""
+    shares = []
+    for run in row.valid:
+        value, ingested = run.values.get(column), run.values.get("bytes_measured")
+        if isinstance(value, (int, float)) and isinstance(ingested, (int, float)) and ingested > 0:
+            shares.append(value * 1e9 / ingested)
+    return sorted(shares)[len(shares) // 2] if shares else None
+
+
+def _compared(
+    summaries: Sequence[Summary],
+    rows: Sequence[CellRuns],
+    value: Callable[[CellRuns], float | None],
+    sentence: str,
+    text: Callable[[float], str] = bytes_text,
+    alone: str = "",
+) -> str:
+    known = [row for row in rows if value(row)]
+    pair = _pair(summaries, known, value)
+    if pair is None:
+        return sentence.format(_range([value(row) or 0.0 for row in known], text)) + alone
+    key, low, high = pair
+    small, large = value(low) or 0.0, value(high) or 0.0
+    both = f"{text(small)} {on(key, low.levels[key])}, {text(large)} {on(key, high.levels[key])}"
+    others = [f"{key_text(other)} {low.levels[other]}" for other in cells.varying(summaries) if other != key]
+    rest = f" ({', '.join(others)})" if others else ""
+    return f"{sentence.format(both)}: {_times(large / small)}{rest}"
+
+
+def _pair(
+    summaries: Sequence[Summary], rows: Sequence[CellRuns], value: Callable[[CellRuns], float | None]
+) -> tuple[str, CellRuns, CellRuns] | None:
+    """The two cells that differ most in the value and in one factor only: the first factor that makes a difference."""
+    for key in cells.varying(summaries):
+        alike = [
+            (low, high)
+            for low, high in itertools.permutations(rows, 2)
+            if low.levels[key] != high.levels[key] and _without(low, key) == _without(high, key)
+        ]
+        found = [((value(high) or 0) / (value(low) or 1), low, high) for low, high in alike if value(low)]
+        best = max(found, key=lambda item: item[0], default=None)
+        if best is not None and best[0] >= ALIKE:
+            return key, best[1], best[2]
+    return None
+
+
+def _without(row: CellRuns, key: str) -> dict[str, str]:
+    return {other: level for other, level in row.levels.items() if other != key}
+
+
+def _range(values: Sequence[float], text: Callable[[float], str]) -> str:
+    low, high = text(min(values)), text(max(values))
+    return low if low == high else f"{low} to {high}"
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.0f}x" if ratio >= 10 else f"{ratio:.1f}x"

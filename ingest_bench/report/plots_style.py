@@ -1,0 +1,102 @@
+"""What all pictures share: size, colours, text, and how a figure becomes PNG bytes.
+
+Figures are made without pyplot: it keeps every figure in a global list and looks for a screen.
+"""
+
+from __future__ import annotations
+
+import io
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+# Okabe and Ito, "Color Universal Design" (2008), without yellow (too light on white) and with black last.
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+INK, FAINT, RULE = "#222222", "#6b6b6b", "#d9d9d9"
+FAULT = "#E69F00"
+WIDTH_IN, HEIGHT_IN, DPI = 13.33, 7.5, 120
+
+_STYLE: Any = {
+    "font.family": "DejaVu Sans",
+    "font.size": 13,
+    "text.color": INK,
+    "axes.edgecolor": RULE,
+    "axes.labelcolor": INK,
+    "axes.labelsize": 13,
+    "axes.titlesize": 14,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "xtick.color": FAINT,
+    "ytick.color": FAINT,
+    "xtick.labelsize": 12,
+    "ytick.labelsize": 12,
+    "svg.hashsalt": "ingest-bench",
+}
+
+
+def style() -> AbstractContextManager[None]:
+    """The project's look for every figure that is drawn within."""
+    return rc_context(_STYLE)
+
+
+def figure(height_in: float = HEIGHT_IN) -> Figure:
+    """An empty figure as wide as a slide."""
+    made = Figure(figsize=(WIDTH_IN, height_in), dpi=DPI, facecolor="white")
+    FigureCanvasAgg(made)
+    return made
+
+
+def png(made: Figure) -> bytes:
+    """The figure as a PNG without a date in it: the same summaries give the same bytes."""
+    content = io.BytesIO()
+    with style():
+        made.savefig(content, format="png", metadata={"Software": None})
+    return content.getvalue()
+
+
+def colours(levels: Iterable[str]) -> Mapping[str, str]:
+    """A colour for each level, in order; more levels than colours share the last, black."""
+    return {level: PALETTE[min(number, len(PALETTE) - 1)] for number, level in enumerate(dict.fromkeys(levels))}
+
+
+def headed(made: Figure, title: str, below: str) -> float:
+    """Write the takeaway and the conditions; the share of the height that they leave for the rest."""
+    height_in = float(made.get_size_inches()[1])
+    title = "\n".join(textwrap.wrap(title, 76))
+    lines = title.count("\n") + 1
+    made.text(0.02, 1 - 0.22 / height_in, title, fontsize=21, fontweight="bold", va="top", linespacing=1.25)
+    at = 0.22 + 0.40 * lines + 0.06
+    made.text(0.02, 1 - at / height_in, below, fontsize=13, color=FAINT, va="top")
+    return 1 - (at + 0.30 * (below.count("\n") + 1) + 0.1) / height_in
+
+
+def footed(made: Figure, notes: Sequence[str]) -> float:
+    """Write the notes at the bottom; the share of the height that they take."""
+    height_in = float(made.get_size_inches()[1])
+    if notes:
+        made.text(0.02, 0.12 / height_in, "\n".join(notes), fontsize=11, color=FAINT, va="bottom", linespacing=1.4)
+    return (0.12 + 0.23 * len(notes)) / height_in
+
+
+def bare(axes: Axes, *, left: bool = False) -> None:
+    """Take away what carries no number: ticks' marks and, unless asked for, the left edge and its labels."""
+    axes.tick_params(length=0)
+    if not left:
+        axes.spines["left"].set_visible(False)
+        axes.set_yticks([])
+
+
+def text_width_in(made: Figure, text: str, size: int, *, bold: bool = False) -> float:
+    """How wide that text will be, in inches; "" is 0."""
+    if not text:
+        return 0.0
+    probe = made.text(0, 0, text, fontsize=size, fontweight="bold" if bold else "normal")
+    width_px = float(probe.get_window_extent().width)
+    probe.remove()
+    return width_px / made.dpi

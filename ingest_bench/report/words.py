@@ -1,0 +1,42 @@
+"""How numbers and levels are written for people."""
+
+from __future__ import annotations
+
+import re
+
+from ingest_bench import units
+
+
+def whole(value: float) -> str:
+    """A number in groups of thousands: "12,345"."""
+    return f"{value:,.0f}"
+
+
+def short(value: float) -> str:
+    """Three digits, without an exponent above 0.0001: "0.0123", "1.23", "12,300"."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def gigabytes(value: float) -> str:
+    """Bytes in GB, powers of 1000, three digits."""
+    return short(value / 1e9)
+
+
+def bytes_text(value: float) -> str:
+    """Bytes in powers of 1024 with at most three digits and a space: "33.2 KiB"."""
+    return re.sub(r"(?<=[0-9])(?=[A-Z])", " ", units.format_bytes(round(value) if value < 1024 else value))
+
+
+def key_text(key: str) -> str:
+    """A factor's key in words: "target.receive_predictor" is "receive predictor"."""
+    return key.removesuffix(".profile").rpartition(".")[2].replace("_", " ")
+
+
+def on(key: str, level: str) -> str:
+    """A level as the end of a sentence: "on ethernet", "with pmc", "at heap 2g"."""
+    name = key_text(key)
+    if name == "network":
+        return f"on {level}"
+    if name in ("workload", "target", "allocator", "gc"):
+        return f"with {level}"
+    return f"at {name} {level}"

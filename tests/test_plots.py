@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest.mock import patch
+
+import made_summaries as made
+import pytest
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+
+from ingest_bench.report import headline, plots
+
+FOUR = made.experiment(replicates=2, network=["loopback", "ethernet"], receive_predictor=["32KiB", "512KiB"])
+MANY = made.experiment(
+    replicates=1,
+    network=["loopback", "jumbo", "ethernet", "ethernet-100m"],
+    receive_predictor=["16KiB", "64KiB", "512KiB"],
+    heap=["1g", "2g"],
+)
+EXPERIMENTS = {
+    "one cell": made.experiment(replicates=1, network=["ethernet"]),
+    "four cells": FOUR,
+    "with the wire": [made.with_wire(run) for run in FOUR],
+    "five workloads": made.experiment(workload=["geonames", "geopoint", "nyc_taxis", "percolator", "pmc"]),
+    "24 cells": MANY,
+    "no valid run": [made.changed(run, state="failed", reason="the server died") for run in FOUR],
+    "some out of memory": [made.changed(FOUR[0], state="oom"), *FOUR[1:]],
+    "without reads": [made.changed(run, histograms={}, values={"read_bytes_mean": None}) for run in FOUR],
+}
+
+
+@contextmanager
+def figures() -> Iterator[list[Figure]]:
+    """The figures that were saved within, as they were drawn."""
+    saved: list[Figure] = []
+    save = Figure.savefig
+
+    def keep(self: Figure, *args: object, **kwargs: object) -> None:
+        saved.append(self)
+        save(self, *args, **kwargs)  # type: ignore[arg-type]
+
+    with patch.object(Figure, "savefig", keep):
+        yield saved
+
+
+def texts(figure: Figure) -> list[Text]:
+    return [text for text in figure.findobj(Text) if isinstance(text, Text) and text.get_text() and text.get_visible()]
+
+
+def words(figure: Figure) -> str:
+    return "\n".join(text.get_text() for text in texts(figure))
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_no_text_of_the_picture_lies_on_another_or_leaves_the_page(name: str) -> None:
+    with figures() as saved:
+        assert plots.overview(EXPERIMENTS[name]).startswith(b"\x89PNG")
+    (figure,) = saved
+    page = figure.bbox
+    boxes = [(text.get_text(), text.get_window_extent()) for text in texts(figure)]
+    for text, box in boxes:
+        assert box.x0 >= 0, text
+        assert box.y0 >= 0, text
+        assert box.x1 <= page.x1, text
+        assert box.y1 <= page.y1, text
+    for (first, one), (second, other) in itertools.combinations(boxes, 2):
+        # Half a pixel: fonts are hinted.
+        width = min(one.x1, other.x1) - max(one.x0, other.x0)
+        height = min(one.y1, other.y1) - max(one.y0, other.y0)
+        assert width < 0.5 or height < 0.5, (first, second)
+
+
+def test_the_same_summaries_give_the_same_bytes() -> None:
+    assert plots.overview(FOUR) == plots.overview(FOUR)
+
+
+def test_an_invalid_run_is_not_in_the_picture_and_the_picture_says_so() -> None:
+    bad = made.changed(FOUR[0], state="invalid", reason="bytes differ", values={"docs_per_s_median": 9e8})
+    with figures() as saved:
+        plots.overview([bad, *FOUR[1:]])
+    assert "Left out: 1 of 8 runs. invalid: bytes differ" in words(saved[0])
+    assert "450,0" not in words(saved[0])
+
+
+def test_the_wire_has_a_panel_only_when_it_was_captured() -> None:
+    with figures() as saved:
+        plots.overview(FOUR)
+        plots.overview([made.with_wire(run) for run in FOUR])
+    assert "Wire segments" not in words(saved[0])
+    assert "Wire segments" in words(saved[1])
+
+
+def test_a_cell_out_of_memory_says_so_in_its_row() -> None:
+    runs = [made.changed(run, state="oom") if run.cell == FOUR[0].cell else run for run in FOUR]
+    with figures() as saved:
+        plots.overview(runs)
+    assert "OOM" in words(saved[0])
+
+
+def test_the_headline_compares_the_cells_that_differ_most_in_the_first_factor_that_matters() -> None:
+    assert headline.reads(FOUR) == (
+        "A socket read carries 37.6 KiB on ethernet, 497 KiB on loopback: 13x (receive predictor 512KiB)"
+    )
+
+
+def test_the_headline_claims_no_difference_where_there_is_hardly_one() -> None:
+    runs = made.experiment(network=["loopback", "ethernet"], receive_predictor=["4KiB"])
+    assert headline.reads(runs) == "A socket read carries 4 KiB on average"
+
+
+def test_the_headline_says_when_nothing_can_be_said() -> None:
+    assert headline.reads(EXPERIMENTS["no valid run"]) == "No valid run"
+    assert headline.reads(EXPERIMENTS["without reads"]).startswith(
+        "Documents/s taken: 18,860 on ethernet, 21,200 on loopback"
+    )
