@@ -10,15 +10,20 @@ import dataclasses
 import difflib
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from ingest_bench import units
+from ingest_bench import rates, units
 from ingest_bench.errors import SpecError
+from ingest_bench.model.load import Arrivals, Rate
 
 T = TypeVar("T")
 
 _TRUTHS = {"true": True, "on": True, "false": False, "off": False}
+
+# Records that may be written as one text, and records whose fields must fit together.
+_TEXTS: Mapping[type, Callable[[str], Any]] = {Rate: rates.parse_rate, Arrivals: rates.parse_arrivals}
+_CHECKS: Mapping[type, Callable[[Any], None]] = {Arrivals: rates.check_arrivals}
 
 
 def nearest(found: str, known: Iterable[str]) -> str:
@@ -51,7 +56,10 @@ def from_toml(record: type[T], table: Mapping[str, Any], where: str) -> T:
         for key, value in table.items()
     }
     _require(record, values, where)
-    return record(**values)
+    made = record(**values)
+    if record in _CHECKS:
+        _explained(_CHECKS[record], made, where)
+    return made
 
 
 def from_json(record: type[T], table: Mapping[str, Any]) -> T:
@@ -95,7 +103,7 @@ def _read(hint: Any, value: Any, suffix: str, where: str) -> Any:
     kind = kinds[0]
     origin = get_origin(kind)
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-        return from_toml(kind, _expect(value, dict, "a table", where), where)
+        return _record(kind, value, where)
     if origin is tuple:
         items = value if isinstance(value, list) else _split(value, suffix)
         return tuple(_read(get_args(kind)[0], item, suffix, where) for item in items)
@@ -121,13 +129,23 @@ def _read(hint: Any, value: Any, suffix: str, where: str) -> Any:
     return str(_expect(value, (str, int, float), "a text", where))
 
 
+def _record(kind: type, value: Any, where: str) -> Any:
+    if isinstance(value, str) and kind in _TEXTS:
+        return _explained(_TEXTS[kind], value, where)
+    return from_toml(kind, _expect(value, dict, "a table", where), where)
+
+
 def _number(value: Any, suffix: str, where: str) -> int:
     if isinstance(value, bool) or not isinstance(value, (str, int)):
         raise SpecError(f"{where}: {value!r} needs a unit, in quotes")
     if isinstance(value, int):
         value = str(value)
+    return int(_explained(units.PARSERS[suffix], value, where))
+
+
+def _explained(read: Callable[[Any], Any], value: Any, where: str) -> Any:
     try:
-        return units.PARSERS[suffix](value)
+        return read(value)
     except ValueError as error:
         raise SpecError(f"{where}: {error}") from None
 

@@ -12,14 +12,15 @@ import ingest_bench
 
 PACKAGE = Path(ingest_bench.__file__).parent
 BASE = {"model", "units", "errors"}
-PARTS = {"records", "coherence", "catalog", "data", "system", "ledger", *BASE}
+PARTS = {"records", "rates", "coherence", "catalog", "data", "system", "ledger", *BASE}
 # Each part and what it may import of ours. A part that is not here may import everything: only `cli` may.
 MAY_IMPORT: dict[str, set[str]] = {
     "model": set(),
     "units": set(),
     "errors": set(),
     "data": set(),
-    "records": BASE,
+    "rates": BASE,
+    "records": {"rates", *BASE},
     "coherence": {"records", *BASE},
     "catalog": {"coherence", "data", "records", *BASE},
     "spec": {"catalog", "records", *BASE},

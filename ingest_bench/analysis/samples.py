@@ -15,9 +15,9 @@ Samples = np.ndarray[Any, np.dtype[Any]]
 DTYPE = np.dtype(list(SAMPLE_FIELDS))
 
 # A refused connection ends in microseconds: its time says nothing about the server's responses.
-_WITHOUT_RESPONSE = ("http-error", "connection-error")
+_WITHOUT_RESPONSE = ("http-error", "connection-error", "broken-answer")
 # What became of the documents of such a request is not known to the sender.
-_UNKNOWN = ("connection-error", "timeout", "cut-off")
+_UNKNOWN = ("connection-error", "timeout", "cut-off", "broken-answer")
 
 
 @dataclass(frozen=True, slots=True)

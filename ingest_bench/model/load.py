@@ -9,6 +9,41 @@ ArrivalShape = Literal["closed", "constant", "poisson", "ramp", "steps", "sine",
 RateUnit = Literal["requests", "documents", "bytes"]
 
 
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """So much of something in a second. Its text form is "2000/s", "10000docs/s", "50MB/s" or "90/min"."""
+
+    per_s: float
+    unit: RateUnit = "requests"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrivals:
+    """When requests are due. Each shape has a text form, as a factor's level has it.
+
+    "closed", "2000/s" (constant), "poisson 2000/s", "ramp 100/s..2000/s 30s" (then it stays),
+    "steps 100/s 200/s 400/s 10s" (each so long, the last one stays), "sine 1000/s 50% 60s" (mean, amplitude, period),
+    "recorded FILE" (a number a line: seconds).
+    """
+
+    shape: ArrivalShape = "closed"
+    rate: Rate | None = None
+    """The mean; a ramp's beginning."""
+    to: Rate | None = None
+    """A ramp's end."""
+    rates: tuple[Rate, ...] = ()
+    period_ns: int = 0
+    """How long a ramp, one step, or one turn of the sine takes."""
+    amplitude_ppm: int = 0
+    """Of a sine, as a share of its mean."""
+    file: str | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a clock decides, and not the answer to the request before."""
+        return self.shape != "closed"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadOptions:
     """The `[load]` of an experiment. `None` takes the workload's published value."""
@@ -19,6 +54,7 @@ class LoadOptions:
     users: int | None = None
     bulk_documents: int | None = None
     bulk_bytes: int | None = None
+    arrivals: Arrivals = Arrivals()
     processes: int = 1
     warm_up_ns: int = 3 * 10**9
     measure_ns: int = 10 * 10**9

@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import itertools
+import statistics
+
+import pytest
+
+from ingest_bench import records
+from ingest_bench.errors import SpecError
+from ingest_bench.load.arrivals import parse_recorded, schedule, striped
+from ingest_bench.model.load import Arrivals, LoadOptions, Rate
+from ingest_bench.rates import parse_arrivals, parse_rate
+
+MS = 10**6
+S = 10**9
+
+
+def first(count: int, text: str, **more: float) -> list[int]:
+    return list(itertools.islice(schedule(parse_arrivals(text), **more), count))  # type: ignore[arg-type]
+
+
+def in_each_second(text: str, seconds: int) -> list[int]:
+    times = itertools.takewhile(lambda time_ns: time_ns < seconds * S, schedule(parse_arrivals(text)))
+    counts = [0] * seconds
+    for time_ns in times:
+        counts[time_ns // S] += 1
+    return counts
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"),
+    [
+        ("2000/s", Rate(2000.0)),
+        ("0.5/s", Rate(0.5)),
+        ("90/min", Rate(1.5)),
+        ("10_000docs/s", Rate(10_000.0, "documents")),
+        ("50MB/s", Rate(50e6, "bytes")),
+        ("64KiB/s", Rate(65536.0, "bytes")),
+        ("1 mb/s", Rate(1048576.0, "bytes")),
+    ],
+)
+def test_a_rate_is_read_from_its_text(text: str, rate: Rate) -> None:
+    assert parse_rate(text) == rate
+
+
+@pytest.mark.parametrize("text", ["2000", "2k/s", "2000/year", "fast", "-5/s", "5parsecs/s", ""])
+def test_what_is_no_rate_says_how_to_write_one(text: str) -> None:
+    with pytest.raises(ValueError, match="2000/s"):
+        parse_rate(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "arrivals"),
+    [
+        ("closed", Arrivals()),
+        ("2000/s", Arrivals(shape="constant", rate=Rate(2000.0))),
+        ("poisson 2000/s", Arrivals(shape="poisson", rate=Rate(2000.0))),
+        ("ramp 1/s..9/s 30s", Arrivals(shape="ramp", rate=Rate(1.0), to=Rate(9.0), period_ns=30 * S)),
+        ("steps 1/s 2/s 10s", Arrivals(shape="steps", rates=(Rate(1.0), Rate(2.0)), period_ns=10 * S)),
+        ("sine 9/s 50% 1min", Arrivals(shape="sine", rate=Rate(9.0), amplitude_ppm=500_000, period_ns=60 * S)),
+        ("recorded a b.txt", Arrivals(shape="recorded", file="a b.txt")),
+    ],
+)
+def test_arrivals_are_read_from_their_text_and_survive_json(text: str, arrivals: Arrivals) -> None:
+    options = records.from_toml(LoadOptions, {"arrivals": text}, "x.toml: load")
+    assert options.arrivals == arrivals
+    assert records.from_json(LoadOptions, records.to_json(options)) == options
+
+
+def test_arrivals_are_read_from_a_table_too() -> None:
+    table = {"shape": "ramp", "rate": "100/s", "to": "2000/s", "period": "30s"}
+    options = records.from_toml(LoadOptions, {"arrivals": table}, "x.toml: load")
+    assert options.arrivals == parse_arrivals("ramp 100/s..2000/s 30s")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("sometimes", "not a shape of arrivals"),
+        ("poisson", "poisson 2000/s"),
+        ("poisson 1/s 2/s", "poisson 2000/s"),
+        ("ramp 1/s 2/s", "ramp 100/s..2000/s 30s"),
+        ("ramp 1/s..5MB/s 3s", "one unit"),
+        ("steps 10s", '"steps" arrivals need "rates"'),
+        ("sine 5/s 100% 10s", "stand still"),
+        ("0/s", "above 0"),
+        ("recorded", '"recorded" arrivals need "file"'),
+        ("closed 5/s", "write it like 'closed'"),
+        ("5000", "is not a rate"),
+        ({"shape": "poisson"}, '"poisson" arrivals need "rate"'),
+        ({"shape": "poisson", "rate": "5/s", "to": "6/s"}, 'have no "to"'),
+        ({"rate": "5/s"}, '"closed" arrivals have no "rate"'),
+        ({"shape": "poison", "rate": "5/s"}, "is not one of"),
+    ],
+)
+def test_wrong_arrivals_name_the_key_and_the_remedy(given: object, said: str) -> None:
+    with pytest.raises(SpecError, match=r"^x\.toml: load: arrivals") as raised:
+        records.from_toml(LoadOptions, {"arrivals": given}, "x.toml: load")
+    assert said in str(raised.value)
+
+
+def test_a_constant_rate_has_equal_gaps_and_never_drifts() -> None:
+    assert first(4, "4/s") == [0, 250 * MS, 500 * MS, 750 * MS]
+    assert next(itertools.islice(schedule(parse_arrivals("3/s")), 3_000_000, None)) == 1_000_000 * S
+
+
+def test_documents_and_bytes_are_counted_by_what_a_request_carries() -> None:
+    assert first(3, "1000docs/s", per_request=500.0) == [0, 500 * MS, 1000 * MS]
+    assert first(3, "10MB/s", per_request=1e6) == [0, 100 * MS, 200 * MS]
+
+
+def test_poisson_has_the_mean_and_the_spread_of_its_name_and_one_schedule_for_a_seed() -> None:
+    times = first(20_000, "poisson 1000/s", seed=5)
+    gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
+    assert statistics.mean(gaps) == pytest.approx(MS, rel=0.03)
+    assert statistics.stdev(gaps) == pytest.approx(MS, rel=0.05)
+    assert times == first(20_000, "poisson 1000/s", seed=5) != first(20_000, "poisson 1000/s", seed=6)
+
+
+def test_a_ramp_grows_evenly_and_stays() -> None:
+    assert in_each_second("ramp 0/s..1000/s 4s", 6) == pytest.approx([125, 375, 625, 875, 1000, 1000], abs=1)
+    assert in_each_second("ramp 1000/s..200/s 4s", 5) == pytest.approx([900, 700, 500, 300, 200], abs=1)
+    assert in_each_second("ramp 300/s..300/s 2s", 3) == pytest.approx([300, 300, 300], abs=1)
+
+
+def test_a_ramp_down_to_nothing_ends() -> None:
+    assert len(list(schedule(parse_arrivals("ramp 100/s..0/s 2s")))) == 101
+
+
+def test_steps_hold_each_rate_for_their_time() -> None:
+    assert in_each_second("steps 100/s 300/s 50/s 2s", 6) == pytest.approx([100, 100, 300, 300, 50, 50], abs=1)
+
+
+def test_a_sine_swings_around_its_mean() -> None:
+    counts = in_each_second("sine 1000/s 90% 4s", 8)
+    half = 900 * 2 / 3.14159265  # the integral of a quarter turn
+    assert counts == pytest.approx([1000 + half] * 2 + [1000 - half] * 2 + [1000 + half] * 2 + [1000 - half] * 2, abs=2)
+
+
+@pytest.mark.parametrize("text", ["100/s", "poisson 100/s", "ramp 1/s..500/s 3s", "sine 100/s 80% 2s"])
+def test_times_never_go_backwards(text: str) -> None:
+    assert all(earlier <= later for earlier, later in itertools.pairwise(first(5000, text)))
+
+
+@pytest.mark.parametrize("text", ["100/s", "poisson 100/s"])
+def test_the_shares_of_all_workers_are_the_schedule_without_a_duplicate(text: str) -> None:
+    shares = [list(itertools.islice(striped(schedule(parse_arrivals(text)), worker, 3), 100)) for worker in range(3)]
+    assert sorted(itertools.chain(*shares)) == first(300, text)
+
+
+def test_recorded_times_start_with_the_first_line() -> None:
+    times = parse_recorded("# from production\n1700000000.25\n1700000000.75\n\n1700000002\n", "t.txt")
+    assert times == (0, 500 * MS, 1750 * MS)
+    assert tuple(schedule(parse_arrivals("recorded t.txt"), recorded_ns=times)) == times
+
+
+@pytest.mark.parametrize(
+    ("text", "said"), [("1\nx\n", "t.txt:2"), ("2\n1\n", "t.txt:2"), ("\n", "no timestamp"), ("nan\n", "t.txt:1")]
+)
+def test_a_broken_recording_names_its_line(text: str, said: str) -> None:
+    with pytest.raises(SpecError, match=said):
+        parse_recorded(text, "t.txt")
