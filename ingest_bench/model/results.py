@@ -36,7 +36,22 @@ class Series:
     values: tuple[float, ...]
 
 
-Measured = Reading | Histogram | Series
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remark:
+    """What a probe has to say about its numbers: why one is unavailable, what was lost, what it did not understand."""
+
+    probe: str
+    text: str
+    invalidates: bool = False
+    """Two sources of one number disagree: the run is invalid."""
+
+
+Measured = Reading | Histogram | Series | Remark
+
+# One socket read of the load's connections in `raw/reads.bin`: little-endian numpy type strings. `end_ns` is
+# CLOCK_REALTIME, `port` the load's own. bytes 0: the socket had nothing, -1: end of stream; the server allocated a
+# buffer for those too. In order for each connection, not between them.
+READ_FIELDS: tuple[tuple[str, str], ...] = (("end_ns", "<i8"), ("bytes", "<i4"), ("port", "<i4"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

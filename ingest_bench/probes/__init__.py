@@ -1,0 +1,63 @@
+"""Observers of a run: each watches into `raw/` and later reads its files.
+
+| probe | what it sees | with |
+|---|---|---|
+| reads | size of every socket read of the load's connections | flight recorder |
+| gc | pauses, full collections, heap, failures, direct buffers | flight recorder, and the GC log |
+
+A probe is one file with a `Probe` (context.py) and one line in `PROBES`. A number that could not be had is a
+Reading of None with a Remark that says why, never zero.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
+
+from ingest_bench.probes import recording
+from ingest_bench.probes.context import Events, Probe, ReadContext
+from ingest_bench.probes.gc import GC
+from ingest_bench.probes.reads import READS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+    from pathlib import Path
+
+    from ingest_bench.model.results import Measured
+
+__all__ = ["PROBES", "Probe", "ReadContext", "jvm_options", "read", "watch"]
+
+PROBES: Mapping[str, Probe] = {
+    "reads": READS,
+    "gc": GC,
+}
+
+
+def jvm_options(names: Iterable[str], raw: Path) -> tuple[str, ...]:
+    """Options of the server's JVM for these probes: at most one recording, whose settings are written to `raw`.
+
+    The server's user must be able to write to `raw`.
+    """
+    chosen = [PROBES[name] for name in names]
+    events: Events = {}
+    for probe in chosen:
+        recording.merge(events, probe.events)
+    options = recording.options(raw) if events else ()
+    if events:
+        recording.settings_file(raw).write_text(recording.settings(events), encoding="utf-8")
+    own = [option for probe in chosen for option in probe.jvm_options(raw)]
+    return (*options, *own)
+
+
+@contextmanager
+def watch(names: Iterable[str], server_pid: int, raw: Path) -> Iterator[None]:
+    """All these probes watch the server."""
+    with ExitStack() as stack:
+        for name in names:
+            stack.enter_context(PROBES[name].watch(server_pid, raw))
+        yield
+
+
+def read(names: Iterable[str], context: ReadContext) -> list[Measured]:
+    """What these probes saw within the measurement."""
+    return [measured for name in names for measured in PROBES[name].read(context)]

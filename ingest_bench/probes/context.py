@@ -1,0 +1,62 @@
+"""What a probe gets to read its files with, and what a probe is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+
+    from ingest_bench.model.results import Measured
+
+Events = dict[str, dict[str, str]]
+"""Flight recorder events by name, each with its settings: {"jdk.SocketRead": {"threshold": "0 ns"}}."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadContext:
+    """The raw files of one run, and the measurement within it."""
+
+    raw: Path
+    start_ns: int
+    """CLOCK_REALTIME, as every time that a probe reads or gives."""
+    end_ns: int
+    ports: frozenset[int]
+    """The local ports of the load: the peer's ports as the server sees them."""
+    java: Path
+    """A `java` at least as new as the server's: an older one cannot read its recording."""
+    classes: Path
+    """The folder of the compiled `jvm/JfrReader.java`."""
+
+    @property
+    def seconds(self) -> float:
+        """Length of the measurement."""
+        return (self.end_ns - self.start_ns) / 1e9
+
+    def covers(self, moment_ns: int) -> bool:
+        """Whether this moment is within the measurement."""
+        return self.start_ns <= moment_ns < self.end_ns
+
+
+class Probe(Protocol):
+    """Watching leaves files below `raw`; reading turns those files into numbers. Never both at once."""
+
+    @property
+    def events(self) -> Mapping[str, dict[str, str]]:
+        """Flight recorder events that it needs; one recording serves all probes."""
+        ...
+
+    def jvm_options(self, raw: Path) -> tuple[str, ...]:
+        """More options of the server's JVM, beside the recording's."""
+        ...
+
+    def watch(self, server_pid: int, raw: Path) -> AbstractContextManager[None]:
+        """Watches a running server from outside."""
+        ...
+
+    def read(self, context: ReadContext) -> Iterator[Measured]:
+        """Numbers, and remarks on those that are unavailable."""
+        ...

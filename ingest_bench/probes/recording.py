@@ -1,0 +1,157 @@
+"""The one flight recording of a run: its options, its settings, and what `jvm/JfrReader.java` read from it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from xml.sax.saxutils import quoteattr
+
+from ingest_bench import system
+from ingest_bench.errors import SpecError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from ingest_bench.probes.context import Events, ReadContext
+
+# Says that the recorder itself dropped events: its buffers were full.
+_DATA_LOSS: Events = {"jdk.DataLoss": {"enabled": "true"}}
+_READER_VERSION = 1
+
+
+def merge(into: Events, events: Mapping[str, dict[str, str]]) -> None:
+    """Adds the events of one more probe; two probes must not want one event in two ways."""
+    for name, wanted in events.items():
+        if into.setdefault(name, wanted) != wanted:
+            raise ValueError(f"two probes want {name} with different settings: {into[name]} and {wanted}")
+
+
+def settings_file(raw: Path) -> Path:
+    """Where the recording's settings are."""
+    return raw / "recording.jfc"
+
+
+def settings(events: Events) -> str:
+    """A settings file (.jfc) that enables these events and nothing else.
+
+    A file, because Java 11 has no settings on the command line. A setting that a Java version does not know is ignored:
+    `throttle` is new in 25, where it would drop socket reads.
+    """
+    lines = ['<?xml version="1.0" encoding="UTF-8"?>', '<configuration version="2.0" label="ingest-bench">']
+    for name, wanted in (events | _DATA_LOSS).items():
+        lines.append(f"  <event name={quoteattr(name)}>")
+        lines += [
+            f"    <setting name={quoteattr(key)}>{value}</setting>"
+            for key, value in ({"enabled": "true"} | wanted).items()
+        ]
+        lines.append("  </event>")
+    return "\n".join([*lines, "</configuration>", ""])
+
+
+def options(raw: Path) -> tuple[str, ...]:
+    """Options that record from the start of the JVM to its end.
+
+    maxsize=0: the default drops the oldest chunks beyond 250 MB. The repository is below `raw`, so that the chunks
+    of a killed JVM stay: its recording.jfr is empty.
+    """
+    if any(letter in str(raw) for letter in ' ,"\t'):
+        raise SpecError(f"{raw}: the JVM's recording option takes no path with a comma, a quote or a space; rename it")
+    recording = (
+        "name=ingest-bench",
+        f"settings={settings_file(raw)}",
+        f"filename={raw / 'recording.jfr'}",
+        "dumponexit=true",
+        "disk=true",
+        "maxsize=0",
+    )
+    return (
+        f"-XX:StartFlightRecording={','.join(recording)}",
+        f"-XX:FlightRecorderOptions=repository={raw / 'jfr'},stackdepth=128",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recording:
+    """What the reader found. `problem`: why nothing or not everything is there, as a sentence."""
+
+    content: Mapping[str, Any]
+    is_whole: bool
+    problem: str = ""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to read at all."""
+        return not self.content.get("events")
+
+
+def files(raw: Path) -> tuple[list[Path], bool]:
+    """The recording's files in order, and whether the JVM ended the recording itself.
+
+    Chunks that are left in the repository mean that it did not: they hold everything since the start.
+    """
+    chunks = [path for path in sorted((raw / "jfr").glob("*/*.*")) if path.suffix in (".jfr", ".part")]
+    left = [path for path in chunks if path.stat().st_size]
+    if left:
+        return left, False
+    whole = raw / "recording.jfr"
+    return ([whole], True) if whole.exists() and whole.stat().st_size else ([], False)
+
+
+def load(context: ReadContext) -> Recording:
+    """The recording of a run, read once: the answer is kept beside it as `recording.json`."""
+    found, ended_well = files(context.raw)
+    if not found:
+        return Recording(content={}, is_whole=False, problem=f"there is no flight recording in {context.raw}")
+    key = [_READER_VERSION, context.start_ns, context.end_ns, sorted(context.ports), [path.name for path in found]]
+    kept = context.raw / "recording.json"
+    content = _kept(kept, key)
+    if content is None:
+        content = _read(context, found)
+        kept.write_text(json.dumps({"key": key, "content": content}), encoding="utf-8")
+    return _judge(content, ended_well=ended_well)
+
+
+def _kept(path: Path, key: list[Any]) -> Mapping[str, Any] | None:
+    try:
+        kept = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return None
+    content: Mapping[str, Any] | None = kept["content"] if kept["key"] == key else None
+    return content
+
+
+def reader_argv(context: ReadContext, found: list[Path]) -> tuple[str, ...]:
+    """The command that reads recordings into JSON, and their reads into `raw/reads.bin`."""
+    return (
+        str(context.java),
+        "-Xmx512m",
+        "-XX:+UseSerialGC",
+        "-cp",
+        str(context.classes),
+        "JfrReader",
+        str(context.start_ns),
+        str(context.end_ns),
+        ",".join(map(str, sorted(context.ports))),
+        str(context.raw / "reads.bin"),
+        *map(str, found),
+    )
+
+
+def _read(context: ReadContext, found: list[Path]) -> Mapping[str, Any]:
+    content: Mapping[str, Any] = json.loads(system.run(reader_argv(context, found), timeout_s=600))
+    return content
+
+
+def _judge(content: Mapping[str, Any], *, ended_well: bool) -> Recording:
+    problems = []
+    if not ended_well:
+        problems.append(
+            f"the JVM was killed before it could end its recording: {content['events']} events up to"
+            f" {content['last_ns']} ns were read, later ones are lost"
+        )
+    problems += [f"{file['file']}: {file['error']}" for file in content["files"] if file["error"]]
+    if content["lost_bytes"]:
+        problems.append(f"the flight recorder itself dropped {content['lost_bytes']} bytes of events")
+    return Recording(content=content, is_whole=not problems, problem="; ".join(problems))
