@@ -69,6 +69,21 @@ COLUMNS: tuple[Column, ...] = (
     Column("outside_tlab_network_bytes", "outside TLABs by the network layer: first non-JDK frame in io.netty"),
     Column("outside_tlab_lucene_bytes", "outside TLABs by Lucene: first non-JDK frame in org.apache.lucene"),
     Column("outside_tlab_rest_bytes", "outside TLABs by everything else"),
+    # What the collections were, and what else the probe `gc` sees.
+    Column("gc_collector", "collector as the GC log names it: g1, cms, parallel, serial, zgc"),
+    Column("gc_pauses_log", "pauses within the measurement by the GC log: the second source of gc_pauses"),
+    Column("gc_causes", "pauses by cause, the most frequent first"),
+    Column("gc_collections", "collections that ended within the measurement, concurrent cycles included"),
+    Column("gc_promotion_failures", "young collections that found no room in the old generation (CMS, serial)"),
+    Column("gc_evacuation_failures", "collections that found no room to copy to (G1)"),
+    Column("gc_concurrent_mode_failures", "concurrent cycles that were overtaken by a full collection (CMS, G1)"),
+    Column("gc_allocation_stalls", "threads that had to wait for memory (ZGC)"),
+    Column("gc_humongous_collections", "collections caused by an allocation of half a region or more (G1)"),
+    Column("humongous_regions_max", "most humongous regions in use before a collection (G1)"),
+    Column("direct_buffers_max", "most direct buffers of the JVM's own pool; Java 17 and later"),
+    Column("direct_buffer_used_max_bytes", "most memory in them"),
+    Column("direct_buffer_capacity_max_bytes", "their largest capacity"),
+    Column("reads_empty", "reads that found nothing, from start to end: a buffer was allocated for nothing"),
 )
 
 # What a probe's Histogram and Series are called, and what their values are.
@@ -82,4 +97,5 @@ SERIES = {
     "response_ms_max": "their longest response time (computed from the samples)",
     "heap_bytes": "heap in use, before and after each collection",
     "gc_pause_ms": "each pause, at its start",
+    "direct_buffer_bytes": "memory in the JVM's own direct buffers, each second",
 }

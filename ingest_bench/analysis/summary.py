@@ -14,7 +14,7 @@ from ingest_bench.analysis.samples import Samples
 from ingest_bench.model.experiment import Cell
 from ingest_bench.model.load import LoadOptions, WorkerReport
 from ingest_bench.model.network import Profile
-from ingest_bench.model.results import Histogram, Measured, Reading, RunRecord, Series, Summary, Value
+from ingest_bench.model.results import Histogram, Measured, Reading, Remark, RunRecord, Series, Summary, Value
 from ingest_bench.model.target import TargetOptions
 
 
@@ -32,7 +32,9 @@ def summarise(
     A measured run whose integrity is broken (`integrity.verdict`) comes back as invalid, with all reasons. Its values
     stay in it for whoever looks for the cause; tables and plots leave them out.
     """
+    measured = tuple(measured)
     readings, histograms, series = _sorted(measured)
+    remarks = tuple(item for item in measured if isinstance(item, Remark))
     values: dict[str, Value] = dict.fromkeys(column.name for column in COLUMNS)
     values |= conditions(record, cell)
     values["documents_counted"] = record.documents_counted
@@ -53,6 +55,7 @@ def summarise(
     state, reason = record.state, record.reason
     if state == "measured":
         reasons = integrity.verdict(record, samples, report, values)
+        reasons += [f"probe {remark.probe}: {remark.text}" for remark in remarks if remark.invalidates]
         if reasons:
             state, reason = "invalid", "; ".join([reason, *reasons] if reason else reasons)
     return Summary(
@@ -69,6 +72,7 @@ def summarise(
         measure_start_ns=start_ns,
         measure_end_ns=end_ns,
         faults=record.faults,
+        remarks=remarks,
     )
 
 
@@ -116,7 +120,7 @@ def _sorted(measured: Iterable[Measured]) -> tuple[dict[str, Value], dict[str, d
             readings[item.name] = item.value
         elif isinstance(item, Histogram):
             histograms[item.name] = item.counts
-        else:
+        elif isinstance(item, Series):
             series[item.name] = item
     return readings, histograms, series
 

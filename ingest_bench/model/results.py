@@ -109,3 +109,5 @@ class Summary:
     measure_end_ns: int | None = None
     faults: tuple[dict[str, Any], ...] = ()
     """As in the run's record."""
+    remarks: tuple[Remark, ...] = ()
+    """What the probes had to say about their numbers."""

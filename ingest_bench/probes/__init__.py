@@ -14,6 +14,7 @@ from __future__ import annotations
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
+from ingest_bench.errors import MissingCapability
 from ingest_bench.probes import recording
 from ingest_bench.probes.context import Events, Probe, ReadContext
 from ingest_bench.probes.gc import GC
@@ -33,11 +34,17 @@ PROBES: Mapping[str, Probe] = {
 }
 
 
-def jvm_options(names: Iterable[str], raw: Path) -> tuple[str, ...]:
+# The first with an open flight recorder and unified logging.
+_OLDEST_JAVA = 11
+
+
+def jvm_options(names: Iterable[str], raw: Path, java_version: int) -> tuple[str, ...]:
     """Options of the server's JVM for these probes: at most one recording, whose settings are written to `raw`.
 
-    The server's user must be able to write to `raw`.
+    The server's user must be able to write to `raw`, and `raw` must be absolute.
     """
+    if java_version < _OLDEST_JAVA:
+        raise MissingCapability(f"probes need Java {_OLDEST_JAVA} or later, the server would run on {java_version}")
     chosen = [PROBES[name] for name in names]
     events: Events = {}
     for probe in chosen:

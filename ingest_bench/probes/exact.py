@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def percentile(counts: Mapping[int, int], percent: float) -> int | None:
-    """The least value that at least this percentage of the counted values does not exceed (nearest rank); None of none."""
+    """The least value that at least this share of all counted ones does not exceed (nearest rank); None of none."""
     rank = sum(counts.values()) * percent / 100
     seen = 0
     for value in sorted(counts):

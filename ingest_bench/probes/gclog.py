@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 # Ours: `-Xlog:gc*=info,gc+humongous=debug:file=…:time,uptime,level,tags`.
 _LINE = re.compile(
@@ -54,6 +54,11 @@ class LogPause:
     after_bytes: int | None = None
 
     @property
+    def collects(self) -> bool:
+        """Whether it took garbage out of the heap; a remark of a concurrent cycle names the heap too."""
+        return self.name.startswith(("Pause Young", "Pause Full"))
+
+    @property
     def is_full(self) -> bool:
         """Whether the whole heap was collected while the program stood still."""
         return self.name.startswith("Pause Full")
@@ -68,38 +73,111 @@ class GcLog:
     pauses: list[LogPause] = field(default_factory=list)
     humongous_regions: list[tuple[int, int, int]] = field(default_factory=list)
     """(end_ns, regions before, regions after) of each G1 collection."""
-    to_space_exhausted: int = 0
+    evacuation_failures: int = 0
     unrecognised: list[str] = field(default_factory=list)
-    """Lines that a collection wrote and that this reader does not know. Reported, never guessed."""
+    """Lines of a collection that this reader does not know. Reported, never guessed."""
+
+    @property
+    def is_understood(self) -> bool:
+        """Whether its pauses may be believed: of a collector that this reader knows."""
+        return self.collector in COLLECTORS.values()
+
+    def complaints(self) -> Iterator[str]:
+        """What it could not understand, as sentences."""
+        if not self.is_understood:
+            known = ", ".join(COLLECTORS)
+            yield f"the GC log is of {self.collector or 'a collector that it does not name'}; known: {known}"
+        if self.unrecognised:
+            some = " | ".join(self.unrecognised[:3])
+            yield f"{len(self.unrecognised)} lines of the GC log were not recognised: {some}"
 
 
 def parse(lines: Iterable[str]) -> GcLog:
     """The pauses of a log. The `gc,start` twin of each pause is left out: it has no duration."""
-    log = GcLog()
+    reader = _Reader()
     for line in lines:
-        match = _LINE.fullmatch(line.rstrip("\n"))
+        reader.take(line.rstrip("\n"))
+    return reader.log
+
+
+@dataclass(slots=True, kw_only=True)
+class _Started:
+    """A pause that has started and not ended yet; another one may run inside it."""
+
+    gc: int
+    failed_promotion: bool = False
+    inner_ns: int = 0
+    inner_start_ns: int = 0
+
+
+@dataclass(slots=True)
+class _Reader:
+    log: GcLog = field(default_factory=GcLog)
+    started: list[_Started] = field(default_factory=list)
+    with_heap: set[str] = field(default_factory=set)
+
+    def take(self, line: str) -> None:
+        match = _LINE.fullmatch(line)
         if match is None:
             if line.strip():
-                log.unrecognised.append(line.rstrip("\n"))
-            continue
-        _take(log, match, match["tags"], match["text"])
-    return log
+                self.log.unrecognised.append(line)
+            return
+        tags, text = match["tags"], match["text"]
+        if match["gc"] is None:
+            self._outside_a_collection(match, tags, text)
+        elif tags == "gc,start" and text.startswith("Pause "):
+            self._start(match)
+        elif tags == "gc,heap":
+            self.with_heap.add(match["gc"])
+            if regions := _HUMONGOUS.fullmatch(text):
+                self.log.humongous_regions.append(
+                    (_realtime_ns(match["time"]), int(regions["before"]), int(regions["after"]))
+                )
+        elif tags in ("gc", "gc,phases"):
+            self._result(match, tags, text)
 
+    def _outside_a_collection(self, match: re.Match[str], tags: str, text: str) -> None:
+        if tags == "gc,promotion" and self.started:
+            self.started[-1].failed_promotion = True
+        elif (using := _USING.fullmatch(text)) and tags in ("gc", "gc,init"):
+            name = using["name"] or using["z"]
+            self.log.collector = COLLECTORS.get(name, f"unknown: {name}")
+        elif tags == "gc" and not _KNOWN.fullmatch(text):
+            self.log.unrecognised.append(match.string)
 
-def _take(log: GcLog, match: re.Match[str], tags: str, text: str) -> None:
-    using = _USING.fullmatch(text) if tags in ("gc", "gc,init") else None
-    if using and not match["gc"]:
-        name = using["name"] or using["z"]
-        log.collector = COLLECTORS.get(name, f"unknown: {name}")
-    elif tags == "gc,heap" and (regions := _HUMONGOUS.fullmatch(text)):
-        log.humongous_regions.append((_realtime_ns(match["time"]), int(regions["before"]), int(regions["after"])))
-    elif tags in ("gc", "gc,phases"):
+    def _start(self, match: re.Match[str]) -> None:
+        if self.started:
+            self.started[-1].inner_start_ns = _realtime_ns(match["time"])
+        self.started.append(_Started(gc=int(match["gc"])))
+
+    def _result(self, match: re.Match[str], tags: str, text: str) -> None:
         pause = _PAUSE.fullmatch(text)
-        if pause and match["gc"]:
-            log.pauses.append(_pause(match, pause))
+        if pause:
+            self._end(_pause(match, pause))
         elif tags == "gc" and not (_CYCLE.fullmatch(text) or _KNOWN.fullmatch(text)):
-            log.unrecognised.append(match.string.rstrip("\n"))
-        log.to_space_exhausted += text == "To-space exhausted" or "(Evacuation Failure" in text
+            self.log.unrecognised.append(match.string)
+        self.log.evacuation_failures += text == "To-space exhausted" or "(Evacuation Failure" in text
+
+    def _end(self, pause: LogPause) -> None:
+        """Serial and CMS up to 17 log a young collection that gave up in favour of a full one.
+
+        A full collection within it: what is left is its own only if it really collected (its promotion failed), as the
+        recording has it. Without a line about its heap it never began.
+        """
+        own = next((one for one in self.started if one.gc == pause.gc), None)
+        if own is not None:
+            self.started.remove(own)
+            if own.inner_ns and own.failed_promotion:
+                left_ns = pause.duration_ns - own.inner_ns
+                pause = replace(pause, end_ns=own.inner_start_ns, duration_ns=left_ns)
+            elif own.inner_ns:
+                return
+        if self.started:
+            self.started[-1].inner_ns += pause.duration_ns
+        is_young = pause.name.startswith("Pause Young")
+        if is_young and self.log.collector == "serial" and str(pause.gc) not in self.with_heap:
+            return
+        self.log.pauses.append(pause)
 
 
 def _pause(match: re.Match[str], pause: re.Match[str]) -> LogPause:

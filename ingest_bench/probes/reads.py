@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from ingest_bench.model.results import Histogram, Measured, Reading, Remark
 from ingest_bench.probes import recording
-from ingest_bench.probes.exact import percentile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
 
     from ingest_bench.probes.context import Events, ReadContext
 
-NAMES = ("reads", "read_bytes_mean", "read_bytes_p50", "read_bytes_p99", "bytes_read", "reads_empty")
+NAMES = ("bytes_read", "reads_empty")
 
 
 class Reads:
@@ -54,11 +53,6 @@ class Reads:
             yield from (Reading(name, None) for name in NAMES)
             return
         counts = {int(size): count for size, count in reads["histogram"].items()}
-        number, total = reads["window"]["count"], reads["window"]["total"]
-        yield Reading("reads", number)
-        yield Reading("read_bytes_mean", total / number if number else None)
-        yield Reading("read_bytes_p50", percentile(counts, 50))
-        yield Reading("read_bytes_p99", percentile(counts, 99))
         yield Reading("bytes_read", reads["all"]["total"] if found.is_whole else None)
         yield Reading("reads_empty", reads["empty"])
         yield Histogram("read_bytes", counts)

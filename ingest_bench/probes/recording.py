@@ -56,8 +56,8 @@ def options(raw: Path) -> tuple[str, ...]:
     maxsize=0: the default drops the oldest chunks beyond 250 MB. The repository is below `raw`, so that the chunks
     of a killed JVM stay: its recording.jfr is empty.
     """
-    if any(letter in str(raw) for letter in ' ,"\t'):
-        raise SpecError(f"{raw}: the JVM's recording option takes no path with a comma, a quote or a space; rename it")
+    if any(letter in str(raw) for letter in ' ,:"\t'):
+        raise SpecError(f"{raw}: the JVM's options take no path with a comma, colon, quote or space; rename it")
     recording = (
         "name=ingest-bench",
         f"settings={settings_file(raw)}",

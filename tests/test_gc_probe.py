@@ -1,0 +1,184 @@
+"""The probe `gc` on recordings and logs of real JVMs (tests/data/gc: Java version and collector)."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ingest_bench.model.results import Measured, Reading, Remark, Series
+from ingest_bench.probes import PROBES, ReadContext, gcagree, gclog
+
+DATA = Path(__file__).parent / "data" / "gc"
+RUNS = sorted(path.name.removesuffix(".log.gz") for path in DATA.glob("*.log.gz"))
+# zcat X.log.gz | grep "Pause Full" | grep -vc gc,start
+FULL = {
+    "11-cms": 7,
+    "11-g1": 1,
+    "11-parallel": 3,
+    "11-serial": 3,
+    "17-g1": 1,
+    "17-parallel": 3,
+    "17-serial": 3,
+    "17-zgc": 0,
+    "25-g1": 1,
+    "25-parallel": 3,
+    "25-serial": 3,
+    "25-zgc": 0,
+}
+
+
+def log_lines(run: str) -> list[str]:
+    return gzip.decompress((DATA / f"{run}.log.gz").read_bytes()).decode().splitlines()
+
+
+def recorded(run: str) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(gzip.decompress((DATA / f"{run}.json.gz").read_bytes()))
+    return content
+
+
+def pauses(content: dict[str, Any]) -> list[gcagree.Pause]:
+    return [gcagree.Pause(gc, end, duration) for gc, end, duration, _ in content["pauses"]]
+
+
+def context(raw: Path, start_ns: int, end_ns: int) -> ReadContext:
+    return ReadContext(raw=raw, start_ns=start_ns, end_ns=end_ns, ports=frozenset({1}), java=raw, classes=raw)
+
+
+def lay_out(raw: Path, run: str, lines: list[str] | None = None) -> ReadContext:
+    """A raw folder whose recording has been read already; the measurement is all that the recording holds."""
+    content = recorded(run)
+    (raw / "recording.jfr").write_bytes(b"read already")
+    (raw / "gc.log").write_text("\n".join(log_lines(run) if lines is None else lines))
+    whole = context(raw, content["first_ns"] - 10**9, content["last_ns"] + 10**9)
+    first = min(pause[1] for pause in content["pauses"])
+    whole = dataclasses.replace(whole, start_ns=first)
+    key = [1, whole.start_ns, whole.end_ns, [1], ["recording.jfr"]]
+    (raw / "recording.json").write_text(json.dumps({"key": key, "content": content}))
+    return whole
+
+
+def readings(measured: list[Measured]) -> dict[str, Any]:
+    return {item.name: item.value for item in measured if isinstance(item, Reading)}
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_recording_and_log_know_the_same_pauses(run: str, tmp_path: Path) -> None:
+    whole = lay_out(tmp_path, run)
+    measured = list(PROBES["gc"].read(whole))
+    assert [item for item in measured if isinstance(item, Remark)] == []
+    seen = readings(measured)
+    assert seen["gc_pauses"] == seen["gc_pauses_log"] == len(recorded(run)["pauses"]) > 0
+    assert seen["gc_collector"] == run.partition("-")[2]
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_full_collections_are_counted_once_although_the_log_names_them_twice(run: str, tmp_path: Path) -> None:
+    seen = readings(list(PROBES["gc"].read(lay_out(tmp_path, run))))
+    assert seen["full_gcs"] == FULL[run]
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_every_line_of_a_known_collector_is_understood(run: str) -> None:
+    log = gclog.parse(log_lines(run))
+    assert log.unrecognised == []
+    assert list(log.complaints()) == []
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_heap_after_a_collection_is_the_recordings_within_a_megabyte_of_the_logs(run: str, tmp_path: Path) -> None:
+    if run.endswith("zgc"):
+        pytest.skip("ZGC's pauses do not name the heap")
+    whole = lay_out(tmp_path, run)
+    seen = readings(list(PROBES["gc"].read(whole)))
+    after = [pause.after_bytes for pause in gclog.parse(log_lines(run)).pauses if pause.gc and pause.collects]
+    largest = max(used for used in after if used is not None)
+    assert abs(seen["heap_after_gc_max_bytes"] - largest) <= 1 << 20
+
+
+def test_a_pause_that_the_log_lacks_makes_the_run_invalid(tmp_path: Path) -> None:
+    lines = [line for line in log_lines("17-g1") if not line.endswith("ms") or "GC(7) Pause" not in line]
+    assert len(lines) < len(log_lines("17-g1"))
+    measured = list(PROBES["gc"].read(lay_out(tmp_path, "17-g1", lines)))
+    remarks = [item for item in measured if isinstance(item, Remark) and item.invalidates]
+    assert [remark.text for remark in remarks] == ["1 pauses are only in the flight recording: GC(7)"]
+
+
+def test_a_pause_that_the_recording_lacks_is_a_difference() -> None:
+    content = recorded("17-g1")
+    log = gclog.parse(log_lines("17-g1"))
+    some = [pause for pause in pauses(content) if pause.gc != 8]
+    missing = len(content["pauses"]) - len(some)
+    assert missing > 0
+    whole = context(Path("raw"), min(pause.end_ns for pause in some), content["last_ns"] + 10**9)
+    agreement = gcagree.compare(some, 1, log.pauses, whole)
+    assert agreement.differences == (f"{missing} pauses are only in the GC log: {', '.join(['GC(8)'] * missing)}",)
+
+
+def test_collections_before_the_recording_began_are_no_difference(tmp_path: Path) -> None:
+    whole = lay_out(tmp_path, "17-g1")
+    log = gclog.parse(log_lines("17-g1"))
+    assert len(log.pauses) > len(recorded("17-g1")["pauses"])
+    agreement = gcagree.compare(pauses(recorded("17-g1")), 1, log.pauses, whole)
+    assert agreement.differences == ()
+
+
+def test_a_different_number_of_full_collections_or_another_sum_is_a_difference(tmp_path: Path) -> None:
+    whole = lay_out(tmp_path, "11-parallel")
+    content, log = recorded("11-parallel"), gclog.parse(log_lines("11-parallel"))
+    full = sum(pause.is_full for pause in log.pauses)
+    longer = [dataclasses.replace(pause, duration_ns=pause.duration_ns * 3) for pause in pauses(content)]
+    assert gcagree.compare(pauses(content), full, log.pauses, whole).differences == ()
+    assert "full collections" in gcagree.compare(pauses(content), full + 1, log.pauses, whole).differences[0]
+    assert "sum of" in gcagree.compare(longer, full, log.pauses, whole).differences[0]
+
+
+def test_a_log_of_an_unknown_collector_gives_no_numbers_but_says_so(tmp_path: Path) -> None:
+    lines = ["[2026-11-22T04:07:43.657+0000][0.016s][info][gc] Using Shenandoah"]
+    lines.append("[2026-11-22T04:07:43.964+0000][0.324s][info][gc] GC(0) Pause Final Roots 1.120ms")
+    (tmp_path / "gc.log").write_text("\n".join(lines))
+    measured = list(PROBES["gc"].read(context(tmp_path, 0, 2**63 - 1)))
+    assert "gc_pauses" not in readings(measured)
+    said = " ".join(item.text for item in measured if isinstance(item, Remark))
+    assert "unknown: Shenandoah; known: G1, Concurrent Mark Sweep" in said
+
+
+def test_lines_that_nobody_knows_are_reported_and_not_guessed() -> None:
+    lines = [*log_lines("17-g1"), "[2026-11-22T04:07:43.964+0000][9.324s][info][gc] GC(99) Pause Strange 1 of 2"]
+    log = gclog.parse(lines)
+    assert len(log.pauses) == len(gclog.parse(log_lines("17-g1")).pauses)
+    assert list(log.complaints()) == [f"1 lines of the GC log were not recognised: {lines[-1]}"]
+
+
+def test_without_a_whole_recording_the_log_speaks_alone_and_says_so(tmp_path: Path) -> None:
+    (tmp_path / "gc.log").write_text("\n".join(log_lines("17-g1")))
+    measured = list(PROBES["gc"].read(context(tmp_path, 0, 2**63 - 1)))
+    log = gclog.parse(log_lines("17-g1"))
+    assert readings(measured)["gc_pauses"] == len(log.pauses)
+    assert readings(measured)["full_gcs"] == 1
+    assert any(isinstance(item, Remark) and "log's alone" in item.text for item in measured)
+    heap = next(item for item in measured if isinstance(item, Series) and item.name == "heap_bytes")
+    assert list(heap.at_ns) == sorted(heap.at_ns)
+
+
+def test_a_young_collection_that_gave_up_for_a_full_one_is_one_pause() -> None:
+    # Java 11, CMS: the promotion of GC(161) failed, GC(162) ran inside it. The recording has 3.766 and 11.617 ms.
+    text = """
+[2026-11-22T04:08:46.000+0000][0.100s][info][gc             ] Using Concurrent Mark Sweep
+[2026-11-22T04:08:47.287+0000][1.844s][info][gc,start       ] GC(161) Pause Young (Allocation Failure)
+[2026-11-22T04:08:47.291+0000][1.848s][info][gc,promotion   ] Promotion failed
+[2026-11-22T04:08:47.291+0000][1.848s][info][gc,start       ] GC(162) Pause Full (Allocation Failure)
+[2026-11-22T04:08:47.302+0000][1.860s][info][gc             ] GC(162) Pause Full (Allocation Failure) 61M->52M(61M) 11.645ms
+[2026-11-22T04:08:47.302+0000][1.860s][info][gc,heap        ] GC(161) ParNew: 19578K->10240K(19648K)
+[2026-11-22T04:08:47.302+0000][1.860s][info][gc             ] GC(161) Pause Young (Allocation Failure) 58M->52M(61M) 15.489ms
+[2026-11-22T04:08:47.400+0000][1.958s][info][gc,start       ] GC(163) Pause Young (Allocation Failure)
+[2026-11-22T04:08:47.400+0000][1.958s][info][gc,start       ] GC(164) Pause Full (Allocation Failure)
+[2026-11-22T04:08:47.412+0000][1.970s][info][gc             ] GC(164) Pause Full (Allocation Failure) 57M->22M(61M) 11.752ms
+[2026-11-22T04:08:47.412+0000][1.970s][info][gc             ] GC(163) Pause Young (Allocation Failure) 57M->22M(61M) 11.820ms
+"""  # noqa: E501 - lines of a log
+    found = [(pause.gc, pause.duration_ns) for pause in gclog.parse(text.splitlines()).pauses]
+    assert found == [(162, 11_645_000), (161, 3_844_000), (164, 11_752_000)]

@@ -1,0 +1,147 @@
+"""Probes without a JVM: options, settings, which files of a recording count, and what is unavailable."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from ingest_bench.errors import MissingCapability, SpecError
+from ingest_bench.model.results import Histogram, Measured, Reading, Remark
+from ingest_bench.probes import PROBES, ReadContext, jvm_options, recording
+from ingest_bench.probes.exact import percentile
+
+
+def context(raw: Path) -> ReadContext:
+    return ReadContext(raw=raw, start_ns=10, end_ns=20, ports=frozenset({4000, 4001}), java=raw / "java", classes=raw)
+
+
+def sizes(count: int, total: int) -> dict[str, int]:
+    return {"count": count, "total": total, "min": 0, "max": total}
+
+
+def content(**changed: Any) -> dict[str, Any]:
+    reads = {"all": sizes(5, 900), "window": sizes(4, 800), "other_ports": sizes(2, 50), "empty": 3, "ends": 1}
+    made: dict[str, Any] = {"events": 9, "last_ns": 99, "lost_bytes": 0, "files": []}
+    return made | {"reads": reads | {"histogram": {"100": 1, "200": 2, "300": 1}}} | changed
+
+
+def lay_out(raw: Path, read: dict[str, Any]) -> ReadContext:
+    (raw / "recording.jfr").write_bytes(b"read already")
+    key = [1, 10, 20, [4000, 4001], ["recording.jfr"]]
+    (raw / "recording.json").write_text(json.dumps({"key": key, "content": read}))
+    return context(raw)
+
+
+def readings(measured: list[Measured]) -> dict[str, Any]:
+    return {item.name: item.value for item in measured if isinstance(item, Reading)}
+
+
+def test_probes_share_one_recording(tmp_path: Path) -> None:
+    options = jvm_options(["reads", "gc"], tmp_path, 17)
+    where = f"settings={tmp_path}/recording.jfc,filename={tmp_path}/recording.jfr"
+    assert options == (
+        f"-XX:StartFlightRecording=name=ingest-bench,{where},dumponexit=true,disk=true,maxsize=0",
+        f"-XX:FlightRecorderOptions=repository={tmp_path}/jfr,stackdepth=128",
+        f"-Xlog:gc*=info,gc+humongous=debug:file={tmp_path}/gc.log:time,uptime,level,tags:filecount=0",
+    )
+
+
+def test_without_probes_the_jvm_gets_no_recording(tmp_path: Path) -> None:
+    assert jvm_options([], tmp_path, 17) == ()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_settings_enable_what_the_probes_need_and_keep_every_read(tmp_path: Path) -> None:
+    jvm_options(["reads", "gc"], tmp_path, 25)
+    events = {
+        event.attrib["name"]: {setting.attrib["name"]: setting.text for setting in event}
+        for event in ElementTree.parse(tmp_path / "recording.jfc").getroot()  # noqa: S314 - we wrote it
+    }
+    read = {"enabled": "true", "threshold": "0 ns", "stackTrace": "false", "throttle": "off"}
+    assert events["jdk.SocketRead"] == read
+    assert {"jdk.GCPhasePause", "jdk.GarbageCollection", "jdk.DataLoss"} <= events.keys()
+
+
+def test_two_probes_cannot_want_one_event_in_two_ways() -> None:
+    events = {"jdk.SocketRead": {"threshold": "0 ns"}}
+    with pytest.raises(ValueError, match="two probes want"):
+        recording.merge(events, {"jdk.SocketRead": {"threshold": "20 ms"}})
+
+
+def test_a_java_without_an_open_recorder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(MissingCapability, match="Java 11"):
+        jvm_options(["reads"], tmp_path, 8)
+
+
+def test_a_path_that_the_jvm_would_cut_in_two_is_refused(tmp_path: Path) -> None:
+    for name in ("a,b", "a b", "a:b", 'a"b'):
+        with pytest.raises(SpecError, match="rename it"):
+            jvm_options(["reads"], tmp_path / name, 17)
+
+
+def test_chunks_that_a_killed_jvm_left_are_read_in_place_of_its_empty_recording(tmp_path: Path) -> None:
+    (tmp_path / "recording.jfr").touch()
+    chunks = tmp_path / "jfr" / "2026_11_22_04_14_55_16892"
+    chunks.mkdir(parents=True)
+    names = ["2026_11_22_04_14_55.jfr", "2026_11_22_04_14_57.part", "2026_11_22_04_14_56.jfr"]
+    for name in names:
+        (chunks / name).write_bytes(b"x")
+    (chunks / "2026_11_22_04_14_57.jfr").touch()
+    found, ended_well = recording.files(tmp_path)
+    assert [path.name for path in found] == sorted(names)
+    assert not ended_well
+
+
+def test_a_recording_that_the_jvm_ended_is_read_whole(tmp_path: Path) -> None:
+    (tmp_path / "recording.jfr").write_bytes(b"x")
+    (tmp_path / "jfr").mkdir()
+    assert recording.files(tmp_path) == ([tmp_path / "recording.jfr"], True)
+
+
+def test_reads_are_of_the_measurement_and_bytes_of_the_whole_recording(tmp_path: Path) -> None:
+    measured = list(PROBES["reads"].read(lay_out(tmp_path, content())))
+    assert measured == [
+        Reading("bytes_read", 900),
+        Reading("reads_empty", 3),
+        Histogram("read_bytes", {100: 1, 200: 2, 300: 1}),
+    ]
+
+
+def test_a_server_whose_reads_the_recorder_cannot_see_has_no_number_and_not_zero(tmp_path: Path) -> None:
+    unseen = content()
+    unseen["reads"] |= {"all": sizes(0, 0), "window": sizes(0, 0), "histogram": {}}
+    measured = list(PROBES["reads"].read(lay_out(tmp_path, unseen)))
+    assert readings(measured) == {"bytes_read": None, "reads_empty": None}
+    assert not any(isinstance(item, Histogram) for item in measured)
+    assert any(isinstance(item, Remark) and "2 of others" in item.text for item in measured)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"lost_bytes": 4096}, "dropped 4096 bytes"),
+        ({"files": [{"file": "a.jfr", "error": "java.io.IOException: cut"}]}, "a.jfr: java.io.IOException: cut"),
+    ],
+)
+def test_bytes_of_a_recording_with_a_hole_are_unavailable(changed: dict[str, Any], said: str, tmp_path: Path) -> None:
+    measured = list(PROBES["reads"].read(lay_out(tmp_path, content(**changed))))
+    assert readings(measured)["bytes_read"] is None
+    assert any(isinstance(item, Remark) and said in item.text for item in measured)
+    assert any(isinstance(item, Histogram) for item in measured)
+
+
+def test_no_recording_at_all_is_said(tmp_path: Path) -> None:
+    measured = list(PROBES["reads"].read(context(tmp_path)))
+    assert readings(measured) == {"bytes_read": None, "reads_empty": None}
+    assert any(isinstance(item, Remark) and "no flight recording" in item.text for item in measured)
+
+
+def test_percentiles_are_values_that_occurred() -> None:
+    assert percentile({10: 50, 20: 49, 30: 1}, 50) == 10
+    assert percentile({10: 50, 20: 49, 30: 1}, 99) == 20
+    assert percentile({10: 50, 20: 49, 30: 1}, 100) == 30
+    assert percentile({}, 50) is None

@@ -1,0 +1,163 @@
+"""Probes on real JVMs: a server of our own counts its reads, and the probes must find the same."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ingest_bench
+from ingest_bench import system
+from ingest_bench.model.results import READ_FIELDS, Histogram, Measured, Reading, Remark
+from ingest_bench.probes import ReadContext, jvm_options, read, recording
+
+pytestmark = pytest.mark.jvm
+
+DATA = Path(__file__).parent / "data" / "jfr"
+READER = Path(ingest_bench.__file__).parent / "jvm" / "JfrReader.java"
+READERS = Path(__file__).parent / "java" / "Readers.java"
+EVER = (0, 2**63 - 1)
+
+
+@pytest.fixture(scope="module")
+def java() -> Path:
+    found = shutil.which("javac")
+    if found is None:
+        pytest.skip("no JDK on this machine")
+    return Path(found).resolve().parent / "java"
+
+
+@pytest.fixture(scope="module")
+def classes(java: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("classes")
+    sources = [str(READER), str(READERS)]
+    system.run([str(java.with_name("javac")), "--release", "11", "-d", str(out), *sources], timeout_s=120)
+    return out
+
+
+@pytest.fixture
+def raw(tmp_path: Path) -> Path:
+    made = tmp_path / "raw"
+    made.mkdir()
+    return made
+
+
+def context(raw: Path, java: Path, classes: Path, ports: set[int]) -> ReadContext:
+    start_ns, end_ns = EVER
+    return ReadContext(raw=raw, start_ns=start_ns, end_ns=end_ns, ports=frozenset(ports), java=java, classes=classes)
+
+
+def counted(output: str) -> dict[str, int]:
+    """What the program says of itself, such as "reads=3126 bytes=200000"."""
+    return {key: int(value) for key, value in re.findall(r"(\w+)=([0-9]+)", output)}
+
+
+def readings(measured: list[Measured]) -> dict[str, Any]:
+    return {item.name: item.value for item in measured if isinstance(item, Reading)}
+
+
+def histogram(measured: list[Measured]) -> dict[int, int]:
+    return next(item.counts for item in measured if isinstance(item, Histogram) and item.name == "read_bytes")
+
+
+def serve(java: Path, classes: Path, raw: Path, *arguments: object) -> list[str]:
+    options = jvm_options(["reads", "gc"], raw, 17)
+    return [str(java), "-Xmx128m", *options, "-cp", str(classes), "Readers", *map(str, arguments)]
+
+
+def test_a_million_reads_are_found_exactly_as_the_server_counted_them(java: Path, classes: Path, raw: Path) -> None:
+    said = counted(system.run(serve(java, classes, raw, 700_000, "exit"), timeout_s=300))
+    assert said["reads"] > 1_000_000
+    measured = read(["reads", "gc"], context(raw, java, classes, {said["port"]}))
+    sizes = histogram(measured)
+    assert sum(sizes.values()) == said["reads"]
+    assert sum(size * count for size, count in sizes.items()) == said["bytes"] == readings(measured)["bytes_read"]
+    assert [item for item in measured if isinstance(item, Remark) and item.probe == "reads"] == []
+    sequence = np.fromfile(raw / "reads.bin", dtype=np.dtype(list(READ_FIELDS)))
+    data = sequence[sequence["bytes"] > 0]
+    assert len(data) == said["reads"]
+    assert int(data["bytes"].sum()) == said["bytes"]
+    assert set(sequence["port"]) == {said["port"]}
+    assert (np.diff(data["end_ns"]) >= 0).all()
+
+
+def test_reads_of_other_connections_and_outside_the_measurement_stay_out(java: Path, classes: Path, raw: Path) -> None:
+    said = counted(system.run(serve(java, classes, raw, 2000, "exit"), timeout_s=120))
+    measured = read(["reads"], context(raw, java, classes, {said["port"] + 1}))
+    assert readings(measured)["bytes_read"] is None
+    whole = context(raw, java, classes, {said["port"]})
+    late = ReadContext(raw=raw, start_ns=EVER[1] - 1, end_ns=EVER[1], ports=whole.ports, java=java, classes=classes)
+    measured = read(["reads"], late)
+    assert histogram(measured) == {}
+    assert readings(measured)["bytes_read"] == said["bytes"]
+
+
+def test_a_killed_server_leaves_what_it_had_recorded_and_the_loss_is_said(java: Path, classes: Path, raw: Path) -> None:
+    output = raw / "output"
+    with killed(serve(java, classes, raw, 300_000, "wait"), output):
+        pass
+    said = counted(output.read_text())
+    measured = read(["reads", "gc"], context(raw, java, classes, {said["port"]}))
+    found = sum(histogram(measured).values())
+    assert 0 < found <= said["reads"]
+    seen = readings(measured)
+    assert seen["bytes_read"] is None
+    assert seen["gc_pauses"] == seen["gc_pauses_log"] > 0
+    assert any(isinstance(item, Remark) and "was killed" in item.text for item in measured)
+
+
+class killed:  # noqa: N801 - reads as a word
+    """A process that is killed as soon as it has said "ready"."""
+
+    def __init__(self, argv: list[str], output: Path) -> None:
+        self.argv, self.output = argv, output
+
+    def __enter__(self) -> None:
+        process = system.start(self.argv, stdout=self.output)
+        try:
+            deadline = time.monotonic() + 120
+            while "ready" not in self.output.read_text() and time.monotonic() < deadline:
+                assert process.poll() is None, self.output.read_text()
+                time.sleep(0.1)
+        finally:
+            process.kill()
+            process.wait()
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+
+@pytest.fixture(params=["11", "17", "25"])
+def recorded(request: pytest.FixtureRequest, raw: Path) -> str:
+    version: str = request.param
+    (raw / "recording.jfr").write_bytes(gzip.decompress((DATA / f"{version}.jfr.gz").read_bytes()))
+    return version
+
+
+def version_of(java: Path) -> int:
+    said = system.run([str(java), "-version"], check=False)
+    return int(re.findall(r'version "([0-9]+)', said)[0])
+
+
+# What the recorded programs counted themselves: the peer's port and the reads of 10,000 bytes.
+TRUTH = {"11": (60756, 157), "17": (45646, 158), "25": (48482, 157)}
+
+
+def test_recordings_of_each_java_are_read(recorded: str, java: Path, classes: Path, raw: Path) -> None:
+    newest = max([java, *Path("/usr/lib/jvm").glob("*/bin/java")], key=version_of)
+    if version_of(newest) < int(recorded):
+        pytest.skip(f"Java {version_of(newest)} cannot read a recording of Java {recorded}")
+    port, reads = TRUTH[recorded]
+    measured = read(["reads"], context(raw, newest, classes, {port}))
+    assert sum(histogram(measured).values()) == reads
+    assert readings(measured)["bytes_read"] == 10_000
+    kept = json.loads((raw / "recording.json").read_text())["content"]
+    assert kept["types"]["jdk.SocketRead"] == reads + 1  # and the end of the stream
+    assert recording.load(context(raw, newest, classes, {port})).is_whole
