@@ -50,7 +50,7 @@ Measured = Reading | Histogram | Series | Remark
 
 # One socket read of the load's connections in `raw/reads.bin`: little-endian numpy type strings. `end_ns` is
 # CLOCK_REALTIME, `port` the load's own. bytes 0: the socket had nothing, -1: end of stream; the server allocated a
-# buffer for those too. In order for each connection, not between them.
+# buffer for those too. As the recording has them, in blocks: sort by `end_ns`, stably, before use.
 READ_FIELDS: tuple[tuple[str, str], ...] = (("end_ns", "<i8"), ("bytes", "<i4"), ("port", "<i4"))
 
 
