@@ -10,6 +10,7 @@ from ingest_bench import data, records
 from ingest_bench.coherence import coherent
 from ingest_bench.errors import SpecError
 from ingest_bench.model.network import Profile
+from ingest_bench.model.workload import DocumentField, Workload
 
 NETWORKS = "netem"
 WORKLOADS = "workloads"
@@ -44,6 +45,26 @@ def profile(name: str, overrides: dict[str, Any]) -> Profile:
     path = find(NETWORKS, name, "network profile")
     read = records.from_toml(Profile, merged({"name": path.stem, **table(path)}, overrides), str(path))
     return coherent(read, str(path))
+
+
+def workload(name: str) -> Workload:
+    """A workload by the name of its file, or by its path."""
+    path = find(WORKLOADS, name, "workload")
+    read = {"name": path.stem, **table(path)}
+    read["fields"] = document_fields(read.get("fields"), f"{path}: fields")
+    return records.from_toml(Workload, read, str(path))
+
+
+def document_fields(tables: Any, where: str) -> list[dict[str, Any]]:
+    """The same fields with each generator's arguments gathered under `options`, as `DocumentField` has them."""
+    if not isinstance(tables, list) or not tables or not all(isinstance(one, dict) for one in tables):
+        raise SpecError(f'{where}: a list of tables is needed, such as fields = [{{ name = "n", kind = "id" }}]')
+    own = set(records.keys(DocumentField)) - {"options"}
+    return [
+        {key: value for key, value in one.items() if key in own}
+        | {"options": {key: value for key, value in one.items() if key not in own}}
+        for one in tables
+    ]
 
 
 def merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:

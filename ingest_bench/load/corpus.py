@@ -1,0 +1,137 @@
+"""The user's own documents: a file of NDJSON or of ready bulk bodies, plain or compressed, checked before the start."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ingest_bench.errors import SpecError
+from ingest_bench.load.lines import OPENERS, action_of, chunks, lines
+
+# Every line up to here is parsed before anything starts, at about 150 MB/s; of a longer plain file also the last line.
+CHECK_BYTES = 256 * 1024**2
+_TAIL_BYTES = 64 * 1024**2
+_BYTE_ORDER_MARKS = {b"\xef\xbb\xbf": "UTF-8", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Corpus:
+    """A file that was checked."""
+
+    path: Path
+    bulk: bool
+    """Ready bulk bodies: action lines stand between the documents and are sent as they are."""
+    documents: int | None
+    """`None` when the file is longer than what is checked before the start."""
+
+
+def check(path: Path, *, bulk: bool | None = None, limit_bytes: int = CHECK_BYTES) -> Corpus:
+    """The corpus, when it can be sent; SpecError names file, line and remedy.
+
+    `bulk` says whether action lines stand between the documents; None finds out by the first line.
+    """
+    checker = _Checker(path, bulk)
+    total = 0
+    for block in lines(checker.watch(chunks(path))):
+        for line in block:
+            checker.line(line)
+            total += len(line) + 1
+        if total >= limit_bytes:
+            break
+    else:
+        return checker.end()
+    _check_tail(path)
+    return Corpus(path=path, bulk=bool(checker.bulk), documents=None)
+
+
+class _Checker:
+    """What was seen of a file, line by line."""
+
+    def __init__(self, path: Path, bulk: bool | None) -> None:
+        self._path = path
+        self._number = 0
+        self._documents = 0
+        self._failure: SpecError | None = None
+        self._needs_document = False
+        self._ended = True
+        self.bulk = bulk
+
+    def watch(self, pieces: Iterator[bytes]) -> Iterator[bytes]:
+        for piece in pieces:
+            self._ended = piece.endswith(b"\n")
+            yield piece
+
+    def line(self, line: bytes) -> None:
+        if self._failure:
+            raise self._failure
+        self._number += 1
+        if self._number == 1:
+            self._first(line)
+        # A bad last line means something else than a bad line: that is known only when the next one comes.
+        self._failure = self._wrong(line)
+        if self.bulk and not self._needs_document:
+            action = action_of(line)
+            if not action and not self._failure:
+                self._failure = self._error("is no action line of a bulk; the line after a document must be one")
+            self._needs_document = action != "delete"
+            self._documents += action == "delete"
+        else:
+            self._needs_document = False
+            self._documents += 1
+
+    def end(self) -> Corpus:
+        if not self._number:
+            raise SpecError(f"{self._path}: is empty; give a file with one JSON document a line")
+        if self._failure and not self._ended:
+            raise self._error("is the last one and ends in the middle; the file is cut off, get the whole one")
+        if self._failure:
+            raise self._failure
+        if self.bulk and self._needs_document:
+            raise self._error("is an action line and the file ends there: its document is missing; get the whole file")
+        return Corpus(path=self._path, bulk=bool(self.bulk), documents=self._documents)
+
+    def _first(self, line: bytes) -> None:
+        for mark, name in _BYTE_ORDER_MARKS.items():
+            if line.startswith(mark):
+                raise self._error(f"begins with a byte order mark of {name}; convert the file to UTF-8 without one")
+        if self.bulk is None:
+            self.bulk = bool(action_of(line))
+
+    def _wrong(self, line: bytes) -> SpecError | None:
+        if not line.strip():
+            return self._error("is empty; take it out")
+        try:
+            found = json.loads(line.decode(), parse_constant=_no_number)
+        except UnicodeDecodeError as error:
+            return self._error(
+                f"is not UTF-8 (byte 0x{line[error.start]:02x} at column {error.start + 1}); "
+                "does the file mix encodings? convert it, such as with iconv -f LATIN1 -t UTF-8"
+            )
+        except ValueError as error:
+            return self._error(f"is not JSON ({error}); every line must be one whole document")
+        return (
+            None
+            if isinstance(found, dict)
+            else self._error(f"is {line[:20]!r}, not a JSON object; every line must be one")
+        )
+
+    def _error(self, text: str) -> SpecError:
+        return SpecError(f"{self._path}: line {self._number} {text}")
+
+
+def _no_number(text: str) -> float:
+    raise ValueError(f"{text} is no number in JSON")
+
+
+def _check_tail(path: Path) -> None:
+    if path.suffix in OPENERS:
+        return
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+        last = file.read().rstrip(b"\n").rpartition(b"\n")[2]
+    try:
+        json.loads(last)
+    except ValueError:
+        raise SpecError(f"{path}: ends in the middle of a line ({last[:40]!r}…); get the whole file") from None

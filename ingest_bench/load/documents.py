@@ -1,0 +1,157 @@
+"""Synthetic documents of a workload: seeded, as JSON text, hundreds of megabytes a second."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ingest_bench import catalog, records
+from ingest_bench.errors import SpecError
+from ingest_bench.load.generate import GENERATORS, make, words
+from ingest_bench.load.generate.columns import Column, Numbered, Slices, table
+from ingest_bench.load.generate.values import Rows
+from ingest_bench.model.workload import DocumentField, Workload
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+# Documents are made in blocks of this many, each from its own seed: any process can make any block alone.
+BLOCK = 4096
+PROSE_BYTES = 4 * 1024**2
+# A prime, so that the lengths do not fall in step with a bulk size. Every 997 documents have the exact mean.
+LENGTHS = 997
+MIN_TEXT_BYTES = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Id:
+    """A number that no two documents share; with a Python format such as `PMC{:07d}` it is a text."""
+
+    start: int = 0
+    format: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Text:
+    """Prose with log-normal lengths around a mean. `lead` comes before it, escaped as JSON."""
+
+    mean_bytes: int
+    sigma: float = 0.5
+    vocabulary: int = 40000
+    lead: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nested:
+    """An object of other fields."""
+
+    fields: tuple[dict[str, Any], ...]
+
+
+# Kinds that are more than a value: they make columns of their own.
+SPECIAL: Mapping[str, type[Id] | type[Text] | type[Nested]] = {"id": Id, "text": Text, "object": Nested}
+KINDS = (*GENERATORS, *SPECIAL)
+
+
+@dataclass(frozen=True, slots=True)
+class _Build:
+    """What all columns of one workload share while they are made."""
+
+    seed: int
+    where: str
+    rows: dict[str, Rows]
+
+    def rows_of(self, spec: DocumentField, path: str) -> Rows:
+        if spec.distinct < 1:
+            raise SpecError(f"{self.where}: {path}: distinct is {spec.distinct}; at least 1 is needed")
+        random = np.random.default_rng([self.seed, *path.encode()])
+        made = Rows(random, spec.distinct, self.seed, f"{self.where}: {path}")
+        if not spec.row:
+            return made
+        shared = self.rows.setdefault(spec.row, made)
+        if shared.size != spec.distinct:
+            raise SpecError(
+                f'{self.where}: {path}: distinct is {spec.distinct}, but row "{spec.row}" has {shared.size}; '
+                "give all fields of a row the same"
+            )
+        return Rows(random, shared.size, self.seed, made.where, shared.raw)
+
+
+class Documents:
+    """The documents of a workload, in blocks. The same seed gives the same documents."""
+
+    def __init__(self, workload: Workload, seed: int) -> None:
+        self._seed = seed
+        build = _Build(seed, f"workload {workload.name}: fields", {})
+        if workload.fields[0].present < 1:
+            raise SpecError(f"{build.where}: the first field must be in every document; move another one to the front")
+        self._columns = tuple(_columns(workload.fields, build, "", "{", "}"))
+
+    def block(self, number: int) -> list[bytes]:
+        """`BLOCK` documents, without line feeds. Block 7 is the same whether or not the others were made."""
+        random = np.random.default_rng([self._seed, number])
+        picks: dict[str, NDArray[np.int64]] = {}
+        parts = []
+        for place, (row, column) in enumerate(self._columns):
+            key = row or str(place)
+            if key not in picks:
+                picks[key] = random.integers(0, 2**62, BLOCK)
+            parts.append(column.take(number * BLOCK, picks[key]))
+        return [b"".join(pieces) for pieces in zip(*parts, strict=True)]
+
+    def blocks(self, part: int = 0, parts: int = 1) -> Iterator[list[bytes]]:
+        """The blocks of one of several processes, without end: together they make each document once."""
+        number = part
+        while True:
+            yield self.block(number)
+            number += parts
+
+
+def _columns(
+    fields: tuple[DocumentField, ...], build: _Build, path: str, opening: str, closing: str
+) -> Iterator[tuple[str, Column]]:
+    for place, spec in enumerate(fields):
+        prefix = (", " if place else opening) + f'"{spec.name}": '
+        yield from _column(spec, build, f"{path}{spec.name}", prefix)
+    yield "", table([closing], "", "")
+
+
+def _column(spec: DocumentField, build: _Build, path: str, prefix: str) -> Iterator[tuple[str, Column]]:
+    where = f"{build.where}: {path}"
+    if spec.kind not in SPECIAL:
+        rows = build.rows_of(spec, path)
+        values = make({"kind": spec.kind, **spec.options}, where)(rows)
+        rows.raw[spec.name] = values.raw
+        absent = round(spec.distinct * (1 - spec.present))
+        present = rows.random.permutation(spec.distinct) >= absent if absent else None
+        yield spec.row, table(values.texts, prefix, "", present)
+        return
+    if spec.present < 1:
+        raise SpecError(f'{where}: a field of kind "{spec.kind}" is in every document; take out "present"')
+    options = records.from_toml(SPECIAL[spec.kind], spec.options, where)
+    if isinstance(options, Id):
+        quote = '"' if options.format else ""
+        yield "", Numbered(f"{prefix}{quote}".encode(), options.format or "{}", quote.encode(), options.start)
+    elif isinstance(options, Text):
+        yield "", _slices(options, build.seed, prefix)
+    else:
+        tables = catalog.document_fields(list(options.fields), where)
+        inner = tuple(records.from_toml(DocumentField, one, where) for one in tables)
+        yield from _columns(inner, build, f"{path}.", prefix + "{", "}")
+
+
+def _slices(text: Text, seed: int, prefix: str) -> Slices:
+    prose = words.prose(seed, PROSE_BYTES, text.vocabulary)
+    random = np.random.default_rng([seed, 3])
+    # Even steps through the distribution instead of random draws, then scaled: the mean is exact.
+    spread = np.exp(text.sigma * np.sort(random.normal(size=LENGTHS)))
+    lengths = np.maximum(MIN_TEXT_BYTES, spread / spread.mean() * text.mean_bytes).astype(int)
+    spaces = np.flatnonzero(np.frombuffer(prose, dtype=np.uint8) == ord(" "))
+    starts = spaces[spaces < len(prose) - lengths.max() - 1] + 1
+    if not len(starts):
+        raise SpecError(f"a text of {lengths.max()} bytes is longer than the prose that it is cut from")
+    order: list[int] = random.permutation(lengths).tolist()
+    return Slices(prose, starts, order, f'{prefix}"{text.lead}'.encode(), b'"')

@@ -1,0 +1,93 @@
+"""What a person wants of a workload: to see what is in it, and to have its documents as a file."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import json
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Protocol
+
+import zstandard
+
+from ingest_bench.errors import SpecError
+from ingest_bench.load.documents import Documents
+from ingest_bench.model.workload import DocumentField, Workload
+
+
+class _Writable(Protocol):
+    def write(self, data: bytes, /) -> int: ...
+
+
+def describe(workload: Workload) -> list[tuple[str, str]]:
+    """Rows of name and text: what was published, the fields with type and generator, and an example document."""
+    return [
+        ("name", workload.name),
+        ("description", workload.description),
+        ("source", workload.source),
+        ("index", workload.index),
+        ("published documents", f"{workload.published_documents:,}"),
+        ("published size", f"{workload.published_bytes / 1e9:.2f} GB, {workload.mean_document_bytes:.1f} B a document"),
+        ("bulk", f"{workload.bulk_documents} documents, {workload.users} users"),
+        *_field_rows(workload),
+        *((f"query {query.name}", f"weight {query.weight}: {json.dumps(query.body)}") for query in workload.queries),
+        ("example", Documents(workload, 1).block(0)[0][:2000].decode(errors="replace")),
+    ]
+
+
+def write(workload: Workload, documents: int, out: Path, seed: int) -> int:
+    """The size of the text that was written: so many documents as NDJSON, packed by the suffix (.gz .bz2 .zst)."""
+    if documents < 1:
+        raise SpecError(f"{documents} documents: at least 1 is needed")
+    part = out.with_name(out.name + ".part")
+    total = 0
+    try:
+        with _open(part, out.suffix) as file:
+            for block in _first(Documents(workload, seed).blocks(), documents):
+                text = b"\n".join((*block, b""))
+                file.write(text)
+                total += len(text)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise SpecError(f"{out}: cannot be written: {error.strerror}") from None
+    part.replace(out)
+    return total
+
+
+def _open(path: Path, suffix: str) -> AbstractContextManager[_Writable]:
+    if suffix == ".gz":
+        return gzip.GzipFile(path, "wb", compresslevel=6, mtime=0)
+    if suffix == ".bz2":
+        return bz2.open(path, "wb")
+    if suffix == ".zst":
+        return zstandard.ZstdCompressor().stream_writer(path.open("wb"))
+    return path.open("wb")
+
+
+def _first(blocks: Iterator[list[bytes]], documents: int) -> Iterator[list[bytes]]:
+    left = documents
+    for block in blocks:
+        yield block[:left]
+        left -= len(block)
+        if left <= 0:
+            return
+
+
+def _field_rows(workload: Workload) -> Iterator[tuple[str, str]]:
+    properties = workload.mapping.get("mappings", {}).get("properties", {})
+    for spec in workload.fields:
+        yield f"field {spec.name}", f"{_type(properties.get(spec.name, {}))}: {_generator(spec)}"
+
+
+def _type(mapping: dict[str, Any]) -> str:
+    inner = "".join(f" +{name} {sub.get('type')}" for name, sub in mapping.get("fields", {}).items())
+    analyzer = f" ({mapping['analyzer']})" if "analyzer" in mapping else ""
+    return f"{mapping.get('type', 'object' if 'properties' in mapping else 'unmapped')}{analyzer}{inner}"
+
+
+def _generator(spec: DocumentField) -> str:
+    share = f" in {spec.present:.0%}" if spec.present < 1 else ""
+    options = ", ".join(f"{key}={value}" for key, value in spec.options.items() if not isinstance(value, (list, dict)))
+    return f"{spec.kind}{share}{f' ({options})' if options else ''}"

@@ -1,0 +1,138 @@
+"""Generators of numbers, moments and places."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from ingest_bench.errors import SpecError
+from ingest_bench.load.generate.values import Rows, Values, decimals, shares
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Integer:
+    """A whole number in a range. `log`: each factor of ten as often as the next, as sizes of places or payments are."""
+
+    minimum: int
+    maximum: int
+    scale: Literal["even", "log"] = "even"
+    quoted: bool = False
+
+    def __call__(self, rows: Rows) -> Values:
+        """A value for each row."""
+        if self.scale == "log":
+            low, high = np.log(self.minimum + 1), np.log(self.maximum + 1)
+            raw = (np.exp(rows.random.uniform(low, high, rows.size)) - 1).astype(np.int64)
+        else:
+            raw = rows.random.integers(self.minimum, self.maximum + 1, rows.size)
+        quote = '"' if self.quoted else ""
+        return Values([f"{quote}{value}{quote}" for value in raw.tolist()], raw)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decimal:
+    """A price or a distance: even in a range, or log-normal around a median and cut at the range."""
+
+    minimum: float
+    maximum: float
+    median: float | None = None
+    sigma: float = 0.6
+    step: float = 0.01
+    places: int = 2
+
+    def __call__(self, rows: Rows) -> Values:
+        """A value for each row."""
+        if self.median is None:
+            drawn = rows.random.uniform(self.minimum, self.maximum, rows.size)
+        else:
+            drawn = rows.random.lognormal(np.log(self.median), self.sigma, rows.size)
+        return decimals(np.round(np.clip(drawn, self.minimum, self.maximum) / self.step) * self.step, self.places)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sum:
+    """The sum of other numbers of the row."""
+
+    of: tuple[str, ...]
+    places: int = 2
+
+    def __call__(self, rows: Rows) -> Values:
+        """A value for each row."""
+        return decimals(sum((rows.of(name).astype(float) for name in self.of), np.zeros(rows.size)), self.places)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Date:
+    """A moment between two ISO dates, in a strftime format."""
+
+    start: str
+    end: str
+    format: str = "%Y-%m-%d %H:%M:%S"
+
+    def __call__(self, rows: Rows) -> Values:
+        """A value for each row."""
+        first, last = (_seconds(text, rows.where) for text in (self.start, self.end))
+        return _dates(rows.random.integers(first, last, rows.size), self.format)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class After:
+    """A moment some log-normal time after another one of the row."""
+
+    of: str
+    median_ns: int
+    sigma: float = 0.6
+    format: str = "%Y-%m-%d %H:%M:%S"
+
+    def __call__(self, rows: Rows) -> Values:
+        """A value for each row."""
+        later = rows.random.lognormal(np.log(self.median_ns / 1e9), self.sigma, rows.size)
+        return _dates(rows.of(self.of) + later.astype(np.int64), self.format)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A centre that points gather around, in degrees; half of them lie within 1.2 spreads."""
+
+    latitude: float
+    longitude: float
+    spread: float
+    weight: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """A geo_point around one of the places. `single`: digits of a 32-bit float, as data that once was one has."""
+
+    places: tuple[Place, ...]
+    form: Literal["array", "object", "text"] = "array"
+    digits: int = 7
+    single: bool = False
+
+    def __call__(self, rows: Rows) -> Values:
+        """A value for each row."""
+        which = shares(rows, len(self.places), tuple(place.weight for place in self.places))
+        centres = np.array([(place.longitude, place.latitude, place.spread) for place in self.places])[which]
+        raw = centres[:, :2] + rows.random.normal(size=(rows.size, 2)) * centres[:, 2:]
+        raw = np.clip(raw, (-180, -90), (180, 90))
+        raw = raw.astype(np.float32).astype(float) if self.single else np.round(raw, self.digits)
+        forms = {"array": "[{}, {}]", "object": '{{"lon": {}, "lat": {}}}', "text": '"{1},{0}"'}
+        return Values([forms[self.form].format(lon, lat) for lon, lat in raw.tolist()], raw)
+
+
+def _seconds(text: str, where: str) -> int:
+    try:
+        return int(datetime.fromisoformat(f"{text}+00:00").timestamp())
+    except ValueError:
+        raise SpecError(f'{where}: "{text}" is not a date; write it like 2015-01-31 or 2015-01-31T12:00:00') from None
+
+
+def _dates(seconds: NDArray[np.int64], form: str) -> Values:
+    moments = seconds.astype("datetime64[s]").tolist()
+    return Values([f'"{moment.strftime(form)}"' for moment in moments], seconds)

@@ -1,0 +1,82 @@
+"""Generators of words, codes and fixed values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ingest_bench.load.generate import words
+from ingest_bench.load.generate.values import Rows, Values, plain, shares
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constant:
+    """The same value in every document."""
+
+    value: Any
+
+    def __call__(self, rows: Rows) -> Values:
+        """A value for each row."""
+        return plain([self.value] * rows.size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """One of the listed values, by their weights. Exactly as often as the weights say, in random order."""
+
+    choices: tuple[Any, ...]
+    weights: tuple[float, ...] = ()
+
+    def __call__(self, rows: Rows) -> Values:
+        """A value for each row."""
+        return plain([self.choices[index] for index in shares(rows, len(self.choices), self.weights)])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Code:
+    """A short code by a pattern: `9` is a digit, `A` a capital letter, the rest is itself."""
+
+    pattern: str
+    variants: int = 1000
+
+    def __call__(self, rows: Rows) -> Values:
+        """A value for each row."""
+        sets = {"9": "0123456789", "A": "ABCDEFGHIJKLMNOPQRSTUVWXYZ"}
+        parts = [sets.get(character, character) for character in self.pattern]
+        numbers = rows.random.integers(0, 2**31, (self.variants, len(parts)))
+        codes = ["".join(part[n % len(part)] for part, n in zip(parts, row, strict=True)) for row in numbers.tolist()]
+        ranks = words.draw(rows.random, words.zipf(self.variants), rows.size)
+        return plain([codes[rank] for rank in ranks.tolist()])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phrase:
+    """A few words of a vocabulary with Zipf's law. `title`: each with a capital letter, as names have."""
+
+    minimum: int
+    maximum: int
+    vocabulary: int = 20000
+    first_rank: int = 0
+    case: Literal["lower", "title"] = "lower"
+    separator: str = " "
+
+    def __call__(self, rows: Rows) -> Values:
+        """A value for each row."""
+        known = words.vocabulary(self.vocabulary, rows.seed)[self.first_rank :]
+        known = tuple(word.capitalize() for word in known) if self.case == "title" else known
+        counts = rows.random.integers(self.minimum, self.maximum + 1, rows.size)
+        ranks = iter(words.draw(rows.random, words.zipf(len(known)), int(counts.sum())).tolist())
+        return plain([self.separator.join(known[next(ranks)] for _ in range(n)) for n in counts.tolist()])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Join:
+    """Other fields of the row as one text, joined; spaces become the joint too."""
+
+    of: tuple[str, ...]
+    separator: str = "_"
+
+    def __call__(self, rows: Rows) -> Values:
+        """A value for each row."""
+        columns = [rows.of(name).tolist() for name in self.of]
+        return plain([self.separator.join(map(str, row)).replace(" ", self.separator) for row in zip(*columns)])  # noqa: B905 - all are as long as the table

@@ -1,0 +1,77 @@
+"""What generators share: the rows of a table in the making, and the values that come out."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from ingest_bench import records
+from ingest_bench.errors import SpecError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The rows of a table that is being made: their random numbers, and what other fields put into them."""
+
+    random: np.random.Generator
+    size: int
+    seed: int
+    where: str
+    raw: dict[str, NDArray[Any]] = field(default_factory=dict)
+
+    def of(self, name: str) -> NDArray[Any]:
+        """The plain values of a field that stands before in the same row."""
+        if name not in self.raw:
+            raise SpecError(
+                f'{self.where}: "{name}" is not a field before it in the same row; {records.nearest(name, self.raw)}'
+            )
+        return self.raw[name]
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """One value a row: as JSON, and plain for the fields that are derived from it."""
+
+    texts: list[str]
+    raw: NDArray[Any]
+
+
+class Generator(Protocol):
+    """A kind of field."""
+
+    def __call__(self, rows: Rows) -> Values:
+        """A value for each row."""
+        ...
+
+
+def plain(values: list[Any]) -> Values:
+    """Values as JSON says them."""
+    return Values([json.dumps(value) for value in values], objects(values))
+
+
+def objects(values: list[Any]) -> NDArray[np.object_]:
+    """An array of anything; np.array would make a matrix of values that are lists."""
+    raw = np.empty(len(values), dtype=object)
+    raw[:] = values
+    return raw
+
+
+def decimals(values: NDArray[np.float64], places: int) -> Values:
+    """Rounded numbers, in as few digits as Python and most JSON writers give: 6.3, 5.0."""
+    raw = np.round(values, places)
+    return Values([repr(value) for value in raw.tolist()], raw)
+
+
+def shares(rows: Rows, kinds: int, weights: tuple[float, ...]) -> NDArray[np.int64]:
+    """An index a row: each as often as its weight says, to the row, in random order."""
+    if weights and len(weights) != kinds:
+        raise SpecError(f"{rows.where}: {len(weights)} weights for {kinds} choices; give one for each")
+    total = np.cumsum(weights or [1.0] * kinds)
+    edges = (np.arange(rows.size) + 0.5) / rows.size * total[-1]
+    return rows.random.permutation(np.searchsorted(total, edges)).astype(np.int64)

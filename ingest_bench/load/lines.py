@@ -1,0 +1,148 @@
+"""The lines of a plain or compressed file, block by block, whole or by byte range."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import json
+import shutil
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import zstandard
+
+from ingest_bench.errors import SpecError
+
+CHUNK_BYTES = 4 * 1024**2
+ACTIONS = frozenset({"index", "create", "update", "delete"})
+# What may stand in the value of an action line, old names with an underscore too (bulk API, 5.6 to today).
+_META = frozenset(
+    (
+        *("_id", "_index", "_type", "_routing", "routing", "_parent", "parent", "_version", "version"),
+        *("_version_type", "version_type", "if_seq_no", "if_primary_term", "op_type", "pipeline"),
+        *("require_alias", "require_data_stream", "dynamic_templates", "list_executed_pipelines"),
+        *("_retry_on_conflict", "retry_on_conflict", "_source", "_timestamp", "_ttl"),
+    )
+)
+
+
+def chunks(path: Path, start: int = 0, end: int | None = None) -> Iterator[bytes]:
+    """The content in pieces, unpacked by the suffix; a byte range of a plain file. SpecError when it cannot be read."""
+    try:
+        if path.suffix in OPENERS:
+            yield from OPENERS[path.suffix](path)
+        else:
+            with path.open("rb") as file:
+                yield from _range(file, start, end)
+    except (EOFError, zlib.error, gzip.BadGzipFile, zstandard.ZstdError) as error:
+        raise SpecError(f"{path}: cannot be unpacked: {error}; the file is damaged or cut off, get it again") from None
+    except OSError as error:
+        # bz2 says of damaged data that it is an OSError, without a number.
+        what = "cannot be read" if error.errno else "cannot be unpacked"
+        raise SpecError(f"{path}: {what}: {error.strerror or error}") from None
+
+
+def lines(pieces: Iterable[bytes]) -> Iterator[list[bytes]]:
+    """The lines of the pieces without their line feeds, a list for each piece."""
+    rest = b""
+    for piece in pieces:
+        found = (rest + piece).split(b"\n")
+        rest = found.pop()
+        if found:
+            yield found
+    if rest:
+        yield [rest]
+
+
+def boundary(path: Path, place: int, bulk: bool) -> int:
+    """Where the first document (of bulk bodies: the first item) begins at or after a byte of a plain file.
+
+    A document that looks like an action line could be taken for one; the published corpora have none.
+    """
+    size = path.stat().st_size
+    if place <= 0 or place >= size:
+        return max(0, min(place, size))
+    with path.open("rb") as file:
+        file.seek(place - 1)
+        file.readline()
+        while bulk:
+            here = file.tell()
+            line = file.readline()
+            if not line or action_of(line):
+                return here
+        return file.tell()
+
+
+def action_of(line: bytes) -> str:
+    """The action of a bulk's action line; empty for any other line."""
+    try:
+        found: Any = json.loads(line)
+    except ValueError:
+        return ""
+    if not isinstance(found, dict) or len(found) != 1:
+        return ""
+    name, meta = next(iter(found.items()))
+    return name if name in ACTIONS and isinstance(meta, dict) and meta.keys() <= _META else ""
+
+
+def unpack(path: Path, folder: Path) -> Path:
+    """A plain copy of a compressed file in the folder, so that several processes can each read a part of it.
+
+    A plain file is given back as it is.
+    """
+    if path.suffix not in OPENERS:
+        return path
+    target = folder / path.stem
+    part = target.with_name(target.name + ".part")
+    try:
+        with part.open("wb") as file:
+            for piece in chunks(path):
+                file.write(piece)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        free = shutil.disk_usage(folder).free
+        raise SpecError(
+            f"{part}: cannot be written: {error.strerror} ({free} bytes are free); take one process"
+        ) from None
+    part.replace(target)
+    return target
+
+
+def _range(file: IO[bytes], start: int, end: int | None) -> Iterator[bytes]:
+    file.seek(start)
+    left = CHUNK_BYTES if end is None else end - start
+    while piece := file.read(min(CHUNK_BYTES, left)):
+        yield piece
+        left = CHUNK_BYTES if end is None else left - len(piece)
+
+
+def _gzip(path: Path) -> Iterator[bytes]:
+    with gzip.open(path, "rb") as file:
+        while piece := file.read(CHUNK_BYTES):
+            yield piece
+
+
+def _bz2(path: Path) -> Iterator[bytes]:
+    with bz2.open(path, "rb") as file:
+        while piece := file.read(CHUNK_BYTES):
+            yield piece
+
+
+def _zstd(path: Path) -> Iterator[bytes]:
+    # A stream reader takes a cut frame for the end of the file. This one does not, and takes frame after frame.
+    unpacker = zstandard.ZstdDecompressor().decompressobj()
+    with path.open("rb") as file:
+        while packed := file.read(CHUNK_BYTES // 4):
+            while packed:
+                if piece := unpacker.decompress(packed):
+                    yield piece
+                packed = unpacker.unused_data if unpacker.eof else b""
+                if unpacker.eof and packed:
+                    unpacker = zstandard.ZstdDecompressor().decompressobj()
+    if not unpacker.eof:
+        raise EOFError("it ends inside a frame")
+
+
+OPENERS: Mapping[str, Callable[[Path], Iterator[bytes]]] = {".gz": _gzip, ".bz2": _bz2, ".zst": _zstd}

@@ -1,0 +1,195 @@
+"""The user's own documents: what is refused before the start, and that each line is sent once."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import itertools
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import zstandard
+
+from ingest_bench.errors import RunFailed, SpecError
+from ingest_bench.load import lines
+from ingest_bench.load.bodies import BodyPool, BulkSize
+from ingest_bench.load.corpus import check
+from ingest_bench.load.streams import BodyStream, open_bodies
+from ingest_bench.model.workload import BulkAction
+
+DOCUMENTS = [json.dumps({"n": number, "text": "ü" * (number % 7)}) for number in range(1000)]
+PACK: dict[str, Callable[[bytes], bytes]] = {
+    "": bytes,
+    ".gz": gzip.compress,
+    ".bz2": bz2.compress,
+    ".zst": zstandard.compress,
+}
+
+
+def write(path: Path, text: str | bytes) -> Path:
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+def bulk_text() -> str:
+    pairs = ('{"index": {"_index": "own"}}\n' + text + "\n" for text in DOCUMENTS)
+    return "".join(pairs) + '{"delete": {"_id": "1"}}\n'
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    return write(tmp_path / "docs.json", "".join(f"{text}\n" for text in DOCUMENTS))
+
+
+def numbers(data: bytes) -> list[int]:
+    return [found["n"] for found in map(json.loads, data.splitlines()) if "n" in found]
+
+
+@pytest.mark.parametrize("suffix", PACK)
+def test_each_document_is_sent_once_from_any_kind_of_file(tmp_path: Path, suffix: str) -> None:
+    text = "".join(f"{text}\n" for text in DOCUMENTS).encode()
+    path = write(tmp_path / f"docs.json{suffix}", PACK[suffix](text))
+    found = check(path)
+    assert (found.bulk, found.documents) == (False, 1000)
+    made = open_bodies(found, "i", BulkSize(documents=64), seed=1)
+    assert isinstance(made, BodyPool)
+    assert [body.documents for body in made.bodies] == [64] * 15 + [40]
+    assert list(itertools.chain.from_iterable(numbers(bytes(body.data)) for body in made.bodies)) == list(range(1000))
+
+
+def test_several_frames_in_one_packed_file_are_one_text(tmp_path: Path) -> None:
+    for suffix in (".gz", ".bz2", ".zst"):
+        path = write(tmp_path / f"a.json{suffix}", PACK[suffix](b'{"n":1}\n') + PACK[suffix](b'{"n":2}\n'))
+        assert check(path).documents == 2
+
+
+def test_ready_bulk_bodies_are_sent_as_they_are(tmp_path: Path) -> None:
+    found = check(write(tmp_path / "bulk.json", bulk_text()))
+    assert (found.bulk, found.documents) == (True, 1001)
+    made = open_bodies(found, "i", BulkSize(documents=100), seed=1)
+    assert isinstance(made, BodyPool)
+    assert b"".join(bytes(body.data) for body in made.bodies) == bulk_text().encode()
+    assert [body.documents for body in made.bodies] == [100] * 10 + [1]
+
+
+def test_a_flag_beats_the_first_line(tmp_path: Path) -> None:
+    path = write(tmp_path / "odd.json", '{"index": {}}\n{"n": 1}\n')
+    assert check(path).documents == 1
+    assert check(path, bulk=False).documents == 2
+
+
+@pytest.mark.parametrize("bulk", [False, True])
+@pytest.mark.parametrize("parts", [1, 2, 3, 7])
+def test_processes_read_a_byte_range_each_and_together_everything(tmp_path: Path, bulk: bool, parts: int) -> None:
+    text = bulk_text() if bulk else "".join(f"{text}\n" for text in DOCUMENTS)
+    found = check(write(tmp_path / "docs.json", text))
+    sent = b""
+    for part in range(parts):
+        made = open_bodies(found, "i", BulkSize(documents=50), seed=1, part=part, parts=parts)
+        assert isinstance(made, BodyPool)
+        sent += b"".join(bytes(body.data) for body in made.bodies)
+    assert numbers(sent) == list(range(1000))
+    assert sent.count(b"delete") == bulk
+
+
+def test_a_corpus_larger_than_the_pool_is_streamed_once_for_all_users(corpus: Path) -> None:
+    made = open_bodies(check(corpus), "i", BulkSize(documents=30), seed=1, pool_bytes=5000)
+    assert isinstance(made, BodyStream)
+    users = [made.cycle(user, 4, once=True) for user in range(4)]
+    taken = (next(user, None) for user in itertools.cycle(users))
+    sent = [numbers(bytes(body.data)) for body in iter(lambda: next(taken), None) if body]
+    assert list(itertools.chain.from_iterable(sent)) == list(range(1000))
+    assert len(sent) == 34
+
+
+def test_a_streamed_corpus_begins_again_after_its_end(corpus: Path) -> None:
+    made = open_bodies(check(corpus), "i", BulkSize(documents=400), seed=1, pool_bytes=5000)
+    sizes = [body.documents for body in itertools.islice(made.cycle(0, 1), 6)]
+    assert sizes == [400, 400, 200, 400, 400, 200]
+
+
+def test_a_packed_corpus_is_unpacked_once_for_several_processes(tmp_path: Path, corpus: Path) -> None:
+    packed = write(tmp_path / "packed.json.gz", gzip.compress(corpus.read_bytes()))
+    with pytest.raises(SpecError, match="unpack it"):
+        open_bodies(check(packed), "i", BulkSize(documents=10), seed=1, part=0, parts=2)
+    folder = tmp_path / "plain"
+    folder.mkdir()
+    assert lines.unpack(packed, folder).read_bytes() == corpus.read_bytes()
+    assert lines.unpack(corpus, folder) == corpus
+
+
+def test_a_last_line_without_line_feed_is_fine_when_it_is_whole(tmp_path: Path) -> None:
+    assert check(write(tmp_path / "a.json", '{"n": 1}\n{"n": 2}')).documents == 2
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "is empty"),
+        (b'{"n": 1}\n{"n": 2,}\n{"n": 3}\n', "line 2 is not JSON"),
+        (b'{"n": 1}\n{"n": 2}\n{"n": ', "line 3 is the last one and ends in the middle"),
+        (b'{"n": 1}\n{"n": \n', "line 2 is not JSON"),
+        (b'{"n": 1}\n\n{"n": 3}\n', "line 2 is empty; take it out"),
+        (b'{"n": 1}\n17\n', "line 2 is b'17', not a JSON object"),
+        (b'{"n": NaN}\n', "NaN is no number in JSON"),
+        ('{"n": "ü"}\n'.encode() + '{"n": "ü"}\n'.encode("latin-1"), "line 2 is not UTF-8 (byte 0xfc at column 8)"),
+        ('{"n": 1}\n'.encode("utf-16"), "line 1 begins with a byte order mark of UTF-16"),
+        (b'\xef\xbb\xbf{"n": 1}\n', "byte order mark of UTF-8"),
+        (b'{"index": {}}\n{"n": 1}\n{"n": 2}\n{"n": 3}\n', "line 3 is no action line"),
+        (b'{"index": {}}\n{"n": 1}\n{"index": {}}\n', "line 3 is an action line and the file ends there"),
+    ],
+)
+def test_a_bad_file_is_refused_with_line_and_remedy(tmp_path: Path, content: bytes, said: str) -> None:
+    path = write(tmp_path / "bad.json", content)
+    with pytest.raises(SpecError) as caught:
+        check(path)
+    assert str(caught.value).startswith(str(path))
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".bz2", ".zst"])
+def test_a_packed_file_that_is_cut_off_or_no_such_file_is_refused(tmp_path: Path, suffix: str) -> None:
+    whole = PACK[suffix]("".join(f"{text}\n" for text in DOCUMENTS).encode())
+    for content in (whole[: len(whole) // 2], b"not packed at all", whole + b"trailing"):
+        if suffix == ".bz2" and content.endswith(b"trailing"):
+            continue  # bz2 ignores what comes after its end
+        with pytest.raises(SpecError, match="cannot be unpacked"):
+            check(write(tmp_path / f"a.json{suffix}", content))
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="cannot be read: No such file"):
+        check(tmp_path / "nothing.json")
+
+
+def test_of_a_long_file_the_head_and_the_last_line_are_checked(tmp_path: Path, corpus: Path) -> None:
+    assert check(corpus, limit_bytes=1000).documents is None or corpus.stat().st_size < lines.CHUNK_BYTES
+    many = corpus.read_bytes() * 400
+    path = write(tmp_path / "long.json", many)
+    assert check(path, limit_bytes=1000).documents is None
+    write(path, many[:-10])
+    with pytest.raises(SpecError, match="ends in the middle of a line"):
+        check(path, limit_bytes=1000)
+
+
+def test_a_foreign_line_beyond_the_checked_part_ends_the_run(tmp_path: Path, corpus: Path) -> None:
+    whole = corpus.read_bytes() * 400
+    path = write(tmp_path / "long.json", whole + b'"foreign"\n' + corpus.read_bytes())
+    made = open_bodies(check(path, limit_bytes=1000), "i", BulkSize(documents=500), seed=1, pool_bytes=1000)
+    with pytest.raises(RunFailed, match="is no JSON object: b'\"foreign\"'"):
+        list(made.cycle(0, 1, once=True))
+
+
+def test_ready_bulk_bodies_take_no_ids(tmp_path: Path) -> None:
+    found = check(write(tmp_path / "bulk.json", bulk_text()))
+    with pytest.raises(SpecError, match="own ids"):
+        open_bodies(found, "i", BulkSize(documents=10), seed=1, action=BulkAction(conflicts="random"))
+
+
+def test_documents_of_a_file_can_have_ids(corpus: Path) -> None:
+    action = BulkAction(conflicts="sequential", conflict_probability_ppm=0)
+    made = open_bodies(check(corpus), "i", BulkSize(documents=100), seed=1, action=action)
+    sent = [body for body in made.cycle(0, 1, once=True) if body.documents_new == 100]
+    assert len(sent) == 10

@@ -1,0 +1,169 @@
+"""Synthetic documents: their sizes, their distributions, and that a seed decides them."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ingest_bench import catalog, data
+from ingest_bench.errors import SpecError
+from ingest_bench.load import export
+from ingest_bench.load.documents import BLOCK, Documents
+from ingest_bench.model.workload import DocumentField, Workload
+
+WORKLOADS = sorted(data.files("workloads"))
+
+
+def workload(*fields: dict[str, Any]) -> Workload:
+    specs = tuple(DocumentField(**table) for table in catalog.document_fields(list(fields), "test"))
+    return dataclasses.replace(catalog.workload("nyc_taxis"), name="test", fields=specs)
+
+
+def documents(*fields: dict[str, Any], seed: int = 1, block: int = 0) -> list[dict[str, Any]]:
+    return [json.loads(text) for text in Documents(workload(*fields), seed).block(block)]
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_the_mean_size_is_within_5_percent_of_the_published_one(name: str) -> None:
+    found = catalog.workload(name)
+    block = Documents(found, 1).block(0)
+    mean = sum(len(text) + 1 for text in block) / len(block)
+    assert mean == pytest.approx(found.mean_document_bytes, rel=0.05)
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_every_document_is_json_in_one_line_with_mapped_fields_only(name: str) -> None:
+    found = catalog.workload(name)
+    for text in Documents(found, 2).block(1)[:500]:
+        assert b"\n" not in text
+        assert set(json.loads(text)) <= set(found.mapping["mappings"]["properties"])
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_a_workload_names_its_source_and_keeps_its_published_figures(name: str) -> None:
+    found = catalog.workload(name)
+    assert data.files("workloads")[name].read_text().startswith("# ")
+    assert found.published_documents > 500_000
+    assert found.users == 8
+    assert found.source.startswith("https://")
+
+
+def test_the_same_seed_gives_the_same_documents_and_another_one_others() -> None:
+    taxis = catalog.workload("nyc_taxis")
+    first, again, other = Documents(taxis, 7), Documents(taxis, 7), Documents(taxis, 8)
+    assert first.block(3) == again.block(3)
+    assert first.block(3) != other.block(3)
+    assert first.block(3) != first.block(4)
+
+
+def test_processes_make_each_block_once() -> None:
+    whole = Documents(workload({"name": "n", "kind": "id"}), 1)
+    halves = [whole.blocks(0, 2), whole.blocks(1, 2)]
+    numbers = [json.loads(text)["n"] for half in halves for _ in range(2) for text in next(half)]
+    assert sorted(numbers) == list(range(4 * BLOCK))
+
+
+def test_a_choice_comes_as_often_as_its_weight_says() -> None:
+    found = [one["n"] for one in documents({"name": "n", "kind": "choice", "choices": ["a", "b"], "weights": [9, 1]})]
+    assert found.count("b") / len(found) == pytest.approx(0.1, abs=0.03)
+
+
+def test_a_field_is_in_the_given_share_of_the_documents() -> None:
+    first = {"name": "n", "kind": "id"}
+    found = documents(first, {"name": "m", "kind": "constant", "value": None, "present": 0.25})
+    assert sum("m" in one for one in found) / len(found) == pytest.approx(0.25, abs=0.04)
+
+
+def test_fields_of_one_row_belong_together() -> None:
+    a = {"name": "a", "kind": "decimal", "minimum": 1, "maximum": 9, "row": "r"}
+    b = {"name": "b", "kind": "decimal", "minimum": 1, "maximum": 9, "row": "r"}
+    total = {"name": "c", "kind": "sum", "of": ["a", "b"], "row": "r"}
+    for one in documents(a, b, total):
+        assert one["c"] == pytest.approx(one["a"] + one["b"], abs=0.011)
+
+
+def test_a_ride_ends_after_it_began_and_costs_the_sum_of_its_parts() -> None:
+    parts = ("fare_amount", "extra", "mta_tax", "tip_amount", "tolls_amount", "improvement_surcharge")
+    for text in Documents(catalog.workload("nyc_taxis"), 1).block(0):
+        ride = json.loads(text)
+        assert ride["pickup_datetime"] <= ride["dropoff_datetime"]
+        assert ride["total_amount"] == pytest.approx(sum(ride[part] for part in parts), abs=0.011)
+        longitude, latitude = ride["pickup_location"]
+        assert -180 <= longitude <= 180
+        assert -90 <= latitude <= 90
+
+
+def test_words_follow_zipfs_law() -> None:
+    text = {"name": "n", "kind": "text", "mean": 20000, "vocabulary": 5000}
+    found: dict[str, int] = {}
+    for one in documents(text)[:40]:
+        for word in one["n"].lower().replace(".", "").replace(",", "").split():
+            found[word] = found.get(word, 0) + 1
+    counts = sorted(found.values(), reverse=True)
+    assert max(found, key=found.__getitem__) == "the"
+    # Mandelbrot: rank 1 against rank 100 is (100 + 2.7) / (1 + 2.7) = 28.
+    assert 14 < counts[0] / counts[99] < 56
+
+
+def test_text_lengths_have_the_exact_mean_and_are_cut_between_words() -> None:
+    sizes = [len(one["n"]) for one in documents({"name": "n", "kind": "text", "mean": 3000})]
+    assert sum(sizes) / len(sizes) == pytest.approx(3000, rel=0.01)
+    assert min(sizes) < 1500
+    assert max(sizes) > 6000
+
+
+def test_an_object_holds_fields_and_a_list_holds_values() -> None:
+    inner = {"name": "tags", "kind": "list", "minimum": 1, "maximum": 3, "items": {"kind": "code", "pattern": "A9"}}
+    for one in documents({"name": "o", "kind": "object", "fields": [inner, {"name": "i", "kind": "id"}]})[:50]:
+        assert 1 <= len(one["o"]["tags"]) <= 3
+        assert all(len(tag) == 2 and tag[0].isalpha() and tag[1].isdigit() for tag in one["o"]["tags"])
+        assert isinstance(one["o"]["i"], int)
+
+
+@pytest.mark.parametrize(
+    ("field", "said"),
+    [
+        ({"name": "n", "kind": "integr", "minimum": 0, "maximum": 1}, 'did you mean "integer"?'),
+        (
+            {"name": "n", "kind": "integer", "minimum": 0, "maximun": 1},
+            '"maximun"; did you mean "maximum"?',
+        ),
+        ({"name": "n", "kind": "integer", "minimum": 0}, 'the key "maximum" is missing'),
+        ({"name": "n", "kind": "choice", "choices": [1, 2], "weights": [1]}, "1 weights for 2 choices"),
+        ({"name": "n", "kind": "sum", "of": ["m"]}, '"m" is not a field before it'),
+        ({"name": "n", "kind": "date", "start": "spring", "end": "2016-01-01"}, '"spring" is not a date'),
+        ({"name": "n", "kind": "id", "present": 0.5}, "the first field must be in every document"),
+    ],
+)
+def test_a_wrong_field_is_named_with_the_remedy(field: dict[str, Any], said: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        Documents(workload(field), 1)
+    assert said in str(caught.value)
+
+
+def test_an_unknown_workload_is_answered_with_the_nearest_name() -> None:
+    with pytest.raises(SpecError, match='did you mean "nyc_taxis"'):
+        catalog.workload("nyc_taxi")
+
+
+def test_write_packs_by_suffix_and_writes_exactly_as_many_documents(tmp_path: Path) -> None:
+    taxis = catalog.workload("nyc_taxis")
+    plain, packed = tmp_path / "a.json", tmp_path / "a.json.gz"
+    size = export.write(taxis, BLOCK + 3, plain, 1)
+    export.write(taxis, BLOCK + 3, packed, 1)
+    assert plain.stat().st_size == size
+    assert plain.read_bytes().count(b"\n") == BLOCK + 3
+    assert gzip.decompress(packed.read_bytes()) == plain.read_bytes()
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_describe_shows_type_and_generator_of_each_field() -> None:
+    rows = dict(export.describe(catalog.workload("nyc_taxis")))
+    assert rows["field pickup_location"].startswith("geo_point: point")
+    assert rows["published size"] == "79.80 GB, 482.6 B a document"
+    assert json.loads(rows["example"])["vendor_id"] in ("1", "2")
