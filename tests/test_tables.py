@@ -96,3 +96,15 @@ def test_cells_come_in_the_order_of_the_experiment_not_of_the_shuffle() -> None:
         Factor(key="receive_predictor", levels=("32KiB", "512KiB")),
     ]
     assert cells.in_order(reversed(FOUR), factors) == FOUR
+
+
+def test_a_run_under_costly_probes_gives_allocations_but_never_a_rate() -> None:
+    plain, costly = FOUR[0], made.changed(FOUR[1], instrumented=True, values={"docs_per_s_median": 9e9})
+    plain = made.changed(plain, values={"outside_tlab_network_bytes": None})
+    costly = made.changed(costly, values={"outside_tlab_network_bytes": 7 * 10**9, "gc_pauses": 10**9})
+    head, row = tables.terminal([plain, costly])
+    assert row[head.index("outside TLABs by network, GB")] == "7"
+    assert str(10**9) not in str(row).replace(",", "")
+    head, row = tables.terminal([costly])
+    assert "docs/s" not in head
+    assert row[head.index("GC pauses")] == "1,000,000,000"

@@ -7,8 +7,16 @@ from dataclasses import dataclass
 from statistics import median
 
 from ingest_bench.analysis import histogram
+from ingest_bench.analysis.columns import COLUMNS
 from ingest_bench.model.experiment import Factor
 from ingest_bench.model.results import Summary
+
+# What costly probes change: how fast the server is.
+SLOWED = frozenset(
+    column.name
+    for column in COLUMNS
+    if column.name.startswith(("docs_per_s", "response_ms", "service_ms")) or column.name in ("stalled_s", "recovery_s")
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +38,12 @@ class CellRuns:
         return sum(run.state == "oom" for run in self.runs)
 
     def numbers(self, column: str) -> list[float]:
-        """The column's value of each valid run that has one."""
-        values = (run.values.get(column) for run in self.valid)
-        return [float(value) for value in values if isinstance(value, (int, float))]
+        """The column's value of each valid run that has one.
+
+        A run under costly probes gives only what no other run can: never a rate or a time.
+        """
+        plain = _values(column, (run for run in self.valid if not run.instrumented))
+        return plain if plain or column in SLOWED else _values(column, self.valid)
 
     def typical(self, column: str) -> float | None:
         """The median over the replicates; None without any."""
@@ -40,8 +51,15 @@ class CellRuns:
         return median(numbers) if numbers else None
 
     def counts(self, name: str) -> dict[int, int]:
-        """A histogram over all valid runs."""
-        return histogram.merge(run.histograms[name] for run in self.valid if name in run.histograms)
+        """A histogram over all valid runs, without those under costly probes when there are others."""
+        runs = [run for run in self.valid if name in run.histograms]
+        plain = [run for run in runs if not run.instrumented]
+        return histogram.merge(run.histograms[name] for run in plain or runs)
+
+
+def _values(column: str, runs: Iterable[Summary]) -> list[float]:
+    values = (run.values.get(column) for run in runs)
+    return [float(value) for value in values if isinstance(value, (int, float))]
 
 
 def group(summaries: Iterable[Summary]) -> list[CellRuns]:

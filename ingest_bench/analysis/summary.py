@@ -63,6 +63,7 @@ def summarise(
         cell=record.cell,
         replicate=record.replicate,
         levels=record.levels,
+        instrumented=record.instrumented,
         state=state,
         reason=reason,
         values=values,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from ingest_bench.analysis import cells
 from ingest_bench.analysis.cells import CellRuns
 from ingest_bench.model.results import Summary
-from ingest_bench.report.words import bytes_text, key_text, on, whole
+from ingest_bench.report.words import bytes_text, gb_text, key_text, on, short, whole
 
 # Below this ratio two cells are called alike: replicates of one cell differ by a few percent.
 ALIKE = 1.1
@@ -35,7 +35,7 @@ def allocation(summaries: Sequence[Summary]) -> str:
     rows = [row for row in cells.group(summaries) if per_gb(row) is not None]
     if not rows:
         return "No allocation was measured"
-    return _compared(summaries, rows, per_gb, "For each GB taken, the network layer allocates {} outside TLABs")
+    return _compared(summaries, rows, per_gb, "Allocated outside TLABs by the network, for each GB taken: {}", gb_text)
 
 
 def per_gb(row: CellRuns, column: str = "outside_tlab_network_bytes") -> float | None:
@@ -96,3 +96,19 @@ def _range(values: Sequence[float], text: Callable[[float], str]) -> str:
 
 def _times(ratio: float) -> str:
     return f"{ratio:.0f}x" if ratio >= 10 else f"{ratio:.1f}x"
+
+
+def timeline(run: Summary) -> str:
+    """What a person should see first in one run over time: the cost of its faults, or else its pauses."""
+    stalled, recovery = run.values.get("stalled_s"), run.values.get("recovery_s")
+    if run.faults:
+        kinds = " and ".join(dict.fromkeys(str(fault["kind"]) for fault in run.faults))
+        back = f"throughput back {short(float(recovery))} s after it" if recovery else "throughput not back in time"
+        return f"{kinds.capitalize()}: {stalled or 0} s without progress, {back}"
+    docs, worst = run.values.get("docs_per_s_median"), run.values.get("response_ms_p99")
+    parts = [f"{whole(float(docs))} documents/s"] if docs is not None else []
+    parts += [f"99% answered within {short(float(worst))} ms"] if worst is not None else []
+    pauses, paused = run.values.get("gc_pauses"), run.values.get("gc_pause_ms_total")
+    if isinstance(pauses, int) and isinstance(paused, (int, float)):
+        parts.append(f"{whole(pauses)} GC pauses, {short(paused)} ms in all")
+    return ", ".join(parts) or "One run over time"

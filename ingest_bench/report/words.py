@@ -22,6 +22,11 @@ def gigabytes(value: float) -> str:
     return short(value / 1e9)
 
 
+def gb_text(value: float) -> str:
+    """Bytes in GB, powers of 1000, with the unit: "4.4 GB"."""
+    return f"{gigabytes(value)} GB"
+
+
 def bytes_text(value: float) -> str:
     """Bytes in powers of 1024 with at most three digits and a space: "33.2 KiB"."""
     return re.sub(r"(?<=[0-9])(?=[A-Z])", " ", units.format_bytes(round(value) if value < 1024 else value))
