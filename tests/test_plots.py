@@ -1,8 +1,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from unittest.mock import patch
 
 import made_summaries as made
@@ -10,7 +11,7 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from ingest_bench.report import headline, plots
+from ingest_bench.report import headline, plots, plots_layers, plots_time
 
 FOUR = made.experiment(replicates=2, network=["loopback", "ethernet"], receive_predictor=["32KiB", "512KiB"])
 MANY = made.experiment(
@@ -46,17 +47,34 @@ def figures() -> Iterator[list[Figure]]:
 
 
 def texts(figure: Figure) -> list[Text]:
-    return [text for text in figure.findobj(Text) if isinstance(text, Text) and text.get_text() and text.get_visible()]
+    """Every text that was drawn. Matplotlib keeps labels of ticks beyond the ends of an axis, without drawing them."""
+    beyond = set()
+    for axes in figure.axes:
+        for axis in (axes.xaxis, axes.yaxis):
+            low, high = sorted(axis.get_view_interval())
+            beyond |= {id(tick.label1) for tick in axis.get_major_ticks() if not low <= tick.get_loc() <= high}
+    found = [text for text in figure.findobj(Text) if isinstance(text, Text)]
+    return [text for text in found if text.get_text() and text.get_visible() and id(text) not in beyond]
 
 
 def words(figure: Figure) -> str:
     return "\n".join(text.get_text() for text in texts(figure))
 
 
-@pytest.mark.parametrize("name", EXPERIMENTS)
-def test_no_text_of_the_picture_lies_on_another_or_leaves_the_page(name: str) -> None:
+PICTURES: dict[str, Callable[[], bytes | None]] = {
+    **{name: partial(plots.overview, runs) for name, runs in EXPERIMENTS.items()},
+    "layers": partial(plots_layers.layers, FOUR),
+    "a minute": partial(plots_time.timeline, made.with_series(FOUR[0])),
+    "a minute with a fault": partial(plots_time.timeline, made.with_series(FOUR[0], fault=True)),
+}
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_no_text_of_a_picture_lies_on_another_or_leaves_the_page(name: str) -> None:
     with figures() as saved:
-        assert plots.overview(EXPERIMENTS[name]).startswith(b"\x89PNG")
+        content = PICTURES[name]()
+    assert content is not None
+    assert content.startswith(b"\x89PNG")
     (figure,) = saved
     page = figure.bbox
     boxes = [(text.get_text(), text.get_window_extent()) for text in texts(figure)]
@@ -115,3 +133,19 @@ def test_the_headline_says_when_nothing_can_be_said() -> None:
     assert headline.reads(EXPERIMENTS["without reads"]).startswith(
         "Documents/s taken: 18,860 on ethernet, 21,200 on loopback"
     )
+
+
+def test_the_headline_of_a_fault_is_what_it_cost() -> None:
+    run = made.changed(made.with_series(FOUR[0], fault=True), values={"stalled_s": 11, "recovery_s": 1.5})
+    assert headline.timeline(run) == "Partition: 11 s without progress, throughput back 1.5 s after it"
+    lost = made.changed(run, values={"recovery_s": None})
+    assert headline.timeline(lost).endswith("throughput not back in time")
+
+
+def test_the_headline_of_allocations_is_for_each_gb_taken() -> None:
+    assert headline.allocation(FOUR).startswith("Allocated outside TLABs by the network, for each GB taken: 1.0")
+    assert "on loopback" in headline.allocation(FOUR)
+
+
+def test_a_run_without_series_has_no_picture_over_time() -> None:
+    assert plots_time.timeline(FOUR[0]) is None

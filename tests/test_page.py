@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+
+import made_summaries as made
+
+from ingest_bench.report import REPORTS, page
+
+FOUR = made.experiment(replicates=2, network=["loopback", "ethernet"], receive_predictor=["32KiB", "512KiB"])
+
+
+class Tags(HTMLParser):
+    """The tags that are open, and every address that the page wants."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.wanted: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.wanted += [value for name, value in attrs if name in ("src", "href") and value]
+        if tag not in ("meta", "img"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_the_page_is_well_formed_and_wants_only_files_that_the_reports_write() -> None:
+    runs = [made.with_series(run) for run in FOUR]
+    files = {name: content for report in REPORTS.values() for name, content in report(runs).items()}
+    tags = Tags()
+    tags.feed(files["report/index.html"].decode())
+    assert tags.open == []
+    found = {("report/" + name).replace("report/../", "") for name in tags.wanted}
+    assert found <= set(files)
+    assert {name for name in files if name.endswith(".png")} <= found
+    assert len([name for name in files if "time-" in name]) == 4
+
+
+def test_nothing_on_the_page_comes_from_elsewhere() -> None:
+    text = page.index(FOUR, {"reads.png": "x"})
+    assert not re.search(r"https?:|//|@import|<script", text)
+
+
+def test_a_name_from_a_run_cannot_become_markup() -> None:
+    bad = made.changed(FOUR[0], state="invalid", reason="<img src=x onerror=alert(1)>")
+    text = page.index([bad, *FOUR[1:]], {})
+    assert "<img src=x" not in text
+    assert "&lt;img src=x" in text
+
+
+def test_the_layers_are_drawn_only_when_allocations_were_measured() -> None:
+    assert "report/layers.png" in REPORTS["pictures"](FOUR)
+    without = [made.changed(run, values={"outside_tlab_network_bytes": None}) for run in FOUR]
+    assert "report/layers.png" not in REPORTS["pictures"](without)
+
+
+def test_an_experiment_without_a_valid_run_still_has_a_page_that_says_so() -> None:
+    files = REPORTS["pictures"]([made.changed(run, state="failed", reason="it died") for run in FOUR])
+    assert "No valid run" in files["report/index.html"].decode()
+    assert "it died" in files["report/index.html"].decode()
