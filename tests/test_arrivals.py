@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 import statistics
+from collections.abc import Iterator
 
 import pytest
 
@@ -15,8 +16,8 @@ MS = 10**6
 S = 10**9
 
 
-def first(count: int, text: str, **more: float) -> list[int]:
-    return list(itertools.islice(schedule(parse_arrivals(text), **more), count))  # type: ignore[arg-type]
+def first(count: int, text: str, *, seed: int = 1, sizes: Iterator[float] | None = None) -> list[int]:
+    return list(itertools.islice(schedule(parse_arrivals(text), sizes=sizes, seed=seed), count))
 
 
 def in_each_second(text: str, seconds: int) -> list[int]:
@@ -105,8 +106,8 @@ def test_a_constant_rate_has_equal_gaps_and_never_drifts() -> None:
 
 
 def test_documents_and_bytes_are_counted_by_what_a_request_carries() -> None:
-    assert first(3, "1000docs/s", per_request=500.0) == [0, 500 * MS, 1000 * MS]
-    assert first(3, "10MB/s", per_request=1e6) == [0, 100 * MS, 200 * MS]
+    assert first(3, "1000docs/s", sizes=itertools.repeat(500.0)) == [0, 500 * MS, 1000 * MS]
+    assert first(4, "10MB/s", sizes=iter([1e6, 2e6, 5e5])) == [0, 100 * MS, 300 * MS, 350 * MS]
 
 
 def test_poisson_has_the_mean_and_the_spread_of_its_name_and_one_schedule_for_a_seed() -> None:

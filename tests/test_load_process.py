@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -17,11 +18,13 @@ import pytest
 from bulk_server import accept_all, answer, bulk_answer, bulk_server, documents_in
 from numpy.typing import NDArray
 
-from ingest_bench.errors import RunFailed
+from ingest_bench.errors import RunFailed, SpecError
 from ingest_bench.load import LoadPlan, Progress, start
-from ingest_bench.model.load import OUTCOMES, SAMPLE_FIELDS, LoadOptions, WorkerReport
+from ingest_bench.load.arrivals import schedule
+from ingest_bench.model.load import OUTCOMES, SAMPLE_FIELDS, Arrivals, LoadOptions, WorkerReport
 from ingest_bench.model.target import Endpoint
 from ingest_bench.model.workload import Workload
+from ingest_bench.rates import parse_arrivals
 
 pytestmark = pytest.mark.processes
 
@@ -171,6 +174,78 @@ def test_a_bulk_that_is_too_large_is_explained(tmp_path: Path) -> None:
         pytest.raises(RunFailed, match=r"every request failed .*http\.max_content_length"),
     ):
         loaded(plan_for(server.address, tmp_path, measure_ns=60 * 10**9))
+
+
+def test_an_open_loop_sends_what_is_planned_whatever_the_answers_take(tmp_path: Path) -> None:
+    with bulk_server() as server:
+        report, samples, _ = loaded(plan_for(server.address, tmp_path, arrivals=parse_arrivals("200/s")))
+    planned = sorted(samples["planned_ns"] - report.started_monotonic_ns)
+    assert planned == [n * 5_000_000 for n in range(160)]
+    assert (samples["sent_ns"] >= samples["planned_ns"]).all()
+    assert report.is_open
+    assert samples["documents_acked"].sum() == server.documents
+
+
+def test_documents_in_a_second_are_what_the_rate_says(tmp_path: Path) -> None:
+    with bulk_server() as server:
+        loaded(plan_for(server.address, tmp_path, arrivals=parse_arrivals("1000docs/s")))
+    assert server.documents == 800
+
+
+def test_a_stalled_server_shows_in_response_time_but_not_in_service_time(tmp_path: Path) -> None:
+    def stalls_once(body: bytes, number: int) -> bytes:
+        if number == 40:
+            time.sleep(1)
+        return accept_all(body, number)
+
+    with bulk_server(stalls_once) as server:
+        plan = plan_for(
+            server.address, tmp_path, arrivals=parse_arrivals("100/s"), users=1, measure_ns=2 * 10**9, warm_up_ns=0
+        )
+        report, samples, _ = loaded(plan)
+    response_ns, service_ns = samples["done_ns"] - samples["planned_ns"], samples["done_ns"] - samples["sent_ns"]
+    assert len(samples) == 200
+    assert (service_ns > 500_000_000).sum() < 5
+    assert (response_ns > 500_000_000).sum() > 40
+    assert report.tickets_waited >= 90
+
+
+def test_what_was_planned_and_never_sent_is_in_the_samples_too(tmp_path: Path) -> None:
+    def slow(body: bytes, number: int) -> bytes:
+        time.sleep(0.2)
+        return accept_all(body, number)
+
+    with bulk_server(slow) as server:
+        report, samples, _ = loaded(plan_for(server.address, tmp_path, arrivals=parse_arrivals("200/s"), users=2))
+    never = samples[samples["outcome"] == OUTCOMES.index("cut-off")]
+    assert len(samples) == 160
+    assert len(never) == report.tickets_unsent > 100
+    assert never["documents"].sum() == never["bytes_sent"].sum() == 0
+    assert samples["documents_acked"].sum() == server.documents
+
+
+def test_workers_share_a_schedule_without_a_duplicate(tmp_path: Path) -> None:
+    with bulk_server() as server:
+        plan = plan_for(server.address, tmp_path, arrivals=parse_arrivals("poisson 300/s"), processes=2)
+        report, samples, _ = loaded(plan)
+    planned = sorted(samples["planned_ns"] - report.started_monotonic_ns)
+    alone = itertools.takewhile(lambda at_ns: at_ns < 800_000_000, schedule(plan.options.arrivals, seed=1))
+    assert planned == list(alone)
+
+
+def test_a_recording_is_played_and_a_broken_one_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    recording = tmp_path / "times.txt"
+    recording.write_text("10.5\n10.6\n10.6\n11.0\n")
+    arrivals = Arrivals(shape="recorded", file=str(recording))
+    with bulk_server() as server:
+        plan = plan_for(server.address, tmp_path, arrivals=arrivals, measure_ns=60 * 10**9)
+        report, samples, _ = loaded(plan)
+        planned = sorted(samples["planned_ns"] - report.started_monotonic_ns)
+        assert planned == [0, 100_000_000, 100_000_000, 500_000_000]
+        assert report.measure_end_ns - report.started_monotonic_ns < 30 * 10**9
+        recording.write_text("2\n1\n")
+        with pytest.raises(SpecError, match=r"times\.txt:2"):
+            start(plan)
 
 
 def test_a_worker_that_is_killed_ends_the_load_with_its_name(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """When requests are due: planned times from a shape. Pure arithmetic, no clock.
 
-A shape is a rate over time; its integral says how much work is due until a moment, and the n-th request is due when
-the integral reaches n. So a schedule never drifts, whatever happened to the requests before.
+A shape is a rate over time; its integral says how much work is due until a moment, and a request is due when the
+integral reaches the work of all requests before it. So a schedule never drifts, whatever happened to those.
 """
 
 from __future__ import annotations
@@ -16,25 +16,27 @@ from ingest_bench.errors import SpecError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from ingest_bench.model.load import Arrivals, Rate
+    from ingest_bench.model.load import Arrivals
 
     When = Callable[[float], float | None]
-    """The moment (seconds) at which so many requests are due; None: they never are."""
+    """The moment (seconds) until which so much work is due; None: it never is."""
 
 
 def schedule(
-    arrivals: Arrivals, *, per_request: float = 1.0, seed: int = 1, recorded_ns: Sequence[int] = ()
+    arrivals: Arrivals, *, sizes: Iterator[float] | None = None, seed: int = 1, recorded_ns: Sequence[int] = ()
 ) -> Iterator[int]:
     """The planned times of an open loop, in ns from its start.
 
-    `per_request` is how much of the rate's unit a request carries: its documents, its bytes, or 1.
+    `sizes` are how much of the rate's unit each request carries, its documents or its bytes; without them 1.
     """
     if arrivals.shape == "recorded":
         return iter(recorded_ns)
-    counts: Iterable[float] = itertools.count()
+    work = itertools.repeat(1.0) if sizes is None else sizes
     if arrivals.shape == "poisson":
-        counts = itertools.accumulate(_exponential_gaps(seed))
-    return _times(counts, _when(arrivals, per_request))
+        counts = itertools.accumulate(size * gap for size, gap in zip(work, _exponential_gaps(seed), strict=False))
+    else:
+        counts = itertools.accumulate(work, initial=0.0)
+    return _times(counts, _when(arrivals))
 
 
 def striped(times: Iterator[int], worker: int, workers: int) -> Iterator[int]:
@@ -74,20 +76,16 @@ def _exponential_gaps(seed: int) -> Iterator[float]:
         yield source.expovariate(1.0)
 
 
-def _when(arrivals: Arrivals, per_request: float) -> When:
-    def per_s(rate: Rate | None) -> float:
-        assert rate is not None  # noqa: S101 - rates.check_arrivals has seen to it
-        return rate.per_s / per_request
-
+def _when(arrivals: Arrivals) -> When:
     period_s = arrivals.period_ns / 1e9
+    start, end = (rate.per_s if rate else 0.0 for rate in (arrivals.rate, arrivals.to))
     if arrivals.shape == "ramp":
-        return _ramp(per_s(arrivals.rate), per_s(arrivals.to), period_s)
+        return _ramp(start, end, period_s)
     if arrivals.shape == "steps":
-        return _steps([per_s(rate) for rate in arrivals.rates], period_s)
+        return _steps([rate.per_s for rate in arrivals.rates], period_s)
     if arrivals.shape == "sine":
-        return _sine(per_s(arrivals.rate), arrivals.amplitude_ppm / 1e6, period_s)
-    constant = per_s(arrivals.rate)
-    return lambda count: count / constant
+        return _sine(start, arrivals.amplitude_ppm / 1e6, period_s)
+    return lambda count: count / start
 
 
 def _ramp(start: float, end: float, period_s: float) -> When:

@@ -26,6 +26,8 @@ class LoadPlan:
     """Empty: the address."""
     headers: dict[str, str] = field(default_factory=dict)
     """More headers for each request."""
+    recorded_ns: tuple[int, ...] = ()
+    """The planned times of `recorded` arrivals."""
     worker: int = 0
     workers: int = 1
 

@@ -9,10 +9,12 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from ingest_bench import system
-from ingest_bench.errors import RunFailed
+from ingest_bench.errors import RunFailed, SpecError
+from ingest_bench.load.arrivals import parse_recorded
 from ingest_bench.load.reports import merge
 from ingest_bench.model.load import WorkerReport
 from ingest_bench.records import from_json, to_json
@@ -176,6 +178,8 @@ def start(plan: LoadPlan, enter: Enter = tuple) -> LoadProcess:
     Call it from the main thread: the children die with the thread that forked them.
     """
     plan.out.mkdir(parents=True, exist_ok=True)
+    if plan.options.arrivals.file is not None:
+        plan = dataclasses.replace(plan, recorded_ns=_recorded(Path(plan.options.arrivals.file)))
     workers: list[_Worker] = []
     try:
         workers.extend(_start_worker(own, enter) for own in _shares(plan))
@@ -183,6 +187,13 @@ def start(plan: LoadPlan, enter: Enter = tuple) -> LoadProcess:
         LoadProcess(workers).stop() if workers else None
         raise
     return LoadProcess(workers)
+
+
+def _recorded(path: Path) -> tuple[int, ...]:
+    try:
+        return parse_recorded(path.read_text(), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError(f"load: arrivals: {path} cannot be read ({error})") from None
 
 
 def _shares(plan: LoadPlan) -> Iterator[LoadPlan]:

@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING
 from gevent.event import Event
 
 from ingest_bench.load.connection import Connection, Deadlines, Traffic
+from ingest_bench.load.tickets import ClosedLoop
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from ingest_bench.load.recorder import Recorder
     from ingest_bench.load.supply import Bodies
     from ingest_bench.load.tickets import Tickets
+    from ingest_bench.model.load import RateUnit
     from ingest_bench.model.target import Endpoint
 
 _KINDS_OF_ERRORS = 50
@@ -26,16 +28,16 @@ _HOPELESS_NS = 2 * 10**9
 class Work:
     """The work of one worker, and its account."""
 
-    def __init__(
-        self, *, address: Endpoint, tickets: Tickets, bodies: Bodies, recorder: Recorder, users: range
-    ) -> None:
+    def __init__(self, *, address: Endpoint, bodies: Bodies, recorder: Recorder, users: range) -> None:
         self.address = address
-        self.tickets = tickets
+        self.tickets: Tickets = ClosedLoop()
         self.bodies = bodies
         self.recorder = recorder
         self.traffic = Traffic()
         self.deadlines = Deadlines()
         self.acked = 0
+        self.requests = 0
+        self.documents_offered = 0
         self.item_failures: Counter[str] = Counter()
         self.hopeless = ""
         """Why the load was given up: every request failed."""
@@ -55,6 +57,17 @@ class Work:
         connection = Connection(self.address, self.traffic)
         self.deadlines.watch(connection)
         return connection
+
+    def sizes(self, unit: RateUnit, expected: float) -> Iterator[float]:
+        """How much of the unit the next request will carry: the mean so far, at first what is expected."""
+        while True:
+            if unit == "requests":
+                yield 1.0
+            elif not self.requests:
+                yield expected
+            else:
+                done = self.documents_offered if unit == "documents" else self.traffic.bytes_written
+                yield max(1.0, done / self.requests)
 
     def succeeded(self, documents: int) -> None:
         """Some documents of a request were acknowledged."""

@@ -22,16 +22,19 @@ from locust.env import Environment
 
 from ingest_bench.errors import IngestBenchError
 from ingest_bench.load import plan as plans
+from ingest_bench.load.arrivals import schedule, striped
 from ingest_bench.load.health import LoopLag
-from ingest_bench.load.recorder import Recorder
+from ingest_bench.load.recorder import OUTCOME_INDEX, Recorder
 from ingest_bench.load.supply import bodies_for
-from ingest_bench.load.tickets import ClosedLoop
+from ingest_bench.load.tickets import OpenLoop
 from ingest_bench.load.users.bulk import BulkUser
 from ingest_bench.load.work import Work
 from ingest_bench.model.load import WorkerReport
 from ingest_bench.records import to_json
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ingest_bench.load.plan import LoadPlan
 
 _PROGRESS_S = 0.5
@@ -54,13 +57,9 @@ def main(path: Path) -> int:
 
 
 def _load(plan: LoadPlan, recorder: Recorder) -> int:
-    work = Work(
-        address=plan.address,
-        tickets=ClosedLoop(),
-        bodies=bodies_for(plan),
-        recorder=recorder,
-        users=plan.own_users,
-    )
+    work = Work(address=plan.address, bodies=bodies_for(plan), recorder=recorder, users=plan.own_users)
+    if plan.options.arrivals.is_open:
+        work.tickets = OpenLoop(_offsets(plan, work))
     environment = Environment(user_classes=[_user_class(plan, work)])
     runner = environment.create_local_runner()
     runner.start(len(plan.own_users), spawn_rate=max(1, len(plan.own_users)))
@@ -77,13 +76,39 @@ def _load(plan: LoadPlan, recorder: Recorder) -> int:
     _drain(work, runner)
     runner.quit()
     work.deadlines.close()
+    for planned_ns in work.tickets.unsent():
+        recorder.add(planned_ns, end_ns, end_ns, 0, 0, 0, 0, 0, OUTCOME_INDEX["cut-off"], -1)
     recorder.flush()
     if not work.answered and not work.hopeless:
         work.give_up()
-    report = WorkerReport(
+    report = _report(plan, work, start_ns, end_ns, cpu_ns, lag)
+    plan.report.write_text(json.dumps(to_json(report), indent=1))
+    if work.hopeless:
+        _say(phase="failed", error=work.hopeless)
+        return 3
+    _say(phase="done", documents=work.acked, seconds_left=0.0)
+    return 0
+
+
+def _offsets(plan: LoadPlan, work: Work) -> Iterator[int]:
+    """This worker's share of the schedule."""
+    options, arrivals, workload = plan.options, plan.options.arrivals, plan.workload
+    documents = options.bulk_documents or workload.bulk_documents
+    body_bytes = options.bulk_bytes or documents * workload.mean_document_bytes
+    times = schedule(
+        arrivals,
+        sizes=work.sizes(arrivals.unit, documents if arrivals.unit == "documents" else body_bytes),
+        seed=options.seed,
+        recorded_ns=plan.recorded_ns,
+    )
+    return striped(times, plan.worker, plan.workers)
+
+
+def _report(plan: LoadPlan, work: Work, start_ns: int, end_ns: int, cpu_ns: int, lag: LoopLag) -> WorkerReport:
+    return WorkerReport(
         started_monotonic_ns=start_ns,
         realtime_minus_monotonic_ns=time.time_ns() - time.monotonic_ns(),
-        warm_up_end_ns=start_ns + plan.options.warm_up_ns,
+        warm_up_end_ns=min(end_ns, start_ns + plan.options.warm_up_ns),
         measure_end_ns=end_ns,
         bytes_written=work.traffic.bytes_written,
         local_ports=tuple(sorted(work.traffic.local_ports)),
@@ -91,13 +116,12 @@ def _load(plan: LoadPlan, recorder: Recorder) -> int:
         cpu_ns=cpu_ns,
         loop_lag_p99_ns=lag.lateness.quantile_ns(0.99),
         errors=work.errors(),
+        cpu_share_ppm=cpu_ns * 10**6 // max(1, end_ns - start_ns),
+        tickets_waited=work.tickets.waited,
+        tickets_unsent=len(work.tickets.unsent()),
+        queue_p99_ns=work.tickets.queue.quantile_ns(0.99),
+        is_open=plan.options.arrivals.is_open,
     )
-    plan.report.write_text(json.dumps(to_json(report), indent=1))
-    if work.hopeless:
-        _say(phase="failed", error=work.hopeless)
-        return 3
-    _say(phase="done", documents=work.acked, seconds_left=0.0)
-    return 0
 
 
 def _user_class(plan: LoadPlan, work: Work) -> type[BulkUser]:
@@ -147,6 +171,7 @@ def _run(plan: LoadPlan, work: Work, runner: Any, start_ns: int) -> int:
 
 def _drain(work: Work, runner: Any) -> None:
     """No request is waiting for its answer any more."""
+    work.tickets.close()
     limit_ns = time.monotonic_ns() + _DRAIN_NS
     while runner.user_count and time.monotonic_ns() < limit_ns:
         _say(phase="drain", documents=work.acked, seconds_left=(limit_ns - time.monotonic_ns()) / 1e9)

@@ -43,6 +43,11 @@ class Arrivals:
         """Whether a clock decides, and not the answer to the request before."""
         return self.shape != "closed"
 
+    @property
+    def unit(self) -> RateUnit:
+        """What its rates count."""
+        return next((rate.unit for rate in (self.rate, *self.rates) if rate is not None), "requests")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadOptions:
@@ -97,5 +102,16 @@ class WorkerReport:
     item_failures: dict[str, int]
     """Failed items of bulk answers by "status type", such as "429 es_rejected_execution_exception"."""
     cpu_ns: int
+    """Of all workers, from start to end."""
     loop_lag_p99_ns: int
+    """How late a timer came around in the worst worker's event loop."""
     errors: tuple[str, ...]
+    cpu_share_ppm: int = 0
+    """Of one core, in the busiest worker: a worker has one thread."""
+    tickets_waited: int = 0
+    """Open loop: requests that were due when no user was free."""
+    tickets_unsent: int = 0
+    """Of these, the ones that were never sent: they are samples too, cut off at the end."""
+    queue_p99_ns: int = 0
+    """Open loop: from due to a user that was free, the generator's own delay."""
+    is_open: bool = False

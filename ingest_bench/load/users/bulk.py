@@ -58,6 +58,8 @@ class BulkUser(User):
         """One request and its sample."""
         connection, work = self._connection, self.work
         data, documents = body.data, body.documents
+        work.requests += 1
+        work.documents_offered += documents
         connection.deadline_ns = time.monotonic_ns() + self.timeout_ns
         try:
             status, start, end = connection.exchange(self.head + b"%d\r\n\r\n" % len(data), data)
