@@ -77,7 +77,7 @@ class _Build:
                 f'{self.where}: {path}: distinct is {spec.distinct}, but row "{spec.row}" has {shared.size}; '
                 "give all fields of a row the same"
             )
-        return Rows(random, shared.size, self.seed, made.where, shared.raw)
+        return Rows(random, shared.size, self.seed, made.where, shared.made)
 
 
 class Documents:
@@ -124,7 +124,7 @@ def _column(spec: DocumentField, build: _Build, path: str, prefix: str) -> Itera
     if spec.kind not in SPECIAL:
         rows = build.rows_of(spec, path)
         values = make({"kind": spec.kind, **spec.options}, where)(rows)
-        rows.raw[spec.name] = values.raw
+        rows.made[spec.name] = values
         absent = round(spec.distinct * (1 - spec.present))
         present = rows.random.permutation(spec.distinct) >= absent if absent else None
         yield spec.row, table(values.texts, prefix, "", present)

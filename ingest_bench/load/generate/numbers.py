@@ -64,7 +64,7 @@ class Sum:
 
     def __call__(self, rows: Rows) -> Values:
         """A value for each row."""
-        return decimals(sum((rows.of(name).astype(float) for name in self.of), np.zeros(rows.size)), self.places)
+        return decimals(sum((rows.of(name).raw.astype(float) for name in self.of), np.zeros(rows.size)), self.places)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +93,7 @@ class After:
     def __call__(self, rows: Rows) -> Values:
         """A value for each row."""
         later = rows.random.lognormal(np.log(self.median_ns / 1e9), self.sigma, rows.size)
-        return _dates(rows.of(self.of) + later.astype(np.int64), self.format)
+        return _dates(rows.of(self.of).raw + later.astype(np.int64), self.format)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

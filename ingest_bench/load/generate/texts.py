@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -56,13 +57,13 @@ class Phrase:
     minimum: int
     maximum: int
     vocabulary: int = 20000
-    first_rank: int = 0
+    style: words.Style = "papers"
     case: Literal["lower", "title"] = "lower"
     separator: str = " "
 
     def __call__(self, rows: Rows) -> Values:
         """A value for each row."""
-        known = words.vocabulary(self.vocabulary, rows.seed)[self.first_rank :]
+        known = words.vocabulary(self.vocabulary, rows.seed, self.style)
         known = tuple(word.capitalize() for word in known) if self.case == "title" else known
         counts = rows.random.integers(self.minimum, self.maximum + 1, rows.size)
         ranks = iter(words.draw(rows.random, words.zipf(len(known)), int(counts.sum())).tolist())
@@ -78,5 +79,6 @@ class Join:
 
     def __call__(self, rows: Rows) -> Values:
         """A value for each row."""
-        columns = [rows.of(name).tolist() for name in self.of]
-        return plain([self.separator.join(map(str, row)).replace(" ", self.separator) for row in zip(*columns)])  # noqa: B905 - all are as long as the table
+        columns = [[str(json.loads(text)) for text in rows.of(name).texts] for name in self.of]
+        joined = (self.separator.join(row) for row in zip(*columns, strict=True))
+        return plain([text.replace(" ", self.separator) for text in joined])

@@ -16,6 +16,14 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
+class Values:
+    """One value a row: as JSON, and plain for the fields that are derived from it."""
+
+    texts: list[str]
+    raw: NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
 class Rows:
     """The rows of a table that is being made: their random numbers, and what other fields put into them."""
 
@@ -23,23 +31,15 @@ class Rows:
     size: int
     seed: int
     where: str
-    raw: dict[str, NDArray[Any]] = field(default_factory=dict)
+    made: dict[str, Values] = field(default_factory=dict)
 
-    def of(self, name: str) -> NDArray[Any]:
-        """The plain values of a field that stands before in the same row."""
-        if name not in self.raw:
+    def of(self, name: str) -> Values:
+        """The values of a field that stands before in the same row."""
+        if name not in self.made:
             raise SpecError(
-                f'{self.where}: "{name}" is not a field before it in the same row; {records.nearest(name, self.raw)}'
+                f'{self.where}: "{name}" is not a field before it in the same row; {records.nearest(name, self.made)}'
             )
-        return self.raw[name]
-
-
-@dataclass(frozen=True, slots=True)
-class Values:
-    """One value a row: as JSON, and plain for the fields that are derived from it."""
-
-    texts: list[str]
-    raw: NDArray[Any]
+        return self.made[name]
 
 
 class Generator(Protocol):

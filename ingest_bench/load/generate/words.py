@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -22,28 +22,61 @@ _COMMON = (
     " respectively shown similar well sample years previous age genes population activity factors following"
 )
 COMMON = tuple(_COMMON.split())
-# Syllables and endings of the made words.
-_ONSETS = tuple(str.split("b c d f g h l m n p r s t v br cr dr fl gl pl pr sc sp st tr th ch ph"))
-_VOWELS = tuple(str.split("a e i o u a e i o ea io ou"))
-_CODAS = tuple(str.split("n r l s t m x nd nt st rm ct"))
-_ENDINGS = tuple(str.split("tion al ic ous ity ing ed ate ine ase oid ism er s es ly ment ance ive logy osis"))
+# The rest of a paper's vocabulary: learned words, put together as scientists do.
+_FRONTS = tuple(
+    str.split(
+        "anti bi cardio chemo co cyto de di epi ex gluco hetero homo hydro hyper hypo immuno in inter intra iso"
+        " macro meta micro mono multi myo neo neuro non osteo para patho peri phospho photo poly pre pro pseudo re"
+        " sub super thermo trans tri un vaso"
+    )
+)
+_ROOTS = tuple(
+    str.split(
+        "act bact bol cell chrom clon corr crypt cycl cyt derm dict duct dyn fer fil flam form fract fus gen glyc"
+        " graph gress hist kin lat lig lipid log lymph lys mar medi metr morph mut nephr neur not nucle op osm oxid"
+        " path phen phil plas pol port prote rad rel rept ruct sect sens sequ sist solv som spect stat stim stru"
+        " synth tact tec tens termin tox tract troph vas vect ven vert vir vis"
+    )
+)
+_ENDINGS = tuple(
+    str.split(
+        "s ed ing ion ions al ic ate ated ates ity ive ous ment able ase ases ism ly ically osis ology er ent ance"
+        " in ine ide"
+    )
+)
+# Names of places.
+_HEADS = tuple(
+    str.split(
+        "al an ba bar bel ber bor bra bu ca car cha co da del do dor el er fa fer ga gor gra ha hal he ho is ja ka"
+        " kal kar ko kra la lan le li lo lu ma mar me mo mu na ne ni no o ol or pa par pe po ra re ri ro ru sa san"
+        " se si so ta tar te to tra u va ve vi vo wa we wi ya za"
+    )
+)
+_TAILS = tuple(
+    str.split(
+        "berg bo burg by da dorf feld ford gan ham heim ino ka lia lo na nagar ne no ov pur ra ria ro sk stad stan"
+        " ta ton ville wa wiler"
+    )
+)
 _CLOSINGS = (".", ".", ".", " [{}].", ".", ".\\n", ".", " ({}).")
+
+Style = Literal["papers", "places"]
 
 
 @lru_cache(maxsize=8)
-def vocabulary(size: int, seed: int) -> tuple[str, ...]:
-    """`size` different words by falling frequency: English function words, then made ones of growing length."""
+def vocabulary(size: int, seed: int, style: Style = "papers") -> tuple[str, ...]:
+    """`size` different words by falling frequency: of papers, English function words first, or names of places."""
     numbers = _numbers(np.random.default_rng([seed, 1]))
-    words = dict.fromkeys(COMMON)
+    made = _learned if style == "papers" else _place
+    words = dict.fromkeys(COMMON if style == "papers" else ())
     while len(words) < size:
-        syllables = 1 + min(2, int(len(words) ** 0.5 / 60)) + next(numbers) % 2
-        word = "".join(_syllable(numbers) for _ in range(syllables))
-        words.setdefault(word + _ENDINGS[next(numbers) % len(_ENDINGS)] if next(numbers) % 10 < 7 else word)
+        # The rarer a word, the longer it is.
+        words.setdefault(made(numbers, len(words)))
     return tuple(words)
 
 
 @lru_cache(maxsize=8)
-def zipf(size: int, exponent: float = 1.0) -> NDArray[np.float64]:
+def zipf(size: int, exponent: float = 1.07) -> NDArray[np.float64]:
     """The cumulated shares of the ranks 1 to `size` by Zipf and Mandelbrot: 1 / (rank + 2.7) ** exponent.
 
     2.7 is Mandelbrot's correction for English: without it the first word alone would be 9% of the text.
@@ -86,6 +119,13 @@ def _numbers(random: np.random.Generator) -> Iterator[int]:
         yield from random.integers(0, 2**31, size=65536).tolist()
 
 
-def _syllable(numbers: Iterator[int]) -> str:
-    parts = (_ONSETS, _VOWELS, _CODAS) if next(numbers) % 5 < 2 else (_ONSETS, _VOWELS)
+def _learned(numbers: Iterator[int], rank: int) -> str:
+    fronts = next(numbers) % (1 + (rank > 1000) + (rank > 12000))
+    parts = [*(_FRONTS,) * fronts, _ROOTS, *(() if next(numbers) % 8 == 0 else (_ENDINGS,))]
+    return "".join(part[next(numbers) % len(part)] for part in parts)
+
+
+def _place(numbers: Iterator[int], rank: int) -> str:
+    heads = 1 + min(2, next(numbers) % (2 + rank // 8000))
+    parts = [*(_HEADS,) * heads, _TAILS]
     return "".join(part[next(numbers) % len(part)] for part in parts)
