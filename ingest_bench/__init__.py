@@ -14,7 +14,7 @@ Imports run downward only (tests/test_architecture.py):
     cli      -> everything
     runner   -> targets network probes load | jvm store ledger system facts model errors
     targets, network, probes, load -> jvm system ledger model units errors, never each other
-    report, gate -> analysis model units          analysis -> model units
+    report, gate -> analysis model units (report also data; gate also records errors)     analysis -> model units
     spec, plan, store, facts -> records data model units errors (facts also system)
     model    -> nothing
 """

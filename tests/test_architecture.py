@@ -36,7 +36,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "load": PARTS,
     "analysis": {"model", "units"},
     "report": {"analysis", "model", "units", "data"},
-    "gate": {"analysis", "report", "model", "units", "errors"},
+    "gate": {"analysis", "report", "records", "model", "units", "errors"},
     "runner": {"targets", "network", "probes", "load", "jvm", "store", "facts", *PARTS},
     "analyse": {"probes", "report", "analysis", "load", "jvm", "store", *PARTS},
     "conduct": {"analyse", "runner", "targets", "network", "probes", "load", "jvm", "store", "facts", *PARTS},

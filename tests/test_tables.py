@@ -4,6 +4,7 @@ import csv
 import json
 
 import made_summaries as made
+import pytest
 
 from ingest_bench.analysis import cells
 from ingest_bench.analysis.columns import COLUMNS
@@ -21,7 +22,7 @@ def test_summary_csv_has_one_row_a_run_and_the_columns_in_their_order() -> None:
     text = tables.summary_csv(FOUR)
     head = text.splitlines()[0].split(",")
     assert head[:6] == ["experiment", "run", "replicate", "state", "reason", "receive_predictor"]
-    assert head[6:] == [column.name for column in COLUMNS]
+    assert head[6:] == [*(column.name for column in COLUMNS), "instrumented"]
     assert len(rows(text)) == 8
 
 
@@ -52,7 +53,9 @@ def test_summary_json_keeps_the_exact_counts() -> None:
 
 
 def test_the_terminal_table_has_a_row_a_cell_with_the_median_and_the_ends() -> None:
-    runs = [made.changed(FOUR[0], values={"docs_per_s_median": float(value)}) for value in (900, 1000, 1400)]
+    runs = made.experiment(replicates=3, network=["loopback"])
+    rates = (900.0, 1000.0, 1400.0)
+    runs = [made.changed(run, values={"docs_per_s_median": rate}) for run, rate in zip(runs, rates, strict=True)]
     head, row = tables.terminal(runs)
     assert head[:2] == ["cell", "runs"]
     assert row[head.index("docs/s")] == "1,000 (900..1,400)"
@@ -108,3 +111,20 @@ def test_a_run_under_costly_probes_gives_allocations_but_never_a_rate() -> None:
     head, row = tables.terminal([costly])
     assert "docs/s" not in head
     assert row[head.index("GC pauses")] == "1,000,000,000"
+
+
+def test_a_summary_csv_is_read_again_with_the_same_numbers_and_states() -> None:
+    runs = [made.changed(FOUR[0], state="invalid", reason='a "reason", long'), *FOUR[1:]]
+    again = tables.read_summary_csv(tables.summary_csv(runs))
+    assert [(run.run, run.cell, run.replicate, run.state, run.reason) for run in again] == [
+        (run.run, run.cell, run.replicate, run.state, run.reason) for run in runs
+    ]
+    assert tables.terminal(again)[1][1:] == tables.terminal(runs)[1][2:]
+    assert again[1].values["retransmits"] is None
+
+
+def test_a_file_that_is_no_summary_is_refused_with_its_reason() -> None:
+    with pytest.raises(ValueError, match=r"no summary.csv: the column experiment is missing"):
+        tables.read_summary_csv("a,b\n1,2\n")
+    with pytest.raises(ValueError, match='"great" is no state'):
+        tables.read_summary_csv(tables.summary_csv(FOUR[:1]).replace("measured", "great"))

@@ -37,13 +37,17 @@ class CellRuns:
         """How many runs ended in an OutOfMemoryError."""
         return sum(run.state == "oom" for run in self.runs)
 
-    def numbers(self, column: str) -> list[float]:
-        """The column's value of each valid run that has one.
+    def by_replicate(self, column: str) -> dict[int, float]:
+        """The column's value of each valid run that has one, by replicate.
 
         A run under costly probes gives only what no other run can: never a rate or a time.
         """
         plain = _values(column, (run for run in self.valid if not run.instrumented))
         return plain if plain or column in SLOWED else _values(column, self.valid)
+
+    def numbers(self, column: str) -> list[float]:
+        """These values alone."""
+        return list(self.by_replicate(column).values())
 
     def typical(self, column: str) -> float | None:
         """The median over the replicates; None without any."""
@@ -57,9 +61,9 @@ class CellRuns:
         return histogram.merge(run.histograms[name] for run in plain or runs)
 
 
-def _values(column: str, runs: Iterable[Summary]) -> list[float]:
-    values = (run.values.get(column) for run in runs)
-    return [float(value) for value in values if isinstance(value, (int, float))]
+def _values(column: str, runs: Iterable[Summary]) -> dict[int, float]:
+    values = ((run.replicate, run.values.get(column)) for run in runs)
+    return {replicate: float(value) for replicate, value in values if isinstance(value, (int, float))}
 
 
 def group(summaries: Iterable[Summary]) -> list[CellRuns]:

@@ -9,15 +9,19 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import cast, get_args
 
 from ingest_bench import units
 from ingest_bench.analysis import cells, histogram
 from ingest_bench.analysis.cells import CellRuns
 from ingest_bench.analysis.columns import COLUMNS
+from ingest_bench.model.experiment import RunState
 from ingest_bench.model.results import Summary, Value
 from ingest_bench.report.words import gigabytes, short, whole
 
 _HEAD = ("experiment", "run", "replicate", "state", "reason")
+# Whether costly probes watched the run: its rates and times then count nowhere.
+_INSTRUMENTED = "instrumented"
 
 
 def summary_csv(summaries: Sequence[Summary]) -> str:
@@ -29,9 +33,42 @@ def summary_csv(summaries: Sequence[Summary]) -> str:
         [summary.experiment, summary.run, summary.replicate, summary.state, summary.reason]
         + [summary.levels.get(key, "") for key in levels]
         + [_cell(summary.values.get(name)) for name in columns]
+        + ["yes" if summary.instrumented else "no"]
         for summary in summaries
     ]
-    return csv_text([[*_HEAD, *levels, *columns], *rows])
+    return csv_text([[*_HEAD, *levels, *columns, _INSTRUMENTED], *rows])
+
+
+def read_summary_csv(text: str) -> list[Summary]:
+    """The runs of a `summary.csv`, such as a baseline: states and numbers, without histograms and series.
+
+    ValueError says what is wrong with the file.
+    """
+    reader = csv.DictReader(io.StringIO(text))
+    head = reader.fieldnames or []
+    missing = [name for name in _HEAD if name not in head]
+    if missing:
+        raise ValueError(f"this is no summary.csv: the column {missing[0]} is missing")
+    columns = {column.name for column in COLUMNS}
+    levels = [name for name in head if name not in columns and name not in (*_HEAD, _INSTRUMENTED)]
+    found = []
+    for row in reader:
+        if row["state"] not in get_args(RunState):
+            raise ValueError(f'line {reader.line_num}: "{row["state"]}" is no state of a run')
+        found.append(
+            Summary(
+                run=row["run"],
+                cell=row["run"].rpartition("/")[0],
+                replicate=int(row["replicate"]),
+                levels={key: row[key] for key in levels},
+                state=cast("RunState", row["state"]),
+                reason=row["reason"],
+                values={name: _value(row.get(name) or "") for name in columns},
+                instrumented=row.get(_INSTRUMENTED) == "yes",
+                experiment=row["experiment"],
+            )
+        )
+    return found
 
 
 def histograms_csv(summaries: Sequence[Summary], name: str = "read_bytes", number: str = "reads") -> str:
@@ -140,3 +177,12 @@ def _cell(value: Value) -> str:
         return ""
     # Finer than a nanosecond of a millisecond is arithmetic, not measurement.
     return f"{value:.6f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
+
+
+def _value(text: str) -> Value:
+    if not text:
+        return None
+    try:
+        return float(text) if "." in text else int(text)
+    except ValueError:
+        return text
