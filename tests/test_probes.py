@@ -11,7 +11,7 @@ import pytest
 
 from ingest_bench.errors import MissingCapability, SpecError
 from ingest_bench.model.results import Histogram, Measured, Reading, Remark
-from ingest_bench.probes import PROBES, ReadContext, jvm_options, recording
+from ingest_bench.probes import PROBES, ReadContext, jvm_options, oom, recording
 from ingest_bench.probes.exact import percentile
 
 
@@ -47,11 +47,17 @@ def test_probes_share_one_recording(tmp_path: Path) -> None:
         f"-XX:StartFlightRecording=name=ingest-bench,{where},dumponexit=true,disk=true,maxsize=0",
         f"-XX:FlightRecorderOptions=repository={tmp_path}/jfr,stackdepth=128",
         f"-Xlog:gc*=info,gc+humongous=debug:file={tmp_path}/gc.log:time,uptime,level,tags:filecount=0",
+        *oom.jvm_options(tmp_path),
     )
 
 
-def test_without_probes_the_jvm_gets_no_recording(tmp_path: Path) -> None:
-    assert jvm_options([], tmp_path, 17) == ()
+def test_without_probes_the_jvm_gets_no_recording_but_still_tells_of_its_end(tmp_path: Path) -> None:
+    assert jvm_options([], tmp_path, 17) == (
+        "-XX:+CrashOnOutOfMemoryError",
+        "-XX:-CreateCoredumpOnCrash",
+        f"-XX:ErrorFile={tmp_path}/hs_err.log",
+        f"-Xlog:exceptions=info:file={tmp_path}/exceptions.log:time,uptime,level,tags",
+    )
     assert list(tmp_path.iterdir()) == []
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import json
 import re
 import shutil
+import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +19,13 @@ import pytest
 import ingest_bench
 from ingest_bench import system
 from ingest_bench.model.results import READ_FIELDS, Histogram, Measured, Reading, Remark
-from ingest_bench.probes import ReadContext, jvm_options, read, recording
+from ingest_bench.probes import ReadContext, find_oom, jvm_options, read, recording, watch
 
 pytestmark = pytest.mark.jvm
 
 DATA = Path(__file__).parent / "data" / "jfr"
 READER = Path(ingest_bench.__file__).parent / "jvm" / "JfrReader.java"
-READERS = Path(__file__).parent / "java" / "Readers.java"
+PROGRAMS = Path(__file__).parent / "java"
 EVER = (0, 2**63 - 1)
 
 
@@ -37,7 +40,7 @@ def java() -> Path:
 @pytest.fixture(scope="module")
 def classes(java: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("classes")
-    sources = [str(READER), str(READERS)]
+    sources = [str(READER), *map(str, PROGRAMS.rglob("*.java"))]
     system.run([str(java.with_name("javac")), "--release", "11", "-d", str(out), *sources], timeout_s=120)
     return out
 
@@ -102,8 +105,12 @@ def test_reads_of_other_connections_and_outside_the_measurement_stay_out(java: P
 
 def test_a_killed_server_leaves_what_it_had_recorded_and_the_loss_is_said(java: Path, classes: Path, raw: Path) -> None:
     output = raw / "output"
-    with killed(serve(java, classes, raw, 300_000, "wait"), output):
-        pass
+    process = system.start(serve(java, classes, raw, 300_000, "wait"), stdout=output)
+    try:
+        wait_until_ready(process, output)
+    finally:
+        process.kill()
+        process.wait()
     said = counted(output.read_text())
     measured = read(["reads", "gc"], context(raw, java, classes, {said["port"]}))
     found = sum(histogram(measured).values())
@@ -114,25 +121,74 @@ def test_a_killed_server_leaves_what_it_had_recorded_and_the_loss_is_said(java: 
     assert any(isinstance(item, Remark) and "was killed" in item.text for item in measured)
 
 
-class killed:  # noqa: N801 - reads as a word
-    """A process that is killed as soon as it has said "ready"."""
+def test_allocations_of_a_known_pattern_are_found_by_layer_and_kind(java: Path, classes: Path, raw: Path) -> None:
+    options = jvm_options(["allocations"], raw, 17)
+    system.run([str(java), "-Xmx128m", *options, "-cp", str(classes), "Allocations", "pattern"], timeout_s=120)
+    measured = read(["allocations"], context(raw, java, classes, set()))
+    assert [item for item in measured if isinstance(item, Remark)] == []
+    seen = readings(measured)
+    assert seen["outside_tlab_network_count"] == 2000
+    assert seen["outside_tlab_network_bytes"] == 2000 * ((1 << 20) + 16)
+    assert seen["outside_tlab_rest_bytes"] == pytest.approx(1000 * ((512 << 10) + 16), rel=0.01)
+    assert seen["outside_tlab_max_bytes"] == (1 << 20) + 16
+    assert seen["outside_tlab_sites"].startswith("io.netty.pretend.Buffers.take: 2097184000")
+    # The last TLAB is not full, and a TLAB's end is thrown away.
+    assert seen["tlab_total_bytes"] == pytest.approx(200_000 * 1024, rel=0.03)
 
-    def __init__(self, argv: list[str], output: Path) -> None:
-        self.argv, self.output = argv, output
 
-    def __enter__(self) -> None:
-        process = system.start(self.argv, stdout=self.output)
-        try:
-            deadline = time.monotonic() + 120
-            while "ready" not in self.output.read_text() and time.monotonic() < deadline:
-                assert process.poll() is None, self.output.read_text()
-                time.sleep(0.1)
-        finally:
-            process.kill()
-            process.wait()
+@pytest.mark.parametrize(("how", "kind"), [("heap", "heap"), ("direct", "direct"), ("caught", "direct")])
+def test_an_out_of_memory_error_is_found_and_its_kind_told(
+    how: str, kind: str, java: Path, classes: Path, raw: Path
+) -> None:
+    options = [*jvm_options(["gc"], raw, 17), "-Xmx64m", "-XX:MaxDirectMemorySize=32m"]
+    output = system.run([str(java), *options, "-cp", str(classes), "Allocations", how], timeout_s=120, check=False)
+    assert "java.lang.OutOfMemoryError" in output or "OutOfMemory encountered" in output or "caught after" in output
+    found = find_oom(raw)
+    assert found is not None
+    assert found.kind == kind
 
-    def __exit__(self, *_: object) -> None:
-        return None
+
+def test_a_server_that_ran_out_of_heap_leaves_its_recording(java: Path, classes: Path, raw: Path) -> None:
+    options = [*jvm_options(["gc"], raw, 17), "-Xmx64m"]
+    system.run([str(java), *options, "-cp", str(classes), "Allocations", "heap"], timeout_s=120, check=False)
+    seen = readings(read(["gc"], context(raw, java, classes, set())))
+    assert seen["gc_pauses"] > 0
+    assert seen["full_gcs"] > 0
+    assert seen["heap_after_gc_max_bytes"] > 32 << 20
+
+
+def test_the_host_probe_sees_the_cpu_and_the_threads_of_a_jvm(java: Path, classes: Path, raw: Path) -> None:
+    start_ns = time.time_ns()
+    process = system.start(serve(java, classes, raw, 400_000, "wait"), stdout=raw / "output")
+    try:
+        with watch(["host"], process.pid, raw):
+            wait_until_ready(process, raw / "output")
+            samples = raw / "host.jsonl"
+            wait_for(lambda: samples.exists() and len(samples.read_text().splitlines()) > 5)
+    finally:
+        process.kill()
+        process.wait()
+    whole = dataclasses.replace(context(raw, java, classes, set()), start_ns=start_ns, end_ns=time.time_ns())
+    seen = readings(read(["host"], whole))
+    assert seen["server_cpu_s"] > 0
+    assert seen["server_threads_max"] > 5
+    assert seen["server_context_switches_voluntary"] > 0
+    assert seen["server_rss_max_bytes"] > 10 << 20
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def wait_until_ready(process: subprocess.Popen[bytes], output: Path) -> None:
+    def ready() -> bool:
+        assert process.poll() is None, output.read_text()
+        return "ready" in output.read_text()
+
+    wait_for(ready)
 
 
 @pytest.fixture(params=["11", "17", "25"])

@@ -4,6 +4,8 @@
 |---|---|---|
 | reads | size of every socket read of the load's connections | flight recorder |
 | gc | pauses, full collections, heap, failures, direct buffers | flight recorder, and the GC log |
+| allocations | memory taken outside TLABs, and TLABs, by layer | flight recorder; costs 6 to 20% of CPU |
+| host | CPU, context switches, faults, run queue, pressure, huge pages | /proc, by a child process |
 
 A probe is one file with a `Probe` (context.py) and one line in `PROBES`. A number that could not be had is a
 Reading of None with a Remark that says why, never zero.
@@ -15,9 +17,12 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from ingest_bench.errors import MissingCapability
-from ingest_bench.probes import recording
+from ingest_bench.probes import oom, recording
+from ingest_bench.probes.allocations import ALLOCATIONS
 from ingest_bench.probes.context import Events, Probe, ReadContext
 from ingest_bench.probes.gc import GC
+from ingest_bench.probes.host import HOST
+from ingest_bench.probes.oom import OutOfMemory, find_oom
 from ingest_bench.probes.reads import READS
 
 if TYPE_CHECKING:
@@ -26,11 +31,13 @@ if TYPE_CHECKING:
 
     from ingest_bench.model.results import Measured
 
-__all__ = ["PROBES", "Probe", "ReadContext", "jvm_options", "read", "watch"]
+__all__ = ["PROBES", "OutOfMemory", "Probe", "ReadContext", "find_oom", "jvm_options", "read", "watch"]
 
 PROBES: Mapping[str, Probe] = {
     "reads": READS,
     "gc": GC,
+    "allocations": ALLOCATIONS,
+    "host": HOST,
 }
 
 
@@ -41,7 +48,8 @@ _OLDEST_JAVA = 11
 def jvm_options(names: Iterable[str], raw: Path, java_version: int) -> tuple[str, ...]:
     """Options of the server's JVM for these probes: at most one recording, whose settings are written to `raw`.
 
-    The server's user must be able to write to `raw`, and `raw` must be absolute.
+    With any or no probe: what lets `find_oom` see an OutOfMemoryError. The server's user must be able to write to
+    `raw`, and `raw` must be absolute.
     """
     if java_version < _OLDEST_JAVA:
         raise MissingCapability(f"probes need Java {_OLDEST_JAVA} or later, the server would run on {java_version}")
@@ -53,7 +61,7 @@ def jvm_options(names: Iterable[str], raw: Path, java_version: int) -> tuple[str
     if events:
         recording.settings_file(raw).write_text(recording.settings(events), encoding="utf-8")
     own = [option for probe in chosen for option in probe.jvm_options(raw)]
-    return (*options, *own)
+    return (*options, *own, *oom.jvm_options(raw))
 
 
 @contextmanager

@@ -1,0 +1,77 @@
+"""Probe `allocations`: what was allocated outside TLABs and how many TLABs were handed out, by layer and site.
+
+Every column of Elasticsearch issue 23185. It costs the server 1.06 to 1.2 of its CPU: it belongs into replicates of its
+own. The layer is that of the first frame that is not the JDK's: who asked for the memory. Any frame would not do:
+handlers run under Netty, all of them.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+from ingest_bench.model.results import Measured, Reading, Remark
+from ingest_bench.probes import recording
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+
+    from ingest_bench.probes.context import Events, ReadContext
+
+LAYERS = ("network", "lucene", "rest")
+KINDS = {"outside": "outside_tlab", "tlab": "tlab"}
+_TOP_SITES = 10
+
+
+class Allocations:
+    """jdk.ObjectAllocationOutsideTLAB and jdk.ObjectAllocationInNewTLAB, each with its stack.
+
+    Not jdk.ObjectAllocationSample: it is throttled, and a sample cannot be counted.
+    """
+
+    events: Events = {  # noqa: RUF012 - the Protocol asks for a plain attribute
+        "jdk.ObjectAllocationOutsideTLAB": {"stackTrace": "true"},
+        "jdk.ObjectAllocationInNewTLAB": {"stackTrace": "true"},
+    }
+
+    def jvm_options(self, raw: Path) -> tuple[str, ...]:  # noqa: ARG002
+        """None beside the recording."""
+        return ()
+
+    def watch(self, server_pid: int, raw: Path) -> AbstractContextManager[None]:  # noqa: ARG002
+        """Nothing: the JVM itself writes the recording."""
+        return nullcontext()
+
+    def read(self, context: ReadContext) -> Iterator[Measured]:
+        """Allocations within the measurement; those of a recording with a hole are unavailable."""
+        found = recording.load(context)
+        if found.problem:
+            yield Remark(probe="allocations", text=found.problem)
+        if not found.is_whole:
+            return
+        content = found.content
+        for kind, name in KINDS.items():
+            yield from _totals(
+                name, {layer: content["allocations"].get(f"{kind} {layer}") for layer in LAYERS}, context
+            )
+            sites = [site for site in content["sites"] if site["kind"] == kind][:_TOP_SITES]
+            yield Reading(f"{name}_sites", ", ".join(f"{site['site']}: {site['bytes']}" for site in sites) or None)
+
+
+def _totals(name: str, layers: Mapping[str, Mapping[str, Any] | None], context: ReadContext) -> Iterator[Measured]:
+    some = [sizes for sizes in layers.values() if sizes]
+    count, total = (sum(sizes[key] for sizes in some) for key in ("count", "total"))
+    yield Reading(f"{name}_count", count)
+    yield Reading(f"{name}_max_bytes", max((sizes["max"] for sizes in some), default=None))
+    yield Reading(f"{name}_min_bytes", min((sizes["min"] for sizes in some), default=None))
+    yield Reading(f"{name}_mean_bytes", total / count if count else None)
+    yield Reading(f"{name}_total_bytes", total)
+    yield Reading(f"{name}_bytes_per_s", total / context.seconds)
+    for layer, sizes in layers.items():
+        yield Reading(f"{name}_{layer}_bytes", sizes["total"] if sizes else 0)
+        yield Reading(f"{name}_{layer}_count", sizes["count"] if sizes else 0)
+
+
+ALLOCATIONS = Allocations()

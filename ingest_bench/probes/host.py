@@ -1,0 +1,128 @@
+"""Probe `host`: what the machine and the server's process did, every 100 ms, seen from /proc by a child process."""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ingest_bench import system
+from ingest_bench.model.results import Measured, Reading, Remark, Series
+from ingest_bench.probes.proc import FIELDS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from ingest_bench.probes.context import Events, ReadContext
+
+_FILE = "host.jsonl"
+# Counters: what they grew by within the measurement. The rest of `FIELDS` are levels.
+_GROWTH = {
+    "server_context_switches_voluntary": "server_voluntary_switches",
+    "server_context_switches_involuntary": "server_involuntary_switches",
+    "server_minor_faults": "server_minor_faults",
+    "server_major_faults": "server_major_faults",
+    "context_switches": "context_switches",
+    "thp_fault_alloc": "thp_fault_alloc",
+    "thp_fault_fallback": "thp_fault_fallback",
+    "thp_collapse_alloc": "thp_collapse_alloc",
+    "thp_split_page": "thp_split_page",
+    "compact_stall": "compact_stall",
+    "compact_fail": "compact_fail",
+    "compact_success": "compact_success",
+}
+_PRESSURE = ("cpu_some", "io_some", "io_full", "memory_some", "memory_full")
+
+
+class Host:
+    """A child process that writes one line of counters each 100 ms: psutil's own count sees only the main thread."""
+
+    events: Events = {}  # noqa: RUF012 - the Protocol asks for a plain attribute
+
+    def jvm_options(self, raw: Path) -> tuple[str, ...]:  # noqa: ARG002
+        """None."""
+        return ()
+
+    @contextmanager
+    def watch(self, server_pid: int, raw: Path) -> Iterator[None]:
+        """The child samples as long as this stands."""
+        argv = (sys.executable, "-m", "ingest_bench.probes.proc", str(server_pid), str(raw / _FILE))
+        child = system.start(argv, stdout=raw / "host.log")
+        try:
+            yield
+        finally:
+            system.stop(child)
+
+    def read(self, context: ReadContext) -> Iterator[Measured]:
+        """Growth of counters, means and maxima of levels, from the first to the last sample of the measurement."""
+        table = _table(context.raw / _FILE)
+        at_ns = table["at_ns"] if table else np.empty(0)
+        within = (at_ns >= context.start_ns) & (at_ns < context.end_ns)
+        if within.sum() < 2:
+            yield Remark(
+                probe="host", text=f"{int(within.sum())} samples within the measurement: see host.log of the run"
+            )
+            return
+        yield from _readings({name: column[within] for name, column in table.items()})
+        yield from _series(table)
+
+
+def _table(path: Path) -> dict[str, NDArray[np.float64]]:
+    """The samples by column. A line that was cut off by a kill is left out."""
+    if not path.exists():
+        return {}
+    rows = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if len(row) == len(FIELDS):
+            rows.append(row)
+    # None: the machine has no such counter.
+    return {name: np.array([row[index] for row in rows], dtype=float) for index, name in enumerate(FIELDS)}
+
+
+def _readings(samples: Mapping[str, NDArray[np.float64]]) -> Iterator[Reading]:
+    seconds = float(samples["at_ns"][-1] - samples["at_ns"][0]) / 1e9
+
+    def growth(name: str) -> float | None:
+        value = float(samples[name][-1] - samples[name][0])
+        return None if np.isnan(value) else value
+
+    def share(name: str, whole: float) -> float | None:
+        value = growth(name)
+        return None if value is None else value / whole
+
+    yield Reading("server_cpu_s", share("server_cpu_ns", 1e9))
+    for name, column in _GROWTH.items():
+        value = growth(column)
+        yield Reading(name, None if value is None else round(value))
+    busy, idle = growth("cpu_busy_ticks"), growth("cpu_idle_ticks")
+    yield Reading("cpu_busy_share", None if busy is None or idle is None else busy / max(busy + idle, 1))
+    yield Reading("run_queue_mean", float(samples["run_queue"].mean()))
+    yield Reading("run_queue_max", int(samples["run_queue"].max()))
+    yield Reading("server_threads_max", int(samples["server_threads"].max()))
+    yield Reading("server_rss_max_bytes", int(samples["server_rss_bytes"].max()))
+    for name in _PRESSURE:
+        yield Reading(f"pressure_{name}_share", share(f"pressure_{name}_us", seconds * 1e6))
+
+
+def _series(table: Mapping[str, NDArray[np.float64]]) -> Iterator[Series]:
+    """Rates between neighbouring samples, at the later one; the run queue as it was."""
+    at_ns = table["at_ns"].astype(np.int64)
+    moments = tuple(int(at) for at in at_ns[1:])
+    steps = np.diff(at_ns)
+    yield Series("server_cpu_cores", moments, tuple(np.diff(table["server_cpu_ns"]) / steps))
+    switches = table["server_voluntary_switches"] + table["server_involuntary_switches"]
+    yield Series("server_context_switches_per_s", moments, tuple(np.diff(switches) / steps * 1e9))
+    yield Series("run_queue", tuple(int(at) for at in at_ns), tuple(table["run_queue"]))
+
+
+HOST = Host()

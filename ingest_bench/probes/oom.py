@@ -1,0 +1,81 @@
+"""How an OutOfMemoryError is found: a run that ends in one is a result, not a failure.
+
+The flight recorder never records it, and `ExitOnOutOfMemoryError` leaves an empty recording. `CrashOnOutOfMemoryError`
+leaves the chunks and an error file. It works for errors that the JVM itself throws (heap, metaspace); those that Java
+code throws (direct buffers, Netty's own direct memory) go to the exceptions log, caught or not.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+Kind = Literal["heap", "direct", "metaspace", "threads", "other"]
+
+_CRASH = re.compile(r"OutOfMemory encountered: (?P<text>.*)")
+# "[2.485s][info][exceptions] Exception <a 'java/lang/OutOfMemoryError'{0x…}: Direct buffer memory>", and in a server's
+# own log "java.lang.OutOfMemoryError: Direct buffer memory".
+_THROWN = re.compile(
+    r"Exception <a '(?:[\w/$]*/)?(?:OutOfMemoryError|OutOfDirectMemoryError)'[^:>]*(?:: (?P<text>[^>]*))?>"
+)
+_LOGGED = re.compile(r"\b(?:OutOfMemoryError|OutOfDirectMemoryError): (?P<text>.*)")
+# The words of HotSpot and the JDK, 11 to 25, and of Netty's PlatformDependent.
+_KINDS: tuple[tuple[str, Kind], ...] = (
+    ("direct", "direct"),
+    ("heap", "heap"),
+    ("gc overhead", "heap"),
+    ("array size", "heap"),
+    ("array length", "heap"),
+    ("metaspace", "metaspace"),
+    ("class space", "metaspace"),
+    ("native thread", "threads"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutOfMemory:
+    """The first OutOfMemoryError of a run."""
+
+    kind: Kind
+    text: str
+    """What the JVM said."""
+    source: str
+    """The file that says so."""
+
+
+def jvm_options(raw: Path) -> tuple[str, ...]:
+    """Options that end the JVM at the first OutOfMemoryError of its own, and leave what tells of it below `raw`."""
+    return (
+        "-XX:+CrashOnOutOfMemoryError",
+        "-XX:-CreateCoredumpOnCrash",
+        f"-XX:ErrorFile={raw / 'hs_err.log'}",
+        f"-Xlog:exceptions=info:file={raw / 'exceptions.log'}:time,uptime,level,tags",
+    )
+
+
+def find_oom(raw: Path, log: Path | None = None) -> OutOfMemory | None:
+    """The OutOfMemoryError of a server, by its error file, its exceptions log or its own log; None without one."""
+    crashes = sorted(raw.glob("hs_err*.log"))
+    rotated = sorted(raw.glob("exceptions.log*"), key=lambda path: path.stat().st_mtime_ns)
+    for paths, pattern in ((crashes, _CRASH), (rotated, _THROWN), ([log] if log else [], _LOGGED)):
+        for path in paths:
+            for line in _lines(path):
+                if match := pattern.search(line):
+                    text = (match["text"] or "").strip()
+                    return OutOfMemory(kind=_kind(text), text=text, source=path.name)
+    return None
+
+
+def _lines(path: Path) -> Iterator[str]:
+    if path.is_file():
+        with path.open(encoding="utf-8", errors="replace") as lines:
+            yield from lines
+
+
+def _kind(text: str) -> Kind:
+    return next((kind for words, kind in _KINDS if words in text.lower()), "other")

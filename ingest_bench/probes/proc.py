@@ -1,0 +1,153 @@
+"""The child process of probe `host`: `python -m ingest_bench.probes.proc PID OUT` samples /proc until it is ended.
+
+One JSON list a line, in the order of `FIELDS`; null for what this machine does not count.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+PERIOD_NS = 100_000_000
+FIELDS = (
+    "at_ns",
+    "server_cpu_ns",
+    "server_minor_faults",
+    "server_major_faults",
+    "server_threads",
+    "server_rss_bytes",
+    "server_voluntary_switches",
+    "server_involuntary_switches",
+    "cpu_busy_ticks",
+    "cpu_idle_ticks",
+    "context_switches",
+    "run_queue",
+    "pressure_cpu_some_us",
+    "pressure_io_some_us",
+    "pressure_io_full_us",
+    "pressure_memory_some_us",
+    "pressure_memory_full_us",
+    "thp_fault_alloc",
+    "thp_fault_fallback",
+    "thp_collapse_alloc",
+    "thp_split_page",
+    "compact_stall",
+    "compact_fail",
+    "compact_success",
+)
+_VMSTAT = FIELDS[FIELDS.index("thp_fault_alloc") :]
+_PRESSURE = (("cpu", "some"), ("io", "some"), ("io", "full"), ("memory", "some"), ("memory", "full"))
+_TICK_NS = 10**9 // os.sysconf("SC_CLK_TCK")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+Number = int | None
+
+
+class Switches:
+    """Context switches of all threads of a process, those of ended threads included.
+
+    Files stay open between samples: a server has a hundred threads, and opening each of them again costs more than
+    reading it. What a thread did after its last sample is lost with it.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self._tasks = Path(f"/proc/{pid}/task")
+        self._open: dict[str, int] = {}
+        self._seen: dict[str, tuple[int, int]] = {}
+        self._ended = (0, 0)
+
+    def sample(self) -> tuple[int, int]:
+        """Voluntary and involuntary ones since each thread began."""
+        alive = {entry.name for entry in os.scandir(self._tasks)}
+        for tid in self._open.keys() - alive:
+            self._end(tid)
+        for tid in alive:
+            try:
+                if tid not in self._open:
+                    self._open[tid] = os.open(self._tasks / tid / "status", os.O_RDONLY)
+                self._seen[tid] = parse_switches(os.pread(self._open[tid], 8192, 0))
+            except (ProcessLookupError, FileNotFoundError):
+                self._end(tid)
+        return (
+            self._ended[0] + sum(one for one, _ in self._seen.values()),
+            self._ended[1] + sum(one for _, one in self._seen.values()),
+        )
+
+    def _end(self, tid: str) -> None:
+        if tid in self._open:
+            os.close(self._open.pop(tid))
+        voluntary, involuntary = self._seen.pop(tid, (0, 0))
+        self._ended = (self._ended[0] + voluntary, self._ended[1] + involuntary)
+
+
+def parse_switches(status: bytes) -> tuple[int, int]:
+    """The last two lines of a thread's `status`: voluntary_ctxt_switches and nonvoluntary_ctxt_switches."""
+    voluntary, involuntary = status.rstrip().rsplit(b"\n", 2)[1:]
+    return int(voluntary.split()[1]), int(involuntary.split()[1])
+
+
+def parse_stat(text: str) -> tuple[int, int, int, int, int]:
+    """CPU ns, minor faults, major faults, threads and resident bytes of a process (man 5 proc, /proc/PID/stat)."""
+    # The name of the program may hold spaces and brackets: count from its end. Index 0 is the state, field 3.
+    fields = text[text.rindex(")") + 2 :].split()
+    cpu_ticks = int(fields[11]) + int(fields[12])
+    return cpu_ticks * _TICK_NS, int(fields[7]), int(fields[9]), int(fields[17]), int(fields[21]) * _PAGE_BYTES
+
+
+def parse_system(text: str) -> tuple[int, int, int, int]:
+    """Busy and idle ticks of all CPUs, context switches, and processes that run or wait for a CPU (/proc/stat)."""
+    lines = dict(line.partition(" ")[::2] for line in text.splitlines())
+    user, nice, kernel, idle, iowait, irq, softirq, steal = (int(word) for word in lines["cpu"].split()[:8])
+    busy = user + nice + kernel + irq + softirq + steal
+    return busy, idle + iowait, int(lines["ctxt"]), int(lines["procs_running"])
+
+
+def parse_pressure(text: str) -> dict[str, int]:
+    """Microseconds of "some" and "full" stalls since boot (/proc/pressure/*)."""
+    return {line.split()[0]: int(line.rpartition("total=")[2]) for line in text.splitlines() if "total=" in line}
+
+
+def sample(pid: int, switches: Switches) -> list[Number]:
+    """One line, in the order of `FIELDS`. FileNotFoundError or ProcessLookupError when the server is gone."""
+    server = parse_stat(Path(f"/proc/{pid}/stat").read_text(encoding="utf-8"))
+    machine = parse_system(Path("/proc/stat").read_text(encoding="utf-8"))
+    return [time.time_ns(), *server, *switches.sample(), *machine, *_pressure(), *_vmstat()]
+
+
+def _pressure() -> list[Number]:
+    totals = {resource: parse_pressure(_text(f"/proc/pressure/{resource}")) for resource in ("cpu", "io", "memory")}
+    return [totals[resource].get(kind) for resource, kind in _PRESSURE]
+
+
+def _vmstat() -> list[Number]:
+    lines = dict(line.split() for line in _text("/proc/vmstat").splitlines())
+    return [int(lines[name]) if name in lines else None for name in _VMSTAT]
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except OSError:
+        return ""
+
+
+def main(pid: int, out: Path) -> None:
+    """Samples until the server is gone or this process is ended; a late sample does not delay the next ones."""
+    switches = Switches(pid)
+    following_ns = time.monotonic_ns()
+    with out.open("w", encoding="utf-8", buffering=1) as lines:
+        while True:
+            try:
+                lines.write(json.dumps(sample(pid, switches)) + "\n")
+            except (FileNotFoundError, ProcessLookupError):
+                return
+            now_ns = time.monotonic_ns()
+            following_ns = max(following_ns + PERIOD_NS, now_ns)
+            time.sleep((following_ns - now_ns) / 1e9)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), Path(sys.argv[2]))

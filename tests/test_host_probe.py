@@ -1,0 +1,109 @@
+"""The probe `host`: counters of /proc as the kernel writes them, and what they grew by."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+from ingest_bench.model.results import Reading, Remark, Series
+from ingest_bench.probes import PROBES, ReadContext, proc
+
+SECOND = 10**9
+
+
+def context(raw: Path, start_s: int, end_s: int) -> ReadContext:
+    return ReadContext(
+        raw=raw, start_ns=start_s * SECOND, end_ns=end_s * SECOND, ports=frozenset(), java=raw, classes=raw
+    )
+
+
+def line(at_s: float, **changed: float | None) -> str:
+    values: dict[str, Any] = dict.fromkeys(proc.FIELDS, 0) | {"at_ns": round(at_s * SECOND)} | changed
+    return json.dumps([values[name] for name in proc.FIELDS])
+
+
+def test_a_process_with_brackets_and_spaces_in_its_name_is_read_right() -> None:
+    fields = ["S", *map(str, range(4, 53))]  # field N holds N
+    text = f"4711 (a (b) c) {' '.join(fields)}"
+    tick_ns = SECOND // os.sysconf("SC_CLK_TCK")
+    page_bytes = os.sysconf("SC_PAGE_SIZE")
+    assert proc.parse_stat(text) == ((14 + 15) * tick_ns, 10, 12, 20, 24 * page_bytes)
+
+
+def test_the_last_two_lines_of_a_status_are_its_switches() -> None:
+    status = b"Name:\tx\nMems_allowed_list:\t0\nvoluntary_ctxt_switches:\t150\nnonvoluntary_ctxt_switches:\t545\n"
+    assert proc.parse_switches(status) == (150, 545)
+
+
+def test_busy_and_idle_ticks_and_the_run_queue_come_from_stat() -> None:
+    text = "cpu  10 2 3 100 5 1 4 6 0 0\ncpu0 1 1 1 1 1 1 1 1 0 0\nctxt 777\nprocs_running 3\nprocs_blocked 0\n"
+    assert proc.parse_system(text) == (26, 105, 777, 3)
+
+
+def test_pressure_is_its_totals() -> None:
+    text = "some avg10=1.19 avg60=2.93 avg300=1.09 total=8455595\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=12\n"
+    assert proc.parse_pressure(text) == {"some": 8455595, "full": 12}
+    assert proc.parse_pressure("") == {}
+
+
+def test_switches_of_all_threads_are_counted_and_those_of_ended_threads_stay() -> None:
+    switches = proc.Switches(os.getpid())
+    started, may_end = threading.Event(), threading.Event()
+
+    def work() -> None:
+        started.set()
+        may_end.wait()
+
+    before = switches.sample()
+    thread = threading.Thread(target=work)
+    thread.start()
+    started.wait()
+    with_thread = switches.sample()
+    may_end.set()
+    thread.join()
+    assert before <= with_thread <= switches.sample()
+    assert with_thread[0] > 0
+
+
+def test_a_sample_has_a_value_for_each_field() -> None:
+    values = proc.sample(os.getpid(), proc.Switches(os.getpid()))
+    assert len(values) == len(proc.FIELDS)
+    assert all(isinstance(value, int) or value is None for value in values)
+
+
+def test_readings_are_growth_within_the_measurement(tmp_path: Path) -> None:
+    lines = [
+        line(9, server_cpu_ns=0),
+        line(10, server_cpu_ns=2 * SECOND, server_voluntary_switches=100, run_queue=1, cpu_busy_ticks=0),
+        line(11, server_cpu_ns=3 * SECOND, server_voluntary_switches=150, run_queue=3, cpu_busy_ticks=30),
+        line(12, server_cpu_ns=5 * SECOND, server_voluntary_switches=170, run_queue=2, cpu_busy_ticks=60),
+        line(13, server_cpu_ns=99 * SECOND),
+        line(14)[:7],
+    ]
+    (tmp_path / "host.jsonl").write_text("\n".join(lines))
+    measured = list(PROBES["host"].read(context(tmp_path, 10, 13)))
+    seen = {item.name: item.value for item in measured if isinstance(item, Reading)}
+    assert seen["server_cpu_s"] == 3
+    assert seen["server_context_switches_voluntary"] == 70
+    assert (seen["run_queue_mean"], seen["run_queue_max"]) == (2, 3)
+    assert seen["cpu_busy_share"] == 1
+    cores = next(item for item in measured if isinstance(item, Series) and item.name == "server_cpu_cores")
+    assert cores.at_ns[:3] == (10 * SECOND, 11 * SECOND, 12 * SECOND)
+    assert cores.values[:3] == (2, 1, 2)
+
+
+def test_a_counter_that_the_machine_lacks_is_unavailable_and_not_zero(tmp_path: Path) -> None:
+    lines = [line(10, compact_stall=None, thp_fault_alloc=4), line(11, compact_stall=None, thp_fault_alloc=9)]
+    (tmp_path / "host.jsonl").write_text("\n".join(lines))
+    measured = list(PROBES["host"].read(context(tmp_path, 10, 13)))
+    seen = {item.name: item.value for item in measured if isinstance(item, Reading)}
+    assert seen["compact_stall"] is None
+    assert seen["thp_fault_alloc"] == 5
+
+
+def test_without_samples_there_are_no_numbers_but_a_remark(tmp_path: Path) -> None:
+    measured = list(PROBES["host"].read(context(tmp_path, 10, 13)))
+    assert [type(item) for item in measured] == [Remark]

@@ -1,0 +1,65 @@
+"""An OutOfMemoryError is found in whatever the JVM left of it, and heap and direct memory are told apart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ingest_bench.probes import OutOfMemory, find_oom
+
+# Java 11 to 25, as they wrote it.
+CRASH = "#\n#  Internal Error (debug.cpp:289), pid=18895, tid=18896\n#  fatal error: OutOfMemory encountered: {}\n#\n"
+THROWN = "[2.485s][info][exceptions] Exception <a 'java/lang/OutOfMemoryError'{{0x00000000fd303f88}}: {}>\n"
+DIRECT = "Cannot reserve 1048576 bytes of direct buffer memory (allocated: 32538623, limit: 33554432)"
+NETTY = "failed to allocate 16777216 byte(s) of direct memory (used: 1056964615, max: 1065353216)"
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("Java heap space", "heap"),
+        ("GC overhead limit exceeded", "heap"),
+        ("Requested array size exceeds VM limit", "heap"),
+        ("Metaspace", "metaspace"),
+        ("Compressed class space", "metaspace"),
+    ],
+)
+def test_an_error_file_says_what_ran_out(text: str, kind: str, tmp_path: Path) -> None:
+    (tmp_path / "hs_err.log").write_text(CRASH.format(text))
+    found = find_oom(tmp_path)
+    assert found is not None
+    assert (found.kind, found.text, found.source) == (kind, text, "hs_err.log")
+
+
+@pytest.mark.parametrize("text", ["Direct buffer memory", DIRECT])
+def test_an_error_that_somebody_caught_is_in_the_exceptions_log(text: str, tmp_path: Path) -> None:
+    (tmp_path / "exceptions.log").write_text("[0.1s][info][exceptions] Exception <a 'java/lang/X'{0x0}: heap>\n")
+    with (tmp_path / "exceptions.log").open("a") as log:
+        log.write(THROWN.format(text))
+    assert find_oom(tmp_path) == OutOfMemory(kind="direct", text=text, source="exceptions.log")
+
+
+def test_nettys_own_direct_memory_is_direct(tmp_path: Path) -> None:
+    line = f"[9s][info][exceptions] Exception <a 'io/netty/util/internal/OutOfDirectMemoryError'{{0x1}}: {NETTY}>\n"
+    (tmp_path / "exceptions.log").write_text(line)
+    assert find_oom(tmp_path) == OutOfMemory(kind="direct", text=NETTY, source="exceptions.log")
+
+
+def test_the_servers_own_log_is_asked_last(tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    log.write_text(f'Exception in thread "main" java.lang.OutOfMemoryError: {DIRECT}\n\tat java.base/java.nio.Bits\n')
+    assert find_oom(tmp_path, log) == OutOfMemory(kind="direct", text=DIRECT, source="server.log")
+
+
+def test_a_crash_of_another_kind_is_no_lack_of_memory(tmp_path: Path) -> None:
+    (tmp_path / "hs_err.log").write_text("#\n#  SIGSEGV (0xb) at pc=0x00007f, pid=1, tid=2\n#\n")
+    (tmp_path / "exceptions.log").write_text("[1s][info][exceptions] Exception <a 'java/io/IOException'{0x0}: x>\n")
+    assert find_oom(tmp_path, tmp_path / "no.log") is None
+
+
+def test_an_error_in_unknown_words_is_of_another_kind(tmp_path: Path) -> None:
+    (tmp_path / "hs_err.log").write_text(CRASH.format("Something new"))
+    found = find_oom(tmp_path)
+    assert found is not None
+    assert found.kind == "other"
