@@ -58,9 +58,14 @@ def test_the_word_errors_false_inside_a_document_id_is_not_taken_for_success() -
 
 def test_failed_items_of_a_200_answer_are_counted_by_status_and_type() -> None:
     verdict = judge(200, bulk_answer([201, 429, 400, 200, 429]), 5)
-    assert (verdict.outcome, verdict.acked, verdict.failed) == ("partial", 2, 3)
+    assert (verdict.outcome, verdict.acked, verdict.failed, verdict.rejected) == ("partial", 2, 1, (1, 4))
+    assert (verdict.failures, verdict.rejections) == ({"400 kind_400": 1}, {"429 kind_429": 2})
+
+
+def test_rejected_items_have_failed_once_nothing_is_sent_again() -> None:
+    verdict = judge(200, bulk_answer([201, 429, 400, 429]), 4).final()
+    assert (verdict.outcome, verdict.acked, verdict.failed, verdict.rejected) == ("partial", 1, 3, ())
     assert verdict.failures == {"429 kind_429": 2, "400 kind_400": 1}
-    assert verdict.rejected == (1, 4)
 
 
 def test_an_answer_without_errors_in_another_order_acknowledges_all() -> None:
@@ -78,8 +83,9 @@ def test_a_200_answer_that_is_not_a_bulk_answer_is_broken(body: bytes) -> None:
 
 def test_a_whole_bulk_rejected_may_be_sent_again() -> None:
     verdict = judge(429, b'{"error":{"type":"es_rejected_execution_exception"},"status":429}', 3)
-    assert (verdict.outcome, verdict.failed, verdict.rejected) == ("rejected", 3, (0, 1, 2))
-    assert verdict.failures == {"429 es_rejected_execution_exception": 3}
+    assert (verdict.outcome, verdict.failed, verdict.rejected) == ("rejected", 0, (0, 1, 2))
+    assert (verdict.final().failed, verdict.final().rejected) == (3, ())
+    assert verdict.final().failures == {"429 es_rejected_execution_exception": 3}
 
 
 def test_413_is_explained() -> None:

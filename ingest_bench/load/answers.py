@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -35,16 +35,23 @@ class Head(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What became of the documents of one bulk."""
+    """What became of the documents of one bulk: acknowledged, failed for good, or rejected with 429."""
 
     outcome: str
     acked: int = 0
     failed: int = 0
+    """Without the rejected ones, until they are `final`."""
     failures: Mapping[str, int] = field(default_factory=dict)
     """Failed items by "status type"."""
     rejected: tuple[int, ...] = ()
-    """The items (their index in the bulk) that were rejected with 429 and may be sent again."""
+    """The items (their index in the bulk) that may be sent again."""
+    rejections: Mapping[str, int] = field(default_factory=dict)
     said: str = ""
+
+    def final(self) -> Verdict:
+        """The same, when nothing is sent again: what was rejected has failed."""
+        failures = Counter(self.failures) + Counter(self.rejections)
+        return replace(self, failed=self.failed + len(self.rejected), failures=failures, rejected=(), rejections={})
 
 
 def parse_head(raw: bytes) -> Head:
@@ -118,9 +125,8 @@ def judge(status: int, body: bytes, documents: int) -> Verdict:
     if status == 429:
         return Verdict(
             outcome=REJECTED,
-            failed=documents,
-            failures={f"429 {_error_type(body)}": documents},
             rejected=tuple(range(documents)),
+            rejections={f"429 {_error_type(body)}": documents},
             said=_said(status, body),
         )
     if not 200 <= status < 300:
@@ -145,6 +151,7 @@ def _judge_items(items: list[dict[str, dict[str, Any]]], documents: int) -> Verd
         said = f"the answer has {len(items)} items, the bulk had {documents} documents"
         return Verdict(outcome=BROKEN_ANSWER, said=said)
     failures: Counter[str] = Counter()
+    rejections: Counter[str] = Counter()
     rejected = []
     for index, item in enumerate(items):
         (result,) = item.values()
@@ -152,16 +159,20 @@ def _judge_items(items: list[dict[str, dict[str, Any]]], documents: int) -> Verd
         if 200 <= status < 300:
             continue
         error = result.get("error", "")
-        failures[f"{status} {error['type'] if isinstance(error, dict) else error}".strip()] += 1
+        name = f"{status} {error['type'] if isinstance(error, dict) else error}".strip()
         if status == 429:
+            rejections[name] += 1
             rejected.append(index)
-    failed = failures.total()
+        else:
+            failures[name] += 1
+    acked = documents - failures.total() - len(rejected)
     return Verdict(
-        outcome=PARTIAL if failed else OK,
-        acked=documents - failed,
-        failed=failed,
+        outcome=OK if acked == documents else PARTIAL,
+        acked=acked,
+        failed=failures.total(),
         failures=failures,
         rejected=tuple(rejected),
+        rejections=rejections,
     )
 
 

@@ -7,6 +7,7 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ingest_bench.load.bodies import bulk_query
 from ingest_bench.model.load import LoadOptions
 from ingest_bench.model.target import Endpoint
 from ingest_bench.model.workload import Workload
@@ -28,6 +29,9 @@ class LoadPlan:
     """More headers for each request."""
     recorded_ns: tuple[int, ...] = ()
     """The planned times of `recorded` arrivals."""
+    corpus: str | None = None
+    """The file that `options.documents` names, checked, and unpacked where workers share it."""
+    corpus_is_bulk: bool = False
     worker: int = 0
     workers: int = 1
 
@@ -40,6 +44,17 @@ class LoadPlan:
     def own_users(self) -> range:
         """The numbers of this worker's users: each worker has every n-th."""
         return range(self.worker, self.users, self.workers)
+
+    @property
+    def request_head(self) -> bytes:
+        """The head of each request, up to and with "content-length: "."""
+        headers = {"host": self.host_header or str(self.address), "content-type": "application/x-ndjson"}
+        if self.options.gzip:
+            headers["content-encoding"] = "gzip"
+        lines = "".join(f"{name}: {value}\r\n" for name, value in (headers | self.headers).items())
+        query = bulk_query(self.options.action)
+        path = self.bulk_path + (query.replace("?", "&") if "?" in self.bulk_path else query)
+        return f"POST {path} HTTP/1.1\r\n{lines}content-length: ".encode()
 
     @property
     def samples(self) -> Path:

@@ -30,6 +30,8 @@ def merge(reports: Sequence[WorkerReport]) -> WorkerReport:
         loop_lag_p99_ns=max(report.loop_lag_p99_ns for report in reports),
         errors=tuple(error for report in reports for error in report.errors),
         cpu_share_ppm=max(report.cpu_share_ppm for report in reports),
+        documents_resent=sum(report.documents_resent for report in reports),
+        documents_repeated=sum(report.documents_repeated for report in reports),
         tickets_waited=sum(report.tickets_waited for report in reports),
         tickets_unsent=sum(report.tickets_unsent for report in reports),
         queue_p99_ns=max(report.queue_p99_ns for report in reports),

@@ -16,6 +16,7 @@ from ingest_bench import system
 from ingest_bench.errors import RunFailed, SpecError
 from ingest_bench.load.arrivals import parse_recorded
 from ingest_bench.load.reports import merge
+from ingest_bench.load.supply import checked
 from ingest_bench.model.load import WorkerReport
 from ingest_bench.records import from_json, to_json
 
@@ -178,6 +179,7 @@ def start(plan: LoadPlan, enter: Enter = tuple) -> LoadProcess:
     Call it from the main thread: the children die with the thread that forked them.
     """
     plan.out.mkdir(parents=True, exist_ok=True)
+    plan = checked(dataclasses.replace(plan, workers=min(plan.options.processes, plan.users)))
     if plan.options.arrivals.file is not None:
         plan = dataclasses.replace(plan, recorded_ns=_recorded(Path(plan.options.arrivals.file)))
     workers: list[_Worker] = []
@@ -197,9 +199,8 @@ def _recorded(path: Path) -> tuple[int, ...]:
 
 
 def _shares(plan: LoadPlan) -> Iterator[LoadPlan]:
-    workers = min(plan.options.processes, plan.users)
-    for number in range(workers):
-        yield dataclasses.replace(plan, worker=number, workers=workers)
+    for number in range(plan.workers):
+        yield dataclasses.replace(plan, worker=number)
 
 
 def _start_worker(plan: LoadPlan, enter: Enter) -> _Worker:

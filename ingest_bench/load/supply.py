@@ -2,51 +2,72 @@
 
 from __future__ import annotations
 
-from itertools import cycle
+import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING
 
-from ingest_bench.errors import SpecError
+from ingest_bench.load import bodies, corpus, lines, streams
+from ingest_bench.load.bodies import IdPool
+from ingest_bench.load.corpus import Corpus
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from ingest_bench.load.bodies import Bodies, Body
     from ingest_bench.load.plan import LoadPlan
 
 
-class Body(NamedTuple):
-    """What one bulk request sends."""
+def checked(plan: LoadPlan) -> LoadPlan:
+    """The plan with its corpus looked through, and unpacked where several workers share it; SpecError names the line.
 
-    data: bytes
-    documents: int
-
-
-class Bodies(Protocol):
-    """Where users get their bodies from."""
-
-    def cycle(self, user: int, users: int) -> Iterator[Body]:
-        """The bodies of one of several users."""
-
-
-class FileBodies:
-    """The documents of a small file, again and again."""
-
-    def __init__(self, path: Path, bulk_documents: int) -> None:
-        lines = path.read_bytes().splitlines()
-        self._bodies = [
-            Body(
-                b"".join(b'{"index":{}}\n%s\n' % line for line in lines[first : first + bulk_documents]), bulk_documents
-            )
-            for first in range(0, len(lines) - bulk_documents + 1, bulk_documents)
-        ]
-
-    def cycle(self, user: int, users: int) -> Iterator[Body]:
-        """Every `users`-th body."""
-        return cycle(self._bodies[user::users])
-
-
-def bodies_for(plan: LoadPlan) -> Bodies:
-    """The bodies of a load."""
+    Once for all workers, before any of them starts.
+    """
     if plan.options.documents is None:
-        raise SpecError(f'workload "{plan.workload.name}": no documents; give a file: --documents FILE')
-    return FileBodies(Path(plan.options.documents), plan.options.bulk_documents or plan.workload.bulk_documents)
+        return plan
+    found = corpus.check(Path(plan.options.documents))
+    path = lines.unpack(found.path, plan.out) if plan.workers > 1 else found.path
+    return dataclasses.replace(plan, corpus=str(path.absolute()), corpus_is_bulk=found.bulk)
+
+
+class Supply:
+    """The bodies of one worker."""
+
+    def __init__(self, plan: LoadPlan) -> None:
+        self._plan = plan
+        self._bodies = _synthetic(plan) if plan.corpus is None else _corpus(plan, Path(plan.corpus))
+
+    def for_user(self, number: int) -> Iterator[Body]:
+        """The bodies of one user, without end."""
+        plan = self._plan
+        if isinstance(self._bodies, IdPool):
+            # Ids are counted through all users of all workers, so that two never give the same one.
+            return self._bodies.cycle(number, plan.users)
+        return self._bodies.cycle(number // plan.workers, len(plan.own_users))
+
+
+def _synthetic(plan: LoadPlan) -> Bodies:
+    options = plan.options
+    return bodies.pool(
+        plan.workload,
+        bulk_documents=options.bulk_documents,
+        bulk_bytes=options.bulk_bytes,
+        seed=options.seed,
+        action=options.action,
+        compress=options.gzip,
+        part=plan.worker,
+        parts=plan.workers,
+    )
+
+
+def _corpus(plan: LoadPlan, path: Path) -> Bodies:
+    options = plan.options
+    return streams.open_bodies(
+        Corpus(path=path, bulk=plan.corpus_is_bulk, documents=None),
+        plan.workload.index,
+        bodies.bulk_size(plan.workload, options.bulk_documents, options.bulk_bytes),
+        seed=options.seed,
+        action=options.action,
+        compress=options.gzip,
+        part=plan.worker,
+        parts=plan.workers,
+    )

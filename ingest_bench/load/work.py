@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from ingest_bench.load.recorder import Recorder
-    from ingest_bench.load.supply import Bodies
+    from ingest_bench.load.supply import Supply
     from ingest_bench.load.tickets import Tickets
     from ingest_bench.model.load import RateUnit
     from ingest_bench.model.target import Endpoint
@@ -28,16 +28,18 @@ _HOPELESS_NS = 2 * 10**9
 class Work:
     """The work of one worker, and its account."""
 
-    def __init__(self, *, address: Endpoint, bodies: Bodies, recorder: Recorder, users: range) -> None:
+    def __init__(self, *, address: Endpoint, supply: Supply, recorder: Recorder, users: range) -> None:
         self.address = address
         self.tickets: Tickets = ClosedLoop()
-        self.bodies = bodies
+        self.supply = supply
         self.recorder = recorder
         self.traffic = Traffic()
         self.deadlines = Deadlines()
         self.acked = 0
         self.requests = 0
         self.documents_offered = 0
+        self.documents_resent = 0
+        self.documents_repeated = 0
         self.item_failures: Counter[str] = Counter()
         self.hopeless = ""
         """Why the load was given up: every request failed."""
@@ -46,6 +48,8 @@ class Work:
         self.gate = Event()
         """Set when the load begins; until then users wait."""
         self.stopped = False
+        self.end_ns = 0
+        """The end of the measurement, once the load has begun."""
         self._users = len(users)
         self._errors: Counter[str] = Counter()
         self._answered = False

@@ -25,7 +25,7 @@ from ingest_bench.load import plan as plans
 from ingest_bench.load.arrivals import schedule, striped
 from ingest_bench.load.health import LoopLag
 from ingest_bench.load.recorder import OUTCOME_INDEX, Recorder
-from ingest_bench.load.supply import bodies_for
+from ingest_bench.load.supply import Supply
 from ingest_bench.load.tickets import OpenLoop
 from ingest_bench.load.users.bulk import BulkUser
 from ingest_bench.load.work import Work
@@ -57,7 +57,7 @@ def main(path: Path) -> int:
 
 
 def _load(plan: LoadPlan, recorder: Recorder) -> int:
-    work = Work(address=plan.address, bodies=bodies_for(plan), recorder=recorder, users=plan.own_users)
+    work = Work(address=plan.address, supply=Supply(plan), recorder=recorder, users=plan.own_users)
     if plan.options.arrivals.is_open:
         work.tickets = OpenLoop(_offsets(plan, work))
     environment = Environment(user_classes=[_user_class(plan, work)])
@@ -117,6 +117,8 @@ def _report(plan: LoadPlan, work: Work, start_ns: int, end_ns: int, cpu_ns: int,
         loop_lag_p99_ns=lag.lateness.quantile_ns(0.99),
         errors=work.errors(),
         cpu_share_ppm=cpu_ns * 10**6 // max(1, end_ns - start_ns),
+        documents_resent=work.documents_resent,
+        documents_repeated=work.documents_repeated,
         tickets_waited=work.tickets.waited,
         tickets_unsent=len(work.tickets.unsent()),
         queue_p99_ns=work.tickets.queue.quantile_ns(0.99),
@@ -125,15 +127,11 @@ def _report(plan: LoadPlan, work: Work, start_ns: int, end_ns: int, cpu_ns: int,
 
 
 def _user_class(plan: LoadPlan, work: Work) -> type[BulkUser]:
-    host = plan.host_header or str(plan.address)
-    headers = {"host": host, "content-type": "application/x-ndjson"} | plan.headers
-    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-    head = f"POST {plan.bulk_path} HTTP/1.1\r\n{lines}content-length: ".encode()
     own = {
         "abstract": False,
         "work": work,
-        "head": head,
-        "users": plan.users,
+        "head": plan.request_head,
+        "retries": plan.options.retries,
         "timeout_ns": plan.options.timeout_ns,
     }
     return type("BulkUser", (BulkUser,), own)
@@ -157,6 +155,7 @@ def _run(plan: LoadPlan, work: Work, runner: Any, start_ns: int) -> int:
     end_ns = warm_up_end_ns + plan.options.measure_ns
     gevent.signal_handler(signal.SIGTERM, work.stop)
     gevent.sleep(max(0, start_ns - time.monotonic_ns()) / 1e9)
+    work.end_ns = end_ns
     work.tickets.open(start_ns, end_ns)
     work.gate.set()
     while True:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
+
+from ingest_bench.model.workload import BulkAction
 
 ArrivalShape = Literal["closed", "constant", "poisson", "ramp", "steps", "sine", "recorded"]
 RateUnit = Literal["requests", "documents", "bytes"]
@@ -59,7 +61,12 @@ class LoadOptions:
     users: int | None = None
     bulk_documents: int | None = None
     bulk_bytes: int | None = None
+    action: BulkAction = field(default_factory=BulkAction)
+    gzip: bool = False
+    """Whether bodies are sent compressed."""
     arrivals: Arrivals = Arrivals()
+    retries: int = 5
+    """How often documents that were rejected with 429 are sent again."""
     processes: int = 1
     warm_up_ns: int = 3 * 10**9
     measure_ns: int = 10 * 10**9
@@ -108,6 +115,10 @@ class WorkerReport:
     errors: tuple[str, ...]
     cpu_share_ppm: int = 0
     """Of one core, in the busiest worker: a worker has one thread."""
+    documents_resent: int = 0
+    """Documents that were sent again after a 429, each time counted."""
+    documents_repeated: int = 0
+    """Acknowledged documents whose id had been given before: they do not add to the index."""
     tickets_waited: int = 0
     """Open loop: requests that were due when no user was free."""
     tickets_unsent: int = 0

@@ -10,17 +10,22 @@ from locust import User, task
 from locust.exception import StopUser
 
 from ingest_bench.load.answers import all_acked, judge
+from ingest_bench.load.bodies import only
 from ingest_bench.load.connection import ConnectionBrokenError
 from ingest_bench.load.recorder import OUTCOME_INDEX
 
 if TYPE_CHECKING:
     from ingest_bench.load.answers import Verdict
-    from ingest_bench.load.supply import Body
+    from ingest_bench.load.bodies import Body
     from ingest_bench.load.work import Work
 
 _OK = OUTCOME_INDEX["ok"]
+# After a failed request, doubled with each one more in a row.
 _BACKOFF_S = 0.01
 _BACKOFF_LIMIT_S = 1.0
+# After a 429: what Elasticsearch's own BulkProcessor waits (BackoffPolicy.exponentialBackoff: 50 ms, growing).
+_RESEND_S = 0.05
+_RESEND_LIMIT_S = 5.0
 
 
 class BulkUser(User):
@@ -30,8 +35,7 @@ class BulkUser(User):
     work: Work
     head = b""
     """The request's head, up to and with "content-length: "."""
-    users = 1
-    """How many there are, in all workers."""
+    retries = 0
     timeout_ns = 60 * 10**9
 
     def on_start(self) -> None:
@@ -44,18 +48,20 @@ class BulkUser(User):
     def send_until_the_end(self) -> None:
         """Requests as long as there are tickets and bodies. One task: Locust's own loop costs more than a request."""
         self.work.gate.wait()
-        take, bodies = self.work.tickets.take, self.work.bodies.cycle(self.number, self.users)
+        take, bodies = self.work.tickets.take, self.work.supply.for_user(self.number)
         while planned_ns := take():
             body = next(bodies, None)
             if body is None:
                 break
-            self.send(planned_ns, body)
+            rejected = self.send(planned_ns, body, self.retries)
+            if rejected:
+                self._resend(planned_ns, body, rejected)
             if self._failures_in_a_row:
                 gevent.sleep(min(_BACKOFF_S * 2 ** (self._failures_in_a_row - 1), _BACKOFF_LIMIT_S))
         raise StopUser
 
-    def send(self, planned_ns: int, body: Body) -> None:
-        """One request and its sample."""
+    def send(self, planned_ns: int, body: Body, retries: int) -> tuple[int, ...]:
+        """One request and its sample. Comes back with the items that are to be sent again: none without retries."""
         connection, work = self._connection, self.work
         data, documents = body.data, body.documents
         work.requests += 1
@@ -65,7 +71,7 @@ class BulkUser(User):
             status, start, end = connection.exchange(self.head + b"%d\r\n\r\n" % len(data), data)
         except ConnectionBrokenError as error:
             self._unanswered(planned_ns, documents, error)
-            return
+            return ()
         finally:
             done_ns = time.monotonic_ns()
             connection.deadline_ns = 0
@@ -83,10 +89,24 @@ class BulkUser(User):
                 self.number,
             )
             work.succeeded(documents)
+            work.documents_repeated += documents - body.documents_new
             self._failures_in_a_row = 0
-            return
+            return ()
         verdict = judge(status, bytes(memoryview(connection.buffer)[start:end]), documents)
+        if verdict.rejected and (not retries or work.stopped or done_ns >= work.end_ns):
+            verdict = verdict.final()
         self._answered(planned_ns, done_ns, documents, status, verdict)
+        return verdict.rejected
+
+    def _resend(self, planned_ns: int, body: Body, rejected: tuple[int, ...]) -> None:
+        """What was rejected is sent again, until it is not or the retries are used up. It is still the same ticket."""
+        for retries in range(self.retries - 1, -1, -1):
+            gevent.sleep(min(_RESEND_S * 2 ** (self.retries - 1 - retries), _RESEND_LIMIT_S))
+            body = only(body, rejected)
+            self.work.documents_resent += body.documents
+            rejected = self.send(planned_ns, body, retries)
+            if not rejected:
+                return
 
     def _answered(self, planned_ns: int, done_ns: int, documents: int, status: int, verdict: Verdict) -> None:
         connection, work = self._connection, self.work
