@@ -19,14 +19,29 @@ _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
-def run(argv: Sequence[str], *, timeout_s: float = 30, stdin: str | None = None, check: bool = True) -> str:
+def run(
+    argv: Sequence[str],
+    *,
+    timeout_s: float = 30,
+    stdin: str | None = None,
+    check: bool = True,
+    pass_fds: tuple[int, ...] = (),
+) -> str:
     """What the command wrote to its standard output; RunFailed with its words when it fails or takes too long.
 
-    With `check=False` a failure is no error: the answer is both outputs together.
+    With `check=False` a failure is no error: the answer is both outputs together. The command keeps the descriptors
+    `pass_fds` open until it ends, even when we end before it.
     """
     try:
         done = subprocess.run(
-            argv, capture_output=True, text=True, errors="replace", timeout=timeout_s, input=stdin, check=False
+            argv,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout_s,
+            input=stdin,
+            check=False,
+            pass_fds=pass_fds,
         )
     except FileNotFoundError:
         raise RunFailed(f"{argv[0]}: this program is not installed (tried: {shlex.join(argv)})") from None

@@ -1,0 +1,312 @@
+"""Write-ahead undo for what outlives a process: real interfaces, sysctls, files below /sys.
+
+A session is one file of JSON lines: a header that says who changes what until when, then one line for each step with
+the undo and the OLD value in it, on disk before the change is made. Undoing replays the lines backwards, and an undo
+that finds nothing to undo is a success; so it does not matter where a session was cut off, or how often it is undone.
+
+Who changes something holds a lock on that file while doing so, and so does the command that it started. Who undoes
+takes the same lock first, marks the session as closed, and no change can follow. A program that is killed in the
+middle of `tc` lets go of the lock only when `tc` has ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import platformdirs
+
+from ingest_bench import system
+from ingest_bench.errors import RunFailed, SpecError
+from ingest_bench.records import from_json, to_json
+from ingest_bench.steps import Step, Undo
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    Stage = Callable[[str], None]
+
+SCHEMA = 1
+# A change is one netlink message and takes milliseconds. Only a stopped process holds the lock for longer.
+_PATIENCE_S = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Header:
+    """Who changes what until when: the first line of a session's file."""
+
+    what: str
+    pid: int
+    netns: int
+    """The inode of the network namespace in which the undo works."""
+    boot_id: str
+    until_realtime_ns: int
+    until_boottime_ns: int
+    """CLOCK_BOOTTIME: it goes on while the machine sleeps, and nobody can set it."""
+    schema: int = SCHEMA
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Applied:
+    """A session as `net show` shows it."""
+
+    what: str
+    pid: int
+    alive: bool
+    """Whether somebody still looks after it. If not, it was left behind: `ingest-bench net restore`."""
+    here: bool
+    """Whether it is in our network namespace; only from there can it be undone."""
+    until_realtime_ns: int
+    steps: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class Ledger:
+    """One session's file, open for appending."""
+
+    path: Path
+    descriptor: int
+
+    @classmethod
+    def create(cls, path: Path, header: Header) -> Ledger:
+        """A new file with its header, on disk."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+        made = cls(path, os.open(path, flags, 0o600))
+        made._append({"header": to_json(header)})
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+        return made
+
+    def change(self, step: Step, on_stage: Stage) -> None:
+        """Note the undo, then make the change. RunFailed when the session was closed: its time is over."""
+        fcntl.flock(self.descriptor, fcntl.LOCK_EX)
+        try:
+            if self.is_closed():
+                raise RunFailed(f"{step.name}: not done, the time is over and everything was put back")
+            if step.undo:
+                self._append({"step": step.name, "undo": to_json(step.undo)})
+            on_stage(f"{step.name}: noted")
+            step.do.carry_out(held=(self.descriptor,))
+            on_stage(f"{step.name}: done")
+        finally:
+            fcntl.flock(self.descriptor, fcntl.LOCK_UN)
+
+    def is_closed(self) -> bool:
+        """Whether somebody put everything back, or began to."""
+        return os.fstat(self.descriptor).st_nlink == 0 or any("closed" in line for line in _lines(self.path))
+
+    def mark_closed(self) -> None:
+        """Let no change follow. The line before may have been cut off."""
+        os.write(self.descriptor, b"\n")
+        self._append({"closed": True})
+
+    def close(self) -> None:
+        """Give the descriptor back; the file stays."""
+        os.close(self.descriptor)
+
+    def _append(self, line: dict[str, Any]) -> None:
+        os.write(self.descriptor, f"{json.dumps(line)}\n".encode())
+        os.fsync(self.descriptor)
+
+
+def state_folder() -> Path:
+    """Where the files of sessions are: INGEST_BENCH_STATE, /run/ingest-bench for root, else the user's runtime folder.
+
+    They hold commands that we run later, as root too: a folder that others can write is refused.
+    """
+    given = os.environ.get("INGEST_BENCH_STATE")
+    default = "/run/ingest-bench" if system.is_root() else platformdirs.user_runtime_dir("ingest-bench")
+    folder = Path(given or default)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = folder.stat()
+    except OSError as error:
+        raise SpecError(f"{folder}: {error.strerror}; set INGEST_BENCH_STATE to a folder that you can write") from None
+    if status.st_uid != os.geteuid() or status.st_mode & 0o022:
+        raise SpecError(f"{folder}: others can write here; `chmod 700` it, or set INGEST_BENCH_STATE to another folder")
+    return folder
+
+
+@contextlib.contextmanager
+def locked(key: str) -> Iterator[int]:
+    """The descriptor of the lock on what `key` names; RunFailed when somebody else has it.
+
+    Who inherits the descriptor shares the lock: it is free when the last of them has ended.
+    """
+    folder = state_folder()
+    descriptor = os.open(folder / f"{key}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        # `show` looks at locks by taking them for a moment: hence a little patience.
+        if not _lock_within(descriptor, 0.2):
+            raise RunFailed(f"{_in_use(folder / f'{key}.jsonl', key)}; see `ingest-bench net show`")
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def finish(path: Path, on_stage: Stage = lambda _: None, *, patience_s: float = _PATIENCE_S) -> list[str]:
+    """What was put back. The session is closed, undone backwards, and its file removed.
+
+    RunFailed when something could not be put back; all the rest was, and the file stays for `net restore`.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return []
+    book = Ledger(path, descriptor)
+    try:
+        in_time = _lock_within(descriptor, patience_s)
+        if os.fstat(descriptor).st_nlink == 0:
+            return []
+        book.mark_closed()
+        on_stage("closed")
+        undone, failed = _undo_all(path, on_stage)
+        if not in_time:
+            # Somebody is stopped in the middle of a change. Everything else is back; wait, and undo that one too.
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            undone, failed = _undo_all(path, on_stage)
+        if failed:
+            raise RunFailed("not put back:\n" + "\n".join(failed) + "\nTry again: ingest-bench net restore")
+        path.unlink()
+        on_stage("removed")
+    finally:
+        book.close()
+    return undone
+
+
+def restore() -> list[str]:
+    """What was put back, of every session of this network namespace, finished or not, ours or another program's."""
+    undone, failed = [], []
+    for path in sorted(state_folder().glob("*.jsonl")):
+        header = header_of(path)
+        if header is not None and header.boot_id == _boot_id() and header.netns != own_netns():
+            continue
+        try:
+            undone += finish(path)
+        except RunFailed as error:
+            failed.append(str(error))
+    if failed:
+        raise RunFailed("\n".join(failed))
+    return undone
+
+
+def show() -> list[Applied]:
+    """Every session that is applied now, or was left behind."""
+    return [applied for path in sorted(state_folder().glob("*.jsonl")) if (applied := _applied(path)) is not None]
+
+
+def header_of(path: Path) -> Header | None:
+    """The header of a session's file; None when it was cut off before that: nothing was changed then."""
+    lines = _lines(path)
+    return from_json(Header, lines[0]["header"]) if lines and "header" in lines[0] else None
+
+
+def new_header(what: str, time_limit_s: float) -> Header:
+    """A header that begins now."""
+    limit_ns = int(time_limit_s * 10**9)
+    return Header(
+        what=what,
+        pid=os.getpid(),
+        netns=own_netns(),
+        boot_id=_boot_id(),
+        until_realtime_ns=time.time_ns() + limit_ns,
+        until_boottime_ns=time.clock_gettime_ns(time.CLOCK_BOOTTIME) + limit_ns,
+    )
+
+
+def own_netns() -> int:
+    """The inode of the network namespace that we are in."""
+    return Path("/proc/self/ns/net").stat().st_ino
+
+
+def _boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of a session's file. A line that was cut off was not on disk, so its change was not made."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return []
+    lines = []
+    for line in text.split("\n"):
+        with contextlib.suppress(json.JSONDecodeError):
+            lines.append(json.loads(line))
+    return lines
+
+
+def _undo_all(path: Path, on_stage: Stage) -> tuple[list[str], list[str]]:
+    """What was undone and what could not be. After a reboot the kernel has forgotten everything by itself."""
+    undone: list[str] = []
+    failed: list[str] = []
+    header = header_of(path)
+    if header is None or header.boot_id != _boot_id():
+        return undone, failed
+    for line in reversed([line for line in _lines(path) if "undo" in line]):
+        for undo in (from_json(Undo, table) for table in line["undo"]):
+            on_stage(f"undo {line['step']}: before")
+            try:
+                if undo.is_needed():
+                    undo.action.carry_out()
+                    undone.append(str(undo.action))
+            except RunFailed as error:
+                failed.append(str(error))
+            on_stage(f"undo {line['step']}: after")
+    return undone, failed
+
+
+def _lock_within(descriptor: int, patience_s: float) -> bool:
+    until = time.monotonic() + patience_s
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > until:
+                return False
+            time.sleep(0.02)
+        else:
+            return True
+
+
+def _applied(path: Path) -> Applied | None:
+    header = header_of(path)
+    if header is None:
+        return None
+    return Applied(
+        what=header.what,
+        pid=header.pid,
+        alive=_is_held(path.with_suffix(".lock")),
+        here=header.netns == own_netns(),
+        until_realtime_ns=header.until_realtime_ns,
+        steps=tuple(line["step"] for line in _lines(path) if "step" in line),
+    )
+
+
+def _is_held(lock: Path) -> bool:
+    """Whether somebody has this lock, without taking it for longer than a moment."""
+    try:
+        descriptor = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def _in_use(path: Path, key: str) -> str:
+    header = header_of(path)
+    return f"{key} is in use" if header is None else f"in use by pid {header.pid}: {header.what}"

@@ -1,0 +1,170 @@
+"""One flow of a real interface, shaped for a limited time, and everything put back afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ingest_bench import ledger, system, watchdog
+from ingest_bench.errors import MissingCapability, RunFailed
+from ingest_bench.ledger import restore, show
+from ingest_bench.network import interface_facts, interface_plan
+from ingest_bench.network.interface_rules import Asked, Found, shapes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from ingest_bench.model.network import Profile
+    from ingest_bench.model.target import Endpoint
+    from ingest_bench.steps import Step
+    from ingest_bench.watchdog import Session
+
+__all__ = ["Shaped", "needs", "plan", "restore", "shaped", "show"]
+
+# What each need looks like when it is tried, as lines of `tc -batch` in a namespace of its own.
+_REDIRECT = "action mirred egress redirect dev lo"
+_TRIALS = {
+    "htb": "qdisc add dev lo root handle 1: htb",
+    "netem": "qdisc add dev lo root netem delay 1ms",
+    "tbf": "qdisc add dev lo root tbf rate 1mbit burst 10k latency 1s",
+    "u32": "qdisc add dev lo handle ffff: ingress\nfilter add dev lo parent ffff: protocol ip prio 1 u32 match u32 0 0",
+    "mirred": "qdisc add dev lo handle ffff: ingress\n"
+    f"filter add dev lo parent ffff: protocol ip prio 1 u32 match u32 0 0 {_REDIRECT}",
+}
+_CAP_NET_ADMIN = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Shaped:
+    """One flow of a real interface while it is shaped."""
+
+    found: Found
+    profile: Profile
+    session: Session
+
+    def is_over(self) -> bool:
+        """Whether everything was put back already."""
+        return self.session.is_over()
+
+    def wait(self) -> None:
+        """Sleep until the time limit."""
+        self.session.wait()
+
+
+def plan(
+    interface: str,
+    to: Endpoint,
+    profile: Profile,
+    *,
+    allow_default_route: bool = False,
+    interface_mtu: bool = False,
+    shared_settings: bool = False,
+) -> tuple[Step, ...]:
+    """The exact commands, each with its undo. Nothing is changed; SpecError when this interface must not be touched."""
+    asked = Asked(
+        port=to.port,
+        profile=profile,
+        allow_default_route=allow_default_route,
+        interface_mtu=interface_mtu,
+        shared_settings=shared_settings,
+    )
+    return interface_plan.plan(interface_facts.find(interface, to), asked)
+
+
+@contextlib.contextmanager
+def shaped(
+    interface: str,
+    to: Endpoint,
+    profile: Profile,
+    *,
+    time_limit_s: float,
+    allow_default_route: bool = False,
+    interface_mtu: bool = False,
+    shared_settings: bool = False,
+    on_stage: Callable[[str], None] = lambda _: None,
+) -> Iterator[Shaped]:
+    """The flow between us and `to`, shaped until the end of the block or of the time, whichever comes first.
+
+    Only TCP packets to and from that address and port meet the profile's impairments. Its MTU, MSS and congestion
+    control hold for that host. What other traffic feels too is changed only with `interface_mtu` (the interface's
+    MTU in place of the route's) and `shared_settings` (offloads, GSO sizes, tcp_rmem, tcp_wmem).
+    """
+    _refuse_without_rights()
+    asked = Asked(
+        port=to.port,
+        profile=profile,
+        allow_default_route=allow_default_route,
+        interface_mtu=interface_mtu,
+        shared_settings=shared_settings,
+    )
+    for name in needs(profile):
+        _require(name, profile)
+    key = f"net-{ledger.own_netns()}-{interface}"
+    what = f"{profile.name} on {interface} to {to}"
+    with watchdog.session(key, what, time_limit_s=time_limit_s, on_stage=on_stage) as session:
+        # Looked at behind the lock, when the leftovers of an earlier session are gone.
+        found = interface_facts.find(interface, to)
+        session.change(interface_plan.plan(found, asked))
+        _check_route(found, asked)
+        on_stage("running")
+        yield Shaped(found, profile, session)
+
+
+def needs(profile: Profile) -> tuple[str, ...]:
+    """What a kernel must have for this profile on a real interface: the names of tc's parts."""
+    to_server, to_client = shapes(profile.to_server), shapes(profile.to_client)
+    both = (profile.to_server, profile.to_client)
+    wanted = {
+        "htb": to_server,
+        "u32": to_server or to_client,
+        "netem": profile.needs_netem,
+        "tbf": any(impairment.rate_bps is not None for impairment in both),
+        "mirred": to_client,
+        "ifb": to_client,
+    }
+    return tuple(name for name, is_wanted in wanted.items() if is_wanted)
+
+
+def _require(name: str, profile: Profile) -> None:
+    """MissingCapability unless the kernel has it, found by trying in a namespace that is gone at once."""
+    try:
+        if name == "ifb":
+            _load_ifb()
+            system.run(("unshare", "--net", "ip", "link", "add", "name", "ibench", "type", "ifb"))
+        else:
+            system.run(("unshare", "--net", "tc", "-batch", "-"), stdin=f"{_TRIALS[name]}\n")
+    except RunFailed as error:
+        direction = "packets from the server cannot be shaped here" if name in ("mirred", "ifb") else "it is needed"
+        raise MissingCapability(
+            f'profile "{profile.name}": this kernel has no {name}, so {direction}\n{error}'
+        ) from None
+
+
+def _load_ifb() -> None:
+    """The module ifb without the two devices that it makes on its own when the kernel loads it."""
+    if not Path("/sys/module/ifb").exists():
+        with contextlib.suppress(RunFailed):
+            system.run(("modprobe", "ifb", "numifbs=0"))
+
+
+def _check_route(found: Found, asked: Asked) -> None:
+    """RunFailed when packets to the host do not take the route that was made: rules may choose other tables."""
+    if not asked.profile.mtu_bytes < found.mtu_bytes or asked.interface_mtu:
+        return
+    way = json.loads(system.run(("ip", "-j", "route", "get", str(found.address))))[0]
+    metrics = {name: value for entry in way.get("metrics", ()) for name, value in entry.items()}
+    if way.get("dev") != found.interface or metrics.get("mtu") != asked.profile.mtu_bytes:
+        raise RunFailed(f"{found.address}: the route with its MTU is not used, it is {way}; look at `ip rule`")
+
+
+def _refuse_without_rights() -> None:
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    effective = int(next(line for line in status.splitlines() if line.startswith("CapEff:")).split()[1], 16)
+    if not effective >> _CAP_NET_ADMIN & 1:
+        raise MissingCapability(
+            "a real interface can be changed only by root (CAP_NET_ADMIN); "
+            "`ingest-bench net exec` shapes a link of its own without root"
+        )

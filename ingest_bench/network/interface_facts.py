@@ -1,0 +1,201 @@
+"""What is known of a real interface before anything is changed, from the words of ip, tc and ethtool."""
+
+from __future__ import annotations
+
+import difflib
+import ipaddress
+import json
+import os
+import re
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ingest_bench import system
+from ingest_bench.errors import RunFailed, SpecError
+from ingest_bench.network.interface_rules import Found, Qdisc
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from ipaddress import IPv4Address, IPv6Address
+
+    from ingest_bench.model.target import Endpoint
+
+# ethtool's headings in `ethtool -k` to the short names that `ethtool -K` takes for them (man 8 ethtool, "-K").
+_SHORT_NAMES = {
+    "rx-checksumming": "rx",
+    "tx-checksumming": "tx",
+    "scatter-gather": "sg",
+    "tcp-segmentation-offload": "tso",
+    "udp-fragmentation-offload": "ufo",
+    "generic-segmentation-offload": "gso",
+    "generic-receive-offload": "gro",
+    "large-receive-offload": "lro",
+    "rx-vlan-offload": "rxvlan",
+    "tx-vlan-offload": "txvlan",
+    "ntuple-filters": "ntuple",
+    "receive-hashing": "rxhash",
+}
+_SIZES = ("gso_max_segs", "gso_max_size", "gso_ipv4_max_size", "gro_max_size", "gro_ipv4_max_size")
+_FEATURE = re.compile(r"(?P<member>\t?)(?P<name>[a-z0-9_-]+): (?P<value>on|off)(?: \[(?P<note>[a-z ]+)\])?")
+
+
+def find(interface: str, to: Endpoint) -> Found:
+    """What is known of the interface and the way to the host; SpecError when there is no such one."""
+    address = resolve(to.host)
+    link = _link(interface)
+    route = _way(address)
+    family = f"-{address.version}"
+    target = f"{address}/{address.max_prefixlen}"
+    offloads = system.run(("ethtool", "-k", interface))
+    sizes = {name: int(link[name]) for name in _SIZES if name in link}
+    ipv6_mtu = _text(Path(f"/proc/sys/net/ipv6/conf/{interface}/mtu"))
+    return Found(
+        interface=interface,
+        index=int(link["ifindex"]),
+        mtu_bytes=int(link["mtu"]),
+        sizes=sizes,
+        qdiscs=qdiscs(_json("tc", "-j", "qdisc", "show", "dev", interface)),
+        default_qdisc=_text(Path("/proc/sys/net/core/default_qdisc")),
+        features=features(offloads),
+        unsettled=unsettled(offloads),
+        address=address,
+        route_device=str(route.get("dev", "")),
+        gateway=route.get("gateway"),
+        source=route.get("prefsrc"),
+        is_own_address=route.get("type") == "local",
+        has_host_route=bool(_json("ip", family, "-j", "route", "show", target)),
+        carries_default_route=any(
+            interface in _devices(route)
+            for version in ("-4", "-6")
+            for route in _json("ip", version, "-j", "route", "show", "default")
+        ),
+        carries_ssh=interface in _ssh_devices(_ssh_connections(os.getpid())),
+        ipv6_mtu_bytes=int(ipv6_mtu) if ipv6_mtu and _has_ipv6(interface) else None,
+        sysctls={
+            name: " ".join(value.split())
+            for name in ("tcp_rmem", "tcp_wmem")
+            if (value := _text(Path(f"/proc/sys/net/ipv4/{name}")))
+        },
+    )
+
+
+def resolve(host: str) -> IPv4Address | IPv6Address:
+    """The address of a host; of several, the first that the resolver gives. SpecError when there is none."""
+    try:
+        return ipaddress.ip_address(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
+    except (OSError, ValueError) as error:
+        raise SpecError(f"--to {host}: no address is known for it ({error})") from None
+
+
+def qdiscs(listed: Iterable[Mapping[str, Any]]) -> tuple[Qdisc, ...]:
+    """The qdiscs of `tc -j qdisc show dev …`."""
+    return tuple(Qdisc(kind=str(entry["kind"]), handle=str(entry["handle"])) for entry in listed)
+
+
+def features(text: str) -> dict[str, dict[str, bool]]:
+    """Each name that `ethtool -K` takes, short or long, to the single features behind it and their values.
+
+    Fixed ones are left out: they cannot be changed. A heading with members is their sum, not a feature of its own.
+    """
+    found: dict[str, dict[str, bool]] = {}
+    heading = ""
+    for match in filter(None, map(_FEATURE.fullmatch, text.splitlines())):
+        name, value, is_fixed = match["name"], match["value"] == "on", match["note"] == "fixed"
+        if not match["member"]:
+            heading = name
+        elif not is_fixed:
+            members = {feature: on for feature, on in found.get(heading, {}).items() if feature != _short(heading)}
+            found[heading] = found[_short(heading)] = {**members, name: value}
+        if not is_fixed:
+            found[name] = found[_short(name)] = {_short(name): value}
+    return found
+
+
+def unsettled(text: str) -> frozenset[str]:
+    """The features that are not what was asked of them, since another one does not allow it."""
+    matches = filter(None, map(_FEATURE.fullmatch, text.splitlines()))
+    return frozenset(match["name"] for match in matches if (match["note"] or "").startswith("requested"))
+
+
+def ssh_ends(connection: str) -> tuple[str, str] | None:
+    """The client's and our own address in SSH_CONNECTION; None when it is none."""
+    words = connection.split()
+    return (words[0], words[2]) if len(words) == 4 else None
+
+
+def _short(name: str) -> str:
+    return _SHORT_NAMES.get(name, name)
+
+
+def _link(interface: str) -> dict[str, Any]:
+    try:
+        return dict(_json("ip", "-j", "-d", "link", "show", "dev", interface)[0])
+    except RunFailed:
+        names = [str(link["ifname"]) for link in _json("ip", "-j", "link", "show")]
+        near = difflib.get_close_matches(interface, names, n=1)
+        remedy = f'did you mean "{near[0]}"?' if near else f"there are: {', '.join(names)}"
+        raise SpecError(f"--interface {interface}: there is no such interface; {remedy}") from None
+
+
+def _way(address: IPv4Address | IPv6Address) -> dict[str, Any]:
+    try:
+        return dict(_json("ip", "-j", "route", "get", str(address))[0])
+    except RunFailed as error:
+        raise SpecError(f"--to {address}: no route leads there ({error})") from None
+
+
+def _has_ipv6(interface: str) -> bool:
+    return any(entry.get("addr_info") for entry in _json("ip", "-6", "-j", "addr", "show", "dev", interface))
+
+
+def _ssh_connections(pid: int) -> set[str]:
+    """SSH_CONNECTION of a process and of its ancestors: sudo does not hand it on."""
+    found = {os.environ.get("SSH_CONNECTION", "")}
+    while pid > 1:
+        folder = Path("/proc") / str(pid)
+        try:
+            for line in (folder / "environ").read_bytes().split(b"\0"):
+                if line.startswith(b"SSH_CONNECTION="):
+                    found.add(line.partition(b"=")[2].decode(errors="replace"))
+            pid = int((folder / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[1])
+        except OSError:
+            # An ancestor of another user: what it knows, we may not read. Its child's word has to do.
+            break
+    return found - {""}
+
+
+def _ssh_devices(connections: Iterable[str]) -> set[str]:
+    """The interfaces that SSH sessions run over: those with our end's address, and those that lead to the client."""
+    devices = set()
+    for connection in connections:
+        ends = ssh_ends(connection)
+        if ends is None:
+            continue
+        devices |= {
+            str(entry["ifname"])
+            for entry in _json("ip", "-j", "addr", "show")
+            if any(info.get("local") == ends[1] for info in entry.get("addr_info", ()))
+        }
+        try:
+            devices.add(str(_way(ipaddress.ip_address(ends[0].partition("%")[0]))["dev"]))
+        except (SpecError, ValueError):
+            continue
+    return devices
+
+
+def _devices(route: Mapping[str, Any]) -> set[str]:
+    hops = [route, *route.get("nexthops", ())]
+    return {str(hop["dev"]) for hop in hops if "dev" in hop}
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="ascii").strip()
+    except OSError:
+        return None
+
+
+def _json(*argv: str) -> list[dict[str, Any]]:
+    text = system.run(argv)
+    return json.loads(text) if text.strip() else []

@@ -1,0 +1,179 @@
+"""Whether a real interface may be touched, and what of a profile would have to be changed on it. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ingest_bench.errors import SpecError
+from ingest_bench.model.network import Impairment
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from ipaddress import IPv4Address, IPv6Address
+
+    from ingest_bench.model.network import Profile
+
+_IPV6_LEAST_MTU = 1280
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Qdisc:
+    """A queueing discipline as `tc -j qdisc` lists it."""
+
+    kind: str
+    handle: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What is known of an interface and the way to a host, before anything is changed."""
+
+    interface: str
+    index: int
+    mtu_bytes: int
+    sizes: Mapping[str, int]
+    """gso_max_segs, gso_max_size, gro_max_size … as `ip` names them."""
+    qdiscs: tuple[Qdisc, ...]
+    default_qdisc: str | None
+    """net.core.default_qdisc; None where it cannot be read, as in a namespace."""
+    features: Mapping[str, Mapping[str, bool]]
+    """ethtool's names (short ones too) to the single features behind them, with their values."""
+    unsettled: frozenset[str] = frozenset()
+    """Features that are not what was asked of them."""
+    address: IPv4Address | IPv6Address
+    """The host's."""
+    route_device: str
+    gateway: str | None = None
+    source: str | None = None
+    is_own_address: bool = False
+    has_host_route: bool = False
+    carries_default_route: bool = False
+    carries_ssh: bool = False
+    ipv6_mtu_bytes: int | None = None
+    """None: the interface has no IPv6."""
+    sysctls: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def ifb(self) -> str:
+        """The name of the device that the other direction is redirected to."""
+        return f"ibench{self.index}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What the user asked for."""
+
+    port: int
+    profile: Profile
+    allow_default_route: bool = False
+    interface_mtu: bool = False
+    """Change the MTU of the interface and not that of the route."""
+    shared_settings: bool = False
+    """Change what other traffic feels too: offloads and GSO sizes of the interface, tcp_rmem and tcp_wmem."""
+
+
+def refuse(found: Found, asked: Asked) -> None:
+    """SpecError with the reason when this interface must not be touched, or not in this way."""
+    for reason in (*_why_not_here(found, asked), *_why_not_this(found, asked)):
+        raise SpecError(f"{found.interface}: {reason}")
+
+
+def shapes(impairment: Impairment) -> bool:
+    """Whether a direction does anything."""
+    return impairment != Impairment()
+
+
+def tcp_words(found: Found, asked: Asked) -> tuple[str, ...]:
+    """What the route says about MTU, MSS and congestion control; empty: no route of its own is needed."""
+    profile = asked.profile
+    # An IP header and a TCP header without options (RFC 9293, 3.7.1): 20 or 40, and 20 bytes.
+    headers_bytes = 40 if found.address.version == 4 else 60
+    locks = profile.mtu_bytes < found.mtu_bytes and not asked.interface_mtu
+    mss_bytes = profile.mss_bytes or (profile.mtu_bytes - headers_bytes if locks else None)
+    return (
+        *(("mtu", "lock", str(profile.mtu_bytes)) if locks else ()),
+        *(("advmss", str(mss_bytes)) if mss_bytes else ()),
+        *(("congctl", profile.congestion_control) if profile.congestion_control else ()),
+    )
+
+
+def _why_not_here(found: Found, asked: Asked) -> Iterator[str]:
+    if found.is_own_address:
+        yield f"{found.address} is this machine itself: its packets leave by no interface. Use `net exec` instead"
+    if found.route_device != found.interface:
+        yield f"packets to {found.address} leave by {found.route_device}; use --interface {found.route_device}"
+    if found.carries_ssh:
+        yield "it carries your SSH session; work from the console, or use another interface"
+    if found.carries_default_route and not asked.allow_default_route:
+        yield "it carries the default route; add --allow-default-route if that is meant"
+    expected = {found.default_qdisc} if found.default_qdisc else {qdisc.kind for qdisc in found.qdiscs}
+    for qdisc in found.qdiscs:
+        if qdisc.handle != "0:" or qdisc.kind not in expected | {"mq", "noqueue"}:
+            yield (
+                f"it has a qdisc of its own ({qdisc.kind} {qdisc.handle}) that could not be put back as it was; "
+                f"remove it first: tc qdisc del dev {found.interface} {_place(qdisc)}"
+            )
+
+
+def _place(qdisc: Qdisc) -> str:
+    return qdisc.kind if qdisc.kind in ("ingress", "clsact") else "root"
+
+
+def _why_not_this(found: Found, asked: Asked) -> Iterator[str]:
+    profile = asked.profile
+    if profile.medium == "loopback":
+        yield f'profile "{profile.name}" is the loopback of one machine; choose one of a real link'
+    if profile.mtu_bytes > found.mtu_bytes and not asked.interface_mtu:
+        yield (
+            f'profile "{profile.name}" wants an MTU of {profile.mtu_bytes}, the interface has {found.mtu_bytes}; '
+            "add --interface-mtu to change it for all traffic, or choose a profile with a smaller one"
+        )
+    if asked.interface_mtu and profile.mtu_bytes < _IPV6_LEAST_MTU and found.ipv6_mtu_bytes is not None:
+        yield f"below an MTU of {_IPV6_LEAST_MTU} it would lose its IPv6 addresses for good; leave out --interface-mtu"
+    if found.has_host_route and tcp_words(found, asked):
+        yield f"there is a route to {found.address} alone already, that we would have to replace; remove it first"
+    shared = _shared(found, profile)
+    if shared and not asked.shared_settings:
+        yield (
+            f'profile "{profile.name}" sets {", ".join(shared)}, which other traffic feels too; '
+            "add --shared-settings if that is meant"
+        )
+    if not 0 < asked.port < 65536:
+        yield f"{asked.port} is no port; a port is a number from 1 to 65535"
+    unknown = sorted(set(profile.offloads) - set(found.features))
+    if unknown:
+        yield f"it has no offload {', '.join(unknown)} that can be changed; see ethtool -k {found.interface}"
+    unsettled = sorted(found.unsettled & {f for name in profile.offloads for f in found.features.get(name, ())})
+    if unsettled:
+        yield (
+            f"its offload {', '.join(unsettled)} is not what was asked of it, so it could not be put back as it was; "
+            "settle it first with ethtool -K"
+        )
+
+
+def _shared(found: Found, profile: Profile) -> list[str]:
+    """The keys of the profile that would change what other traffic feels."""
+    changed = [
+        f"{name}={'on' if on else 'off'}"
+        for name, on in profile.offloads.items()
+        if any(old != on for old in found.features.get(name, {}).values())
+    ]
+    changed += [name for name, size in wanted_sizes(profile).items() if found.sizes.get(name) != size]
+    return changed + [name for name, value in wanted_sysctls(profile).items() if found.sysctls.get(name) != value]
+
+
+def wanted_sizes(profile: Profile) -> dict[str, int]:
+    """The sizes that the profile sets, by the names of `ip link`."""
+    wanted = {
+        "gso_max_segs": profile.gso_max_segs,
+        "gso_max_size": profile.gso_max_size_bytes,
+        "gro_max_size": profile.gro_max_size_bytes,
+    }
+    return {name: size for name, size in wanted.items() if size is not None}
+
+
+def wanted_sysctls(profile: Profile) -> dict[str, str]:
+    """The settings below net.ipv4 that the profile sets."""
+    wanted = {"tcp_rmem": profile.tcp_rmem, "tcp_wmem": profile.tcp_wmem}
+    return {name: " ".join(value.split()) for name, value in wanted.items() if value is not None}

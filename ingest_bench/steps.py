@@ -1,0 +1,84 @@
+"""Changes to the machine, each with how it is taken back."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+from ingest_bench import system
+from ingest_bench.errors import RunFailed, SpecError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Action:
+    """One thing that is done to the machine: a command, or a value that is written to a file of the kernel."""
+
+    argv: tuple[str, ...] = ()
+    path: str = ""
+    value: str = ""
+
+    def __str__(self) -> str:
+        return shlex.join(self.argv) if self.argv else f"echo {shlex.quote(self.value)} > {self.path}"
+
+    def carry_out(self, *, held: tuple[int, ...] = ()) -> None:
+        """Do it; RunFailed when it cannot be done. A command keeps the descriptors `held` open until it ends."""
+        if self.argv:
+            system.run(self.argv, pass_fds=held)
+            return
+        try:
+            Path(self.path).write_text(f"{self.value}\n", encoding="ascii")
+        except OSError as error:
+            raise RunFailed(f"{self}: {error.strerror}") from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Undo:
+    """How a change is taken back. Without the text `shows` in what `look` prints, there is nothing to undo."""
+
+    action: Action
+    look: tuple[str, ...] = ()
+    shows: str = ""
+
+    def is_needed(self) -> bool:
+        """Whether there is still something to undo."""
+        if self.action.path:
+            return Path(self.action.path).exists()
+        if not self.look:
+            return True
+        try:
+            return self.shows in system.run(self.look)
+        except RunFailed:
+            # The device itself is gone, and everything on it.
+            return False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One change with its undo. No undo: another step's undo takes it away."""
+
+    name: str
+    do: Action
+    undo: tuple[Undo, ...] = ()
+
+
+def setting_step(path: Path, value: str) -> Step:
+    """The step that writes a value below /proc/sys or /sys, and the old one back."""
+    if not str(path).startswith(("/proc/sys/", "/sys/")) or ".." in path.parts:
+        raise SpecError(f"{path}: a host setting is a file below /proc/sys or /sys")
+    try:
+        text = path.read_text(encoding="ascii").strip()
+    except OSError as error:
+        raise SpecError(f"{path}: {error.strerror}; this kernel has no such setting, or it cannot be read") from None
+    return Step(
+        name=str(path),
+        do=Action(path=str(path), value=value),
+        undo=(Undo(action=Action(path=str(path), value=chosen(text))),),
+    )
+
+
+def chosen(text: str) -> str:
+    """The value of a setting; of a list of choices, as in "always [madvise] never", the one in brackets."""
+    brackets = re.search(r"\[(\S+)\]", text)
+    return brackets[1] if brackets else text

@@ -1,0 +1,192 @@
+"""A session of changes that a second process takes back: when we are done, when the time is over, when we die.
+
+The watchdog is started before the first change. It has a session of its own, so neither Ctrl-C nor the end of a
+terminal reaches it, and it shares our lock, so nobody can begin before it is done. It holds one end of a pipe; the
+other end closes when we end, by whatever way. It alone undoes, so that the way back is always the same; only when it
+was killed, we do it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ingest_bench import ledger
+from ingest_bench.errors import InvalidRun, RunFailed, SpecError
+from ingest_bench.steps import setting_step
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from ingest_bench.steps import Step
+
+    Stage = Callable[[str], None]
+
+# Tests put a driver here that is killed at a chosen moment.
+COMMAND: tuple[str, ...] = (sys.executable, "-m", "ingest_bench.watchdog")
+
+_START_LIMIT_S = 60.0
+# The watchdog's own patience for a change that is under way, and then some commands.
+_END_LIMIT_S = 90.0
+_TRIES = 3
+
+
+@dataclass(slots=True)
+class Session:
+    """Changes to the machine that are taken back, whatever happens to us."""
+
+    book: ledger.Ledger
+    until_boottime_ns: int
+    on_stage: Stage
+    waited: bool = field(default=False)
+
+    def change(self, steps: Sequence[Step]) -> None:
+        """Make the changes one after the other, each noted before it is made."""
+        for step in steps:
+            self.book.change(step, self.on_stage)
+
+    def is_over(self) -> bool:
+        """Whether everything was put back already: the time is over, or somebody called for it."""
+        return self.book.is_closed() or time.clock_gettime_ns(time.CLOCK_BOOTTIME) >= self.until_boottime_ns
+
+    def wait(self) -> None:
+        """Sleep until it is over. Without this call, to be overtaken by the end is an error."""
+        self.waited = True
+        while not self.is_over():
+            time.sleep(0.2)
+
+
+@contextlib.contextmanager
+def session(key: str, what: str, *, time_limit_s: float, on_stage: Stage = lambda _: None) -> Iterator[Session]:
+    """A session of changes to what `key` names; nobody else can have one on the same key.
+
+    Leftovers of an earlier one are put back first. InvalidRun at the end of the block when the time was over before.
+    """
+    _refuse_no_limit(time_limit_s)
+    with ledger.locked(key) as lock:
+        path = ledger.state_folder() / f"{key}.jsonl"
+        ledger.finish(path)
+        on_stage("locked")
+        header = ledger.new_header(what, time_limit_s)
+        with _watched(path, header.until_boottime_ns, lock, on_stage):
+            book = ledger.Ledger.create(path, header)
+            on_stage("ledger made")
+            try:
+                opened = Session(book, header.until_boottime_ns, on_stage)
+                yield opened
+                was_over = opened.is_over()
+            finally:
+                book.close()
+    if was_over and not opened.waited:
+        raise InvalidRun(f"{what}: the time limit of {time_limit_s:g} s was over before the work; allow more")
+
+
+@contextlib.contextmanager
+def host_setting(path: Path, value: str, *, time_limit_s: float) -> Iterator[None]:
+    """A file below /proc/sys or /sys with another value, until the end of the block."""
+    key = "host" + str(path).replace("/", "-")
+    with session(key, f"{path} = {value}", time_limit_s=time_limit_s) as opened:
+        opened.change((setting_step(path, value),))
+        yield
+
+
+def main(arguments: Sequence[str], on_stage: Stage = lambda _: None) -> int:
+    """The watchdog process: exit status 0 when everything was put back."""
+    path, (until_boottime_ns, pipe, ready) = Path(arguments[0]), map(int, arguments[1:])
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    asked, ask = os.pipe()
+    signal.signal(signal.SIGTERM, lambda _number, _frame: (os.write(ask, b"!"), None)[1])
+    os.write(ready, b"!")
+    os.close(ready)
+    _sleep_until(until_boottime_ns, (pipe, asked))
+    on_stage("woken")
+    for tries_left in reversed(range(_TRIES)):
+        try:
+            ledger.finish(path, on_stage)
+        except RunFailed:
+            if not tries_left:
+                return 1
+            time.sleep(1)
+        else:
+            break
+    return 0
+
+
+def _sleep_until(until_boottime_ns: int, wakers: Sequence[int]) -> None:
+    poll = select.poll()
+    for waker in wakers:
+        poll.register(waker, select.POLLIN)
+    while (left_ns := until_boottime_ns - time.clock_gettime_ns(time.CLOCK_BOOTTIME)) > 0:
+        # In slices: the kernel does not count a machine's sleep for poll, and it takes at most 2^31 ms.
+        if poll.poll(min(left_ns // 10**6 + 1, 5000)):
+            return
+
+
+@contextlib.contextmanager
+def _watched(path: Path, until_boottime_ns: int, lock: int, on_stage: Stage) -> Iterator[None]:
+    """A watchdog that is ready; at the end of the block it has done its work and is gone."""
+    pipe_read, pipe_write = os.pipe()
+    ready_read, ready_write = os.pipe()
+    try:
+        dog = _start((str(path), str(until_boottime_ns)), (pipe_read, ready_write), lock)
+        os.close(ready_write)
+        os.close(pipe_read)
+        ready_write = pipe_read = -1
+        try:
+            if not select.select([ready_read], [], [], _START_LIMIT_S)[0] or not os.read(ready_read, 1):
+                raise RunFailed(f"the watchdog did not start: {' '.join(COMMAND)}; nothing was changed")
+            on_stage("watched")
+            yield
+        finally:
+            on_stage("undoing")
+            os.close(pipe_write)
+            pipe_write = -1
+            _end(dog, path)
+            on_stage("undone")
+    finally:
+        for descriptor in (pipe_read, pipe_write, ready_read, ready_write):
+            if descriptor >= 0:
+                os.close(descriptor)
+
+
+def _start(arguments: tuple[str, ...], pipes: tuple[int, int], lock: int) -> subprocess.Popen[bytes]:
+    package = str(Path(__file__).parents[1])
+    known = os.environ.get("PYTHONPATH")
+    return subprocess.Popen(
+        (*COMMAND, *arguments, *map(str, pipes)),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        pass_fds=(*pipes, lock),
+        cwd="/",
+        env={**os.environ, "PYTHONPATH": f"{package}:{known}" if known else package},
+        start_new_session=True,
+    )
+
+
+def _end(dog: subprocess.Popen[bytes], path: Path) -> None:
+    """The watchdog is gone, and everything is put back; by us when it could not."""
+    try:
+        dog.wait(_END_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        dog.kill()
+        dog.wait()
+    ledger.finish(path)
+
+
+def _refuse_no_limit(time_limit_s: float) -> None:
+    if not 0 < time_limit_s < float("inf"):
+        raise SpecError("a time limit is needed, such as --for 60s: when it is over, everything is put back")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

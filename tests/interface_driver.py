@@ -1,0 +1,92 @@
+"""Run by tests inside a namespace: shapes one flow of `eth0`, and kills itself at a chosen stage.
+
+    tool TOOL_STAGE DOG_STAGE [VARIANT]   shape, say each stage, wait for a line on stdin, put back
+    watchdog STAGE …                      the watchdog that `tool` starts
+    restore | show                        what `net restore` and `net show` do
+
+A stage is a number, counted from 0, or -1 for never.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+
+from ingest_bench import ledger, watchdog
+from ingest_bench.errors import IngestBenchError
+from ingest_bench.model.network import Impairment, Profile
+from ingest_bench.model.target import Endpoint
+from ingest_bench.network import interface
+
+SLOW = Impairment(rate_bps=8 * 10**6, burst_bytes=10_000)
+FULL = Profile(
+    name="everything",
+    mtu_bytes=1400,
+    gso_max_segs=1,
+    gso_max_size_bytes=20_000,
+    gro_max_size_bytes=30_000,
+    offloads={"tso": False, "gso": False, "tx": False, "gro": True},
+    congestion_control="reno",
+    tcp_rmem="4096 65536 262144",
+    tcp_wmem="4096 16384 262144",
+    to_server=SLOW,
+    to_client=SLOW,
+)
+PLAIN = Profile(name="plain", congestion_control=None, to_server=SLOW, to_client=SLOW)
+
+
+def say(*lines: str) -> None:
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
+    sys.stdout.flush()
+
+
+def stages(kill_at: int) -> Callable[[str], None]:
+    count = iter(range(10**6))
+
+    def on_stage(name: str) -> None:
+        say(name)
+        if next(count) == kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return on_stage
+
+
+def tool(kill_at: int, dog_kill_at: int, variant: str = "route") -> None:
+    if dog_kill_at >= 0:
+        watchdog.COMMAND = (sys.executable, __file__, "watchdog", str(dog_kill_at))
+    profile = PLAIN if variant.startswith("plain") else FULL
+    limit_s = float(variant.partition("-")[2] or 300)
+    to = Endpoint("fd00:40::2" if variant == "ipv6" else "198.18.40.2", 9200)
+    with interface.shaped(
+        "eth0",
+        to,
+        profile,
+        time_limit_s=limit_s,
+        interface_mtu=variant == "mtu",
+        shared_settings=True,
+        on_stage=stages(kill_at),
+    ):
+        sys.stdin.readline()
+
+
+def main(words: list[str]) -> int:
+    try:
+        match words:
+            case ["watchdog", stage, *rest]:
+                return watchdog.main(rest, stages(int(stage)))
+            case ["tool", stage, dog_stage, *rest]:
+                tool(int(stage), int(dog_stage), *rest)
+            case ["restore"]:
+                say(*interface.restore())
+            case ["show"]:
+                say(*map(repr, ledger.show()))
+    except IngestBenchError as error:
+        sys.stderr.write(f"{type(error).__name__}: {error}\n")
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

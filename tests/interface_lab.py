@@ -1,0 +1,146 @@
+"""A "real" interface to be hard on: `eth0` of a namespace, with a server behind it in a second namespace."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+CLIENT, SERVER, PORT = "198.18.40.1", "198.18.40.2", 9200
+DRIVER = Path(__file__).with_name("interface_driver.py")
+
+_SET_UP = f"""
+set -e
+sysctl -q -w net.ipv6.conf.default.accept_dad=0 net.ipv6.conf.default.router_solicitations=0
+ip link set lo up
+ip link add eth0 address 02:00:00:00:40:01 type veth peer name eth0 address 02:00:00:00:40:02 netns $1
+ip link add eth1 type veth peer name eth1 netns $1
+ip addr add {CLIENT}/24 dev eth0
+ip addr add fd00:40::1/64 dev eth0
+ip link set eth0 up
+ip link set eth1 up
+"""
+_SET_UP_SERVER = f"""
+set -e
+sysctl -q -w net.ipv6.conf.default.accept_dad=0
+ip link set lo up
+ip addr add {SERVER}/24 dev eth0
+ip addr add fd00:40::2/64 dev eth0
+ip link set eth0 up
+ip link set eth1 up
+"""
+# Everything that ip, tc, ethtool and sysctl say of a namespace.
+_SNAPSHOT = """
+ip -j -d link show; ip -j addr show; ip -j -4 route show table all; ip -j -6 route show table all; ip -j rule show
+tc -j qdisc show; tc -j filter show dev eth0; tc -j filter show dev eth0 ingress
+ethtool -k eth0; sysctl net.ipv4.tcp_rmem net.ipv4.tcp_wmem net.ipv6.conf.eth0.mtu
+"""
+
+
+@dataclass(frozen=True)
+class Lab:
+    client: tuple[str, ...]
+    """What goes before a command to run it in the client's namespace."""
+    server: tuple[str, ...]
+    state: Path
+
+    @property
+    def env(self) -> dict[str, str]:
+        return {**os.environ, "INGEST_BENCH_STATE": str(self.state)}
+
+    def run(self, *argv: str) -> str:
+        return subprocess.run((*self.client, *argv), capture_output=True, text=True, check=True, timeout=60).stdout
+
+    def snapshot(self) -> str:
+        # The server's own address may still be on its way up: what is compared must not change by itself.
+        return self.run("sh", "-c", _SNAPSHOT)
+
+    def drive(self, *words: str) -> subprocess.Popen[str]:
+        """The driver in the client's namespace."""
+        argv = (*self.client, sys.executable, str(DRIVER), *words)
+        pipe = subprocess.PIPE
+        return subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=self.env)
+
+    def driven(self, *words: str) -> tuple[int, str, str]:
+        """The exit status and the output of the driver, run to its end."""
+        with self.drive(*words) as process:
+            out, errors = process.communicate(timeout=120)
+        return process.returncode, out, errors
+
+    def wait_until_free(self) -> None:
+        """Nobody looks after anything any more: the tool is dead and the watchdog is gone."""
+        limit = time.monotonic() + 90
+        while any(map(_is_held, self.state.glob("*.lock"))):
+            assert time.monotonic() < limit, "a watchdog does not end"
+            time.sleep(0.02)
+
+    def leftovers(self) -> list[str]:
+        return [path.name for path in self.state.glob("*.jsonl")]
+
+
+def _is_held(path: Path) -> bool:
+    with path.open("rb") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+@contextmanager
+def lab(state: Path) -> Iterator[Lab]:
+    state.mkdir(mode=0o700, exist_ok=True)
+    user = () if os.geteuid() == 0 else ("--user", "--preserve-credentials")
+    make = ("unshare", "--net") if os.geteuid() == 0 else ("unshare", "--user", "--map-root-user", "--net")
+    with _holder(make) as client_pid:
+        client = ("nsenter", "--target", str(client_pid), *user, "--net", "--")
+        with _holder((*client, "unshare", "--net")) as server_pid:
+            server = ("nsenter", "--target", str(server_pid), *user, "--net", "--")
+            for prefix, script in ((client, _SET_UP), (server, _SET_UP_SERVER)):
+                subprocess.run((*prefix, "sh", "-c", script, "sh", str(server_pid)), check=True, timeout=60)
+            made = Lab(client, server, state)
+            _wait_for_carrier(made)
+            yield made
+
+
+def _wait_for_carrier(made: Lab) -> None:
+    """Both interfaces are up, with their own IPv6 addresses: from now on nothing changes by itself."""
+    limit = time.monotonic() + 60
+    while True:
+        links = json.loads(made.run("ip", "-j", "addr", "show", "up"))
+        ready = [link for link in links if link["operstate"] == "UP" and len(link["addr_info"]) > 0]
+        if len(ready) == 2 and "tentative" not in made.run("ip", "addr", "show"):
+            return
+        assert time.monotonic() < limit, links
+        time.sleep(0.02)
+
+
+@contextmanager
+def _holder(make: Sequence[str]) -> Iterator[int]:
+    pipe = subprocess.PIPE
+    argv = (*make, "setpriv", "--pdeathsig", "KILL", "cat")
+    with subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            process.stdin.write(b"ready\n")
+            process.stdin.flush()
+        except BrokenPipeError:
+            pass
+        if process.stdout.readline() != b"ready\n":
+            process.kill()
+            assert process.stderr is not None
+            pytest.skip(f"no network namespaces here: {process.stderr.read().decode()}")
+        try:
+            yield process.pid
+        finally:
+            process.kill()

@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from interface_lab import PORT, SERVER, Lab, lab
+
+pytestmark = pytest.mark.netns
+
+ECHO = Path(__file__).with_name("flow_echo.py")
+OTHER_PORT = 9300
+SIZE = 1_500_000
+# The driver's profile: 8 Mbit/s each way.
+SHAPED_S = SIZE * 8 / 8e6
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    with lab(tmp_path_factory.mktemp("state")) as made:
+        yield made
+
+
+@contextmanager
+def echo(place: Lab, address: str) -> Iterator[None]:
+    argv = (*place.server, sys.executable, str(ECHO), "serve", address, str(PORT), str(OTHER_PORT))
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == "ready\n"
+            yield
+        finally:
+            process.kill()
+
+
+@contextmanager
+def shaped(place: Lab, variant: str) -> Iterator[None]:
+    process = place.drive("tool", "-1", "-1", variant)
+    assert process.stdout is not None
+    while process.stdout.readline() != "running\n":
+        assert process.poll() is None, process.communicate()
+    try:
+        yield
+    finally:
+        _, errors = process.communicate("\n", timeout=120)
+    assert process.returncode == 0, errors
+
+
+def send(place: Lab, address: str, port: int) -> dict[str, Any]:
+    return dict(json.loads(place.run(sys.executable, str(ECHO), "send", address, str(port), str(SIZE))))
+
+
+def bytes_through(place: Lab, device: str) -> int:
+    """Bytes that passed the token bucket on a device."""
+    listed = json.loads(place.run("tc", "-s", "-j", "qdisc", "show", "dev", device))
+    return sum(int(qdisc["bytes"]) for qdisc in listed if qdisc["kind"] == "tbf")
+
+
+def ifb_of(place: Lab) -> str:
+    links = json.loads(place.run("ip", "-j", "link", "show"))
+    return next(str(link["ifname"]) for link in links if link["ifname"].startswith("ibench"))
+
+
+@pytest.mark.parametrize(("variant", "address"), [("plain", SERVER), ("ipv6", "fd00:40::2")])
+def test_only_the_named_flow_is_shaped_in_both_directions(place: Lab, variant: str, address: str) -> None:
+    with echo(place, address), shaped(place, variant):
+        flow = send(place, address, PORT)
+        there, back = bytes_through(place, "eth0"), bytes_through(place, ifb_of(place))
+        others = [send(place, address, OTHER_PORT) for _ in range(3)]
+        there_more, back_more = bytes_through(place, "eth0") - there, bytes_through(place, ifb_of(place)) - back
+    # The counters know exactly which packets were shaped; the clocks only confirm it.
+    assert there > SIZE
+    assert back > SIZE
+    assert (there_more, back_more) == (0, 0)
+    assert flow["there_s"] > 0.8 * SHAPED_S
+    assert flow["back_s"] > 0.8 * SHAPED_S
+    assert min(other["there_s"] for other in others) < 0.5 * SHAPED_S
+    assert min(other["back_s"] for other in others) < 0.5 * SHAPED_S
+
+
+def test_the_route_carries_mtu_mss_and_congestion_control_and_gives_them_back(place: Lab) -> None:
+    with echo(place, SERVER):
+        before = send(place, SERVER, OTHER_PORT)
+        with shaped(place, "route"):
+            during = send(place, SERVER, OTHER_PORT)
+        after = send(place, SERVER, OTHER_PORT)
+    # TCP_MAXSEG is the MSS less the 12 bytes of timestamps, where they are on.
+    assert before["mss"] in (1460, 1448)
+    assert during["mss"] in (1360, 1348)
+    assert during["congestion"] == "reno"
+    assert (after["mss"], after["congestion"]) == (before["mss"], before["congestion"])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "mend", "env", "reason"),
+    [
+        ("tc qdisc add dev eth0 root handle 1: htb", "tc qdisc del dev eth0 root", {}, "SpecError.*qdisc of its own"),
+        ("tc qdisc add dev eth0 ingress", "tc qdisc del dev eth0 ingress", {}, "SpecError.*qdisc of its own"),
+        ("ip route add default via 198.18.40.2", "ip route del default", {}, "SpecError.*--allow-default-route"),
+        ("ip route add 198.18.40.2 dev eth0", "ip route del 198.18.40.2", {}, "SpecError.*there is a route"),
+        ("true", "true", {"SSH_CONNECTION": "198.18.40.2 5022 198.18.40.1 22"}, "SpecError.*SSH session"),
+        ("true", "true", {"SSH_CONNECTION": "198.18.40.9 5022 192.0.2.1 22"}, "SpecError.*SSH session"),
+    ],
+)
+def test_an_interface_that_is_in_other_use_is_refused_and_not_touched(
+    place: Lab, spoil: str, mend: str, env: dict[str, str], reason: str
+) -> None:
+    place.run(*spoil.split())
+    try:
+        before = place.snapshot()
+        # As sudo does, the variable stays with an ancestor: `sh` has it, the tool does not.
+        keep = ("env", *(f"{name}={value}" for name, value in env.items()), "sh", "-c")
+        script = 'env -u SSH_CONNECTION "$@"; exit $?'
+        argv = (*place.client, *keep, script, "sh", sys.executable, str(ECHO.with_name("interface_driver.py")))
+        done = subprocess.run(
+            (*argv, "tool", "-1", "-1", "route"),
+            capture_output=True, text=True, timeout=60, check=False, env=place.env, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+        assert done.returncode == 2, done
+        assert re.search(reason, done.stderr), done.stderr
+        assert place.snapshot() == before
+        assert place.leftovers() == []
+    finally:
+        place.run(*mend.split())
+
+
+@pytest.mark.parametrize("limit", ["0", "inf", "nan"])
+def test_a_session_without_a_time_limit_is_refused(place: Lab, limit: str) -> None:
+    status, _, errors = place.driven("tool", "-1", "-1", f"plain-{limit}")
+    assert status == 2
+    assert "a time limit is needed" in errors

@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import dataclasses
+import ipaddress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ingest_bench.errors import SpecError
+from ingest_bench.model.network import Impairment, Profile
+from ingest_bench.network.interface_facts import features, qdiscs, ssh_ends, unsettled
+from ingest_bench.network.interface_plan import plan
+from ingest_bench.network.interface_rules import Asked, Found, Qdisc
+from ingest_bench.steps import Step
+
+GOLDEN = Path(__file__).parent / "golden"
+SLOW = Impairment(rate_bps=8 * 10**6, burst_bytes=10_000)
+FAR = Impairment(delay_ns=25 * 10**6, loss_ppm=5000, rate_bps=10**8, burst_bytes=20_000)
+FOUND = Found(
+    interface="eth0",
+    index=7,
+    mtu_bytes=1500,
+    sizes={"gso_max_segs": 65535, "gso_max_size": 65536, "gso_ipv4_max_size": 65536, "gro_max_size": 65536},
+    qdiscs=(Qdisc(kind="mq", handle="0:"), Qdisc(kind="fq_codel", handle="0:")),
+    default_qdisc="fq_codel",
+    features={"tso": {"tx-tcp-segmentation": True, "tx-tcp-mangleid-segmentation": False}, "gro": {"gro": True}},
+    address=ipaddress.ip_address("10.1.2.3"),
+    route_device="eth0",
+    gateway="10.0.0.1",
+    source="10.0.0.5",
+    ipv6_mtu_bytes=1492,
+    sysctls={"tcp_rmem": "4096 131072 6291456", "tcp_wmem": "4096 16384 4194304"},
+)
+PROFILE = Profile(
+    name="all",
+    mtu_bytes=1400,
+    gso_max_segs=1,
+    gso_max_size_bytes=30_000,
+    offloads={"tso": False, "gro": True},
+    tcp_rmem="4096 65536 65536",
+    to_server=FAR,
+    to_client=SLOW,
+)
+
+
+def text_of(steps: tuple[Step, ...]) -> str:
+    lines = []
+    for step in steps:
+        lines += [f"# {step.name}", str(step.do)]
+        for undo in step.undo:
+            lines.append(f"    undo: {undo.action}")
+            if undo.look:
+                lines.append(f"    when: {' '.join(undo.look)} shows {undo.shows}")
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "found", "asked"),
+    [
+        ("interface-route", FOUND, Asked(port=9200, profile=PROFILE, shared_settings=True)),
+        ("interface-mtu", FOUND, Asked(port=9200, profile=PROFILE, shared_settings=True, interface_mtu=True)),
+        (
+            "interface-ipv6",
+            dataclasses.replace(FOUND, address=ipaddress.ip_address("fd00::3"), gateway=None, source=None),
+            Asked(port=9300, profile=Profile(name="small", mtu_bytes=1300, to_server=SLOW)),
+        ),
+    ],
+)
+def test_the_commands_and_their_undo_are_those_of_the_golden_file(name: str, found: Found, asked: Asked) -> None:
+    assert text_of(plan(found, asked)) == (GOLDEN / f"{name}.txt").read_text(encoding="utf-8")
+
+
+def test_a_profile_that_does_nothing_changes_nothing() -> None:
+    assert plan(FOUND, Asked(port=9200, profile=Profile(name="nothing", congestion_control=None))) == ()
+
+
+@pytest.mark.parametrize(
+    ("found", "asked", "reason"),
+    [
+        ({"carries_ssh": True}, {}, "carries your SSH session"),
+        ({"carries_default_route": True}, {}, "carries the default route; add --allow-default-route"),
+        ({"route_device": "eth1"}, {}, "leave by eth1; use --interface eth1"),
+        ({"is_own_address": True}, {}, "is this machine itself"),
+        ({"qdiscs": (Qdisc(kind="htb", handle="1:"),)}, {}, "tc qdisc del dev eth0 root"),
+        ({"qdiscs": (Qdisc(kind="clsact", handle="ffff:"),)}, {}, "tc qdisc del dev eth0 clsact"),
+        ({"qdiscs": (Qdisc(kind="pfifo_fast", handle="0:"),)}, {}, "could not be put back as it was"),
+        ({"has_host_route": True}, {}, "there is a route to 10.1.2.3 alone already"),
+        ({"mtu_bytes": 1300}, {}, "wants an MTU of 1400, the interface has 1300; add --interface-mtu"),
+        ({}, {"shared_settings": False}, "sets tso=off, gso_max_segs, gso_max_size, tcp_rmem, which other"),
+        ({"features": {}}, {}, "no offload gro, tso that can be changed"),
+        ({"unsettled": frozenset({"tx-tcp-segmentation"})}, {}, "tx-tcp-segmentation is not what was asked"),
+        ({}, {"port": 0}, "a port is a number from 1 to 65535"),
+        ({}, {"profile": Profile(name="loopback", medium="loopback")}, "choose one of a real link"),
+        ({}, {"profile": Profile(name="tiny", mtu_bytes=1000), "interface_mtu": True}, "lose its IPv6 addresses"),
+    ],
+)
+def test_an_interface_that_must_not_be_touched_is_refused(
+    found: dict[str, Any], asked: dict[str, Any], reason: str
+) -> None:
+    whole = Asked(**{"port": 9200, "profile": PROFILE, "shared_settings": True, **asked})
+    with pytest.raises(SpecError, match=reason):
+        plan(dataclasses.replace(FOUND, **found), whole)
+
+
+def test_the_default_route_may_be_allowed() -> None:
+    found = dataclasses.replace(FOUND, carries_default_route=True)
+    assert plan(found, Asked(port=9200, profile=PROFILE, shared_settings=True, allow_default_route=True))
+
+
+ETHTOOL = """\
+Features for eth0:
+rx-checksumming: on
+tx-checksumming: on
+\ttx-checksum-ipv4: off [fixed]
+\ttx-checksum-ip-generic: on
+\ttx-checksum-sctp: off
+tcp-segmentation-offload: off
+\ttx-tcp-segmentation: off [requested on]
+\ttx-tcp6-segmentation: on
+generic-receive-offload: off
+large-receive-offload: off [fixed]
+tx-nocache-copy: off
+"""
+
+
+def test_an_offload_is_the_features_behind_it_that_can_be_changed() -> None:
+    found = features(ETHTOOL)
+    assert found["tx"] == found["tx-checksumming"] == {"tx-checksum-ip-generic": True, "tx-checksum-sctp": False}
+    assert found["tso"] == {"tx-tcp-segmentation": False, "tx-tcp6-segmentation": True}
+    assert found["tx-tcp6-segmentation"] == {"tx-tcp6-segmentation": True}
+    assert found["gro"] == found["generic-receive-offload"] == {"gro": False}
+    assert found["tx-nocache-copy"] == {"tx-nocache-copy": False}
+    assert "lro" not in found
+    assert "tx-checksum-ipv4" not in found
+    assert unsettled(ETHTOOL) == {"tx-tcp-segmentation"}
+
+
+def test_the_words_of_tc_and_ssh_are_read() -> None:
+    assert qdiscs([{"kind": "noqueue", "handle": "0:", "root": True}]) == (Qdisc(kind="noqueue", handle="0:"),)
+    assert ssh_ends("192.0.2.1 50022 192.0.2.2 22") == ("192.0.2.1", "192.0.2.2")
+    assert ssh_ends("") is None
