@@ -45,6 +45,8 @@ def run(
         )
     except FileNotFoundError:
         raise RunFailed(f"{argv[0]}: this program is not installed (tried: {shlex.join(argv)})") from None
+    except PermissionError:
+        raise RunFailed(f"{argv[0]}: this user may not run it (tried: {shlex.join(argv)})") from None
     except subprocess.TimeoutExpired:
         raise RunFailed(f"{shlex.join(argv)}: no end after {timeout_s:g} s") from None
     if not check:

@@ -14,8 +14,8 @@ import signal
 import sys
 from collections.abc import Callable
 
-from ingest_bench import ledger, watchdog
 from ingest_bench.errors import IngestBenchError
+from ingest_bench.ledger import watchdog
 from ingest_bench.model.network import Impairment, Profile
 from ingest_bench.model.target import Endpoint
 from ingest_bench.network import interface
@@ -81,7 +81,7 @@ def main(words: list[str]) -> int:
             case ["restore"]:
                 say(*interface.restore())
             case ["show"]:
-                say(*map(repr, ledger.show()))
+                say(*map(repr, interface.show()))
     except IngestBenchError as error:
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
         return error.exit_code

@@ -27,7 +27,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "plan": {"spec", *BASE},
     "store": {"records", *BASE},
     "system": {"errors"},
-    "ledger": {"system", *BASE},
+    "ledger": {"system", "records", *BASE},
     "facts": {"system", *BASE},
     "jvm": PARTS,
     "targets": {"jvm", *PARTS},

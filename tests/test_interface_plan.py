@@ -2,17 +2,18 @@ from __future__ import annotations
 
 import dataclasses
 import ipaddress
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ingest_bench.errors import SpecError
+from ingest_bench.ledger import Step
 from ingest_bench.model.network import Impairment, Profile
-from ingest_bench.network.interface_facts import features, qdiscs, ssh_ends, unsettled
+from ingest_bench.network.interface_facts import features, fixed, qdiscs, ssh_ends, unsettled
 from ingest_bench.network.interface_plan import plan
 from ingest_bench.network.interface_rules import Asked, Found, Qdisc
-from ingest_bench.steps import Step
 
 GOLDEN = Path(__file__).parent / "golden"
 SLOW = Impairment(rate_bps=8 * 10**6, burst_bytes=10_000)
@@ -47,7 +48,8 @@ PROFILE = Profile(
 def text_of(steps: tuple[Step, ...]) -> str:
     lines = []
     for step in steps:
-        lines += [f"# {step.name}", str(step.do)]
+        # The words of netem and tbf are test_network_netem's.
+        lines += [f"# {step.name}", re.sub(r"( netem| tbf) .*", r"\1 …", str(step.do))]
         for undo in step.undo:
             lines.append(f"    undo: {undo.action}")
             if undo.look:
@@ -126,13 +128,16 @@ tx-nocache-copy: off
 
 def test_an_offload_is_the_features_behind_it_that_can_be_changed() -> None:
     found = features(ETHTOOL)
-    assert found["tx"] == found["tx-checksumming"] == {"tx-checksum-ip-generic": True, "tx-checksum-sctp": False}
+    assert found["tx"] == found["tx-checksum"] == {"tx-checksum-ip-generic": True, "tx-checksum-sctp": False}
     assert found["tso"] == {"tx-tcp-segmentation": False, "tx-tcp6-segmentation": True}
     assert found["tx-tcp6-segmentation"] == {"tx-tcp6-segmentation": True}
     assert found["gro"] == found["generic-receive-offload"] == {"gro": False}
     assert found["tx-nocache-copy"] == {"tx-nocache-copy": False}
     assert "lro" not in found
     assert "tx-checksum-ipv4" not in found
+    assert fixed(ETHTOOL) == {
+        **dict.fromkeys(("lro", "large-receive-offload", "tx-checksum-ipv4"), False),
+    }
     assert unsettled(ETHTOOL) == {"tx-tcp-segmentation"}
 
 

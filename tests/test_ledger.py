@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from ingest_bench import ledger
 from ingest_bench.errors import RunFailed, SpecError
-from ingest_bench.steps import Action, Step, Undo, chosen, setting_step
+from ingest_bench.ledger import book
+from ingest_bench.ledger.steps import Action, Step, Undo, chosen, setting_step
 
 
 @pytest.fixture
@@ -23,21 +23,21 @@ def writes(path: Path, value: str) -> Step:
     return Step(name=path.name, do=Action(path=str(path), value=value), undo=(Undo(action=old),))
 
 
-def made(state: Path, name: str = "key") -> ledger.Ledger:
-    return ledger.Ledger.create(ledger.state_folder() / f"{name}.jsonl", ledger.new_header(f"session {state}", 60))
+def made(state: Path, name: str = "key") -> book.Ledger:
+    return book.Ledger.create(book.state_folder() / f"{name}.jsonl", book.new_header(f"session {state}", 60))
 
 
 def test_the_old_value_is_in_the_file_before_the_change_is_made(state: Path, tmp_path: Path) -> None:
     setting = tmp_path / "setting"
     setting.write_text("old\n", encoding="ascii")
-    book = made(state)
+    ledger = made(state)
     seen = []
 
     def on_stage(name: str) -> None:
         if name == "setting: noted":
-            seen.append((setting.read_text(encoding="ascii"), book.path.read_text(encoding="utf-8")))
+            seen.append((setting.read_text(encoding="ascii"), ledger.path.read_text(encoding="utf-8")))
 
-    book.change(writes(setting, "new"), on_stage)
+    ledger.change(writes(setting, "new"), on_stage)
     assert [value for value, _ in seen] == ["old\n"]
     assert '"value": "old"' in seen[0][1]
     assert setting.read_text(encoding="ascii") == "new\n"
@@ -46,10 +46,10 @@ def test_the_old_value_is_in_the_file_before_the_change_is_made(state: Path, tmp
 def test_undoing_goes_backwards_to_the_oldest_value(state: Path, tmp_path: Path) -> None:
     setting = tmp_path / "setting"
     setting.write_text("1", encoding="ascii")
-    book = made(state)
+    ledger = made(state)
     for value in ("2", "3"):
-        book.change(writes(setting, value), lambda _: None)
-    assert ledger.restore() == [f"echo 2 > {setting}", f"echo 1 > {setting}"]
+        ledger.change(writes(setting, value), lambda _: None)
+    assert book.restore() == [f"echo 2 > {setting}", f"echo 1 > {setting}"]
     assert setting.read_text(encoding="ascii") == "1\n"
     assert list(state.glob("*.jsonl")) == []
 
@@ -57,49 +57,49 @@ def test_undoing_goes_backwards_to_the_oldest_value(state: Path, tmp_path: Path)
 def test_nothing_to_undo_is_a_success_and_so_is_undoing_twice(state: Path, tmp_path: Path) -> None:
     setting = tmp_path / "setting"
     setting.write_text("1", encoding="ascii")
-    book = made(state)
-    book.change(writes(setting, "2"), lambda _: None)
+    ledger = made(state)
+    ledger.change(writes(setting, "2"), lambda _: None)
     setting.unlink()
-    assert ledger.restore() == []
-    assert ledger.finish(book.path) == []
+    assert book.restore() == []
+    assert book.finish(ledger.path) == []
 
 
 def test_an_undo_whose_trace_is_not_there_is_left_out(state: Path, tmp_path: Path) -> None:
     touched = tmp_path / "touched"
     undo = Undo(action=Action(argv=("touch", str(touched))), look=("echo", "nothing of ours"), shows="handle 5be7:")
     made(state).change(Step(name="step", do=Action(argv=("true",)), undo=(undo,)), lambda _: None)
-    assert ledger.restore() == []
+    assert book.restore() == []
     assert not touched.exists()
 
 
 def test_no_change_follows_once_a_session_is_closed(state: Path, tmp_path: Path) -> None:
     setting = tmp_path / "setting"
     setting.write_text("old", encoding="ascii")
-    book = made(state)
-    book.mark_closed()
+    ledger = made(state)
+    ledger.mark_closed()
     with pytest.raises(RunFailed, match="time is over"):
-        book.change(writes(setting, "new"), lambda _: None)
+        ledger.change(writes(setting, "new"), lambda _: None)
     assert setting.read_text(encoding="ascii") == "old"
-    ledger.finish(book.path)
+    book.finish(ledger.path)
     with pytest.raises(RunFailed, match="time is over"):
-        book.change(writes(setting, "new"), lambda _: None)
+        ledger.change(writes(setting, "new"), lambda _: None)
 
 
 def test_one_undo_that_fails_does_not_stop_the_others_and_can_be_tried_again(state: Path, tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     for path in (first, second):
         path.write_text("old", encoding="ascii")
-    book = made(state)
-    book.change(writes(first, "new"), lambda _: None)
-    book.change(
+    ledger = made(state)
+    ledger.change(writes(first, "new"), lambda _: None)
+    ledger.change(
         Step(name="bad", do=Action(argv=("true",)), undo=(Undo(action=Action(argv=("false",))),)), lambda _: None
     )
-    book.change(writes(second, "new"), lambda _: None)
+    ledger.change(writes(second, "new"), lambda _: None)
     with pytest.raises(RunFailed, match="not put back:\nfalse: exit 1") as caught:
-        ledger.restore()
+        book.restore()
     assert "net restore" in str(caught.value)
     assert first.read_text(encoding="ascii") == second.read_text(encoding="ascii") == "old\n"
-    assert book.path.exists()
+    assert ledger.path.exists()
 
 
 @pytest.mark.parametrize("cut", [1, 20, 60])
@@ -107,24 +107,24 @@ def test_a_line_that_was_cut_off_is_a_change_that_was_not_made(state: Path, tmp_
     first, second = tmp_path / "first", tmp_path / "second"
     for path in (first, second):
         path.write_text("old", encoding="ascii")
-    book = made(state)
-    book.change(writes(first, "new"), lambda _: None)
-    whole = book.path.read_bytes()
-    book.change(writes(second, "new"), lambda _: None)
-    added = len(book.path.read_bytes()) - len(whole)
-    os.truncate(book.path, len(whole) + min(cut, added - 2))
-    assert ledger.restore() == [f"echo old > {first}"]
+    ledger = made(state)
+    ledger.change(writes(first, "new"), lambda _: None)
+    whole = ledger.path.read_bytes()
+    ledger.change(writes(second, "new"), lambda _: None)
+    added = len(ledger.path.read_bytes()) - len(whole)
+    os.truncate(ledger.path, len(whole) + min(cut, added - 2))
+    assert book.restore() == [f"echo old > {first}"]
 
 
 def test_after_a_reboot_there_is_nothing_to_undo(state: Path, tmp_path: Path) -> None:
     setting = tmp_path / "setting"
     setting.write_text("old", encoding="ascii")
-    book = made(state)
-    book.change(writes(setting, "new"), lambda _: None)
-    text = book.path.read_text(encoding="utf-8")
+    ledger = made(state)
+    ledger.change(writes(setting, "new"), lambda _: None)
+    text = ledger.path.read_text(encoding="utf-8")
     boot = text.split('"boot_id": "')[1][:36]
-    book.path.write_text(text.replace(boot, "0" * 36), encoding="utf-8")
-    assert ledger.restore() == []
+    ledger.path.write_text(text.replace(boot, "0" * 36), encoding="utf-8")
+    assert book.restore() == []
     assert setting.read_text(encoding="ascii") == "new\n"
     assert list(state.glob("*.jsonl")) == []
 
@@ -132,23 +132,23 @@ def test_after_a_reboot_there_is_nothing_to_undo(state: Path, tmp_path: Path) ->
 def test_another_network_namespace_is_left_alone_and_shown(state: Path, tmp_path: Path) -> None:
     setting = tmp_path / "setting"
     setting.write_text("old", encoding="ascii")
-    book = made(state)
-    book.change(writes(setting, "new"), lambda _: None)
-    text = book.path.read_text(encoding="utf-8")
-    book.path.write_text(text.replace(f'"netns": {ledger.own_netns()}', '"netns": 1'), encoding="utf-8")
-    assert ledger.restore() == []
-    assert [(applied.here, applied.steps) for applied in ledger.show()] == [(False, ("setting",))]
+    ledger = made(state)
+    ledger.change(writes(setting, "new"), lambda _: None)
+    text = ledger.path.read_text(encoding="utf-8")
+    ledger.path.write_text(text.replace(f'"netns": {book.own_netns()}', '"netns": 1'), encoding="utf-8")
+    assert book.restore() == []
+    assert [(applied.here, applied.steps) for applied in book.show()] == [(False, ("setting",))]
 
 
 def test_a_lock_has_one_owner_who_is_named_to_the_second(state: Path) -> None:
-    with ledger.locked("key"):
+    with book.locked("key"):
         made(state)
-        assert [applied.alive for applied in ledger.show()] == [True]
-        with pytest.raises(RunFailed, match=rf"in use by pid {os.getpid()}: session"), ledger.locked("key"):
+        assert [applied.alive for applied in book.show()] == [True]
+        with pytest.raises(RunFailed, match=rf"in use by pid {os.getpid()}: session"), book.locked("key"):
             pass
-        with ledger.locked("another"):
+        with book.locked("another"):
             pass
-    assert [applied.alive for applied in ledger.show()] == [False]
+    assert [applied.alive for applied in book.show()] == [False]
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o770, 0o702])
@@ -156,7 +156,7 @@ def test_a_state_folder_that_others_can_write_is_refused(state: Path, mode: int)
     state.mkdir()
     state.chmod(mode)
     with pytest.raises(SpecError, match="others can write here"):
-        ledger.restore()
+        book.restore()
 
 
 def test_a_setting_is_read_as_it_must_be_written() -> None:

@@ -8,19 +8,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ingest_bench import ledger, system, watchdog
+from ingest_bench import system
 from ingest_bench.errors import MissingCapability, RunFailed
-from ingest_bench.ledger import restore, show
-from ingest_bench.network import interface_facts, interface_plan
+from ingest_bench.ledger import book, restore, session, show
+from ingest_bench.network import interface_facts, interface_plan, netem
 from ingest_bench.network.interface_rules import Asked, Found, shapes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from ingest_bench.ledger import Session, Step
     from ingest_bench.model.network import Profile
     from ingest_bench.model.target import Endpoint
-    from ingest_bench.steps import Step
-    from ingest_bench.watchdog import Session
 
 __all__ = ["Shaped", "needs", "plan", "restore", "shaped", "show"]
 
@@ -102,15 +101,16 @@ def shaped(
     )
     for name in needs(profile):
         _require(name, profile)
-    key = f"net-{ledger.own_netns()}-{interface}"
+    key = f"net-{book.own_netns()}-{interface}"
     what = f"{profile.name} on {interface} to {to}"
-    with watchdog.session(key, what, time_limit_s=time_limit_s, on_stage=on_stage) as session:
+    with session(key, what, time_limit_s=time_limit_s, on_stage=on_stage) as opened:
         # Looked at behind the lock, when the leftovers of an earlier session are gone.
         found = interface_facts.find(interface, to)
-        session.change(interface_plan.plan(found, asked))
+        opened.change(interface_plan.plan(found, asked))
         _check_route(found, asked)
+        _check_offloads(found, asked)
         on_stage("running")
-        yield Shaped(found, profile, session)
+        yield Shaped(found, profile, opened)
 
 
 def needs(profile: Profile) -> tuple[str, ...]:
@@ -120,7 +120,7 @@ def needs(profile: Profile) -> tuple[str, ...]:
     wanted = {
         "htb": to_server,
         "u32": to_server or to_client,
-        "netem": profile.needs_netem,
+        "netem": any(" netem " in line for impairment in both for line in netem.lines("", impairment, 1500)),
         "tbf": any(impairment.rate_bps is not None for impairment in both),
         "mirred": to_client,
         "ifb": to_client,
@@ -158,6 +158,14 @@ def _check_route(found: Found, asked: Asked) -> None:
     metrics = {name: value for entry in way.get("metrics", ()) for name, value in entry.items()}
     if way.get("dev") != found.interface or metrics.get("mtu") != asked.profile.mtu_bytes:
         raise RunFailed(f"{found.address}: the route with its MTU is not used, it is {way}; look at `ip rule`")
+
+
+def _check_offloads(found: Found, asked: Asked) -> None:
+    """MissingCapability when an offload is not as asked: ethtool ends well even when it changed nothing."""
+    now = interface_facts.features(system.run(("ethtool", "-k", found.interface))) if asked.profile.offloads else {}
+    for name, on in asked.profile.offloads.items():
+        if set(now.get(name, {}).values()) - {on}:
+            raise MissingCapability(f"{found.interface}: offload {name} cannot be {'on' if on else 'off'} here")
 
 
 def _refuse_without_rights() -> None:

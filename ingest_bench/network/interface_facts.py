@@ -9,10 +9,11 @@ import os
 import re
 import socket
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ingest_bench import system
 from ingest_bench.errors import RunFailed, SpecError
+from ingest_bench.network import offload
 from ingest_bench.network.interface_rules import Found, Qdisc
 
 if TYPE_CHECKING:
@@ -21,21 +22,10 @@ if TYPE_CHECKING:
 
     from ingest_bench.model.target import Endpoint
 
-# ethtool's headings in `ethtool -k` to the short names that `ethtool -K` takes for them (man 8 ethtool, "-K").
-_SHORT_NAMES = {
-    "rx-checksumming": "rx",
-    "tx-checksumming": "tx",
-    "scatter-gather": "sg",
-    "tcp-segmentation-offload": "tso",
-    "udp-fragmentation-offload": "ufo",
-    "generic-segmentation-offload": "gso",
-    "generic-receive-offload": "gro",
-    "large-receive-offload": "lro",
-    "rx-vlan-offload": "rxvlan",
-    "tx-vlan-offload": "txvlan",
-    "ntuple-filters": "ntuple",
-    "receive-hashing": "rxhash",
-}
+# ethtool's headings in `ethtool -k` to the other names that `ethtool -K` or a profile has for them.
+_OTHER_NAMES = {long: short for short, long in offload.LONG_NAMES.items()}
+T = TypeVar("T")
+
 _SIZES = ("gso_max_segs", "gso_max_size", "gso_ipv4_max_size", "gro_max_size", "gro_ipv4_max_size")
 _FEATURE = re.compile(r"(?P<member>\t?)(?P<name>[a-z0-9_-]+): (?P<value>on|off)(?: \[(?P<note>[a-z ]+)\])?")
 
@@ -58,6 +48,7 @@ def find(interface: str, to: Endpoint) -> Found:
         qdiscs=qdiscs(_json("tc", "-j", "qdisc", "show", "dev", interface)),
         default_qdisc=_text(Path("/proc/sys/net/core/default_qdisc")),
         features=features(offloads),
+        fixed=fixed(offloads),
         unsettled=unsettled(offloads),
         address=address,
         route_device=str(route.get("dev", "")),
@@ -94,22 +85,28 @@ def qdiscs(listed: Iterable[Mapping[str, Any]]) -> tuple[Qdisc, ...]:
 
 
 def features(text: str) -> dict[str, dict[str, bool]]:
-    """Each name that `ethtool -K` takes, short or long, to the single features behind it and their values.
+    """Each name that a profile may have for an offload to the single features behind it and their values.
 
     Fixed ones are left out: they cannot be changed. A heading with members is their sum, not a feature of its own.
     """
     found: dict[str, dict[str, bool]] = {}
-    heading = ""
-    for match in filter(None, map(_FEATURE.fullmatch, text.splitlines())):
-        name, value, is_fixed = match["name"], match["value"] == "on", match["note"] == "fixed"
-        if not match["member"]:
-            heading = name
-        elif not is_fixed:
-            members = {feature: on for feature, on in found.get(heading, {}).items() if feature != _short(heading)}
-            found[heading] = found[_short(heading)] = {**members, name: value}
-        if not is_fixed:
-            found[name] = found[_short(name)] = {_short(name): value}
-    return found
+    for heading, members in _groups(text).items():
+        for _, name, on, is_fixed in members:
+            if not is_fixed:
+                found[name] = {_short(name): on}
+        inner = {_short(name): on for is_member, name, on, is_fixed in members if is_member and not is_fixed}
+        if inner:
+            found[heading] = inner
+        elif len(members) > 1:
+            found.pop(heading, None)
+    return _with_other_names(found)
+
+
+def fixed(text: str) -> dict[str, bool]:
+    """Each name of an offload that the driver fixes to its value."""
+    return _with_other_names(
+        {name: on for group in _groups(text).values() for _, name, on, is_fixed in group if is_fixed}
+    )
 
 
 def unsettled(text: str) -> frozenset[str]:
@@ -124,8 +121,26 @@ def ssh_ends(connection: str) -> tuple[str, str] | None:
     return (words[0], words[2]) if len(words) == 4 else None
 
 
+def _groups(text: str) -> dict[str, list[tuple[bool, str, bool, bool]]]:
+    """Heading to (is a member of it, name, is on, is fixed), the heading itself first."""
+    groups: dict[str, list[tuple[bool, str, bool, bool]]] = {}
+    heading = ""
+    for match in filter(None, map(_FEATURE.fullmatch, text.splitlines())):
+        heading = heading if match["member"] else match["name"]
+        line = (bool(match["member"]), match["name"], match["value"] == "on", match["note"] == "fixed")
+        groups.setdefault(heading, []).append(line)
+    return groups
+
+
+def _with_other_names(found: dict[str, T]) -> dict[str, T]:
+    """The same under ethtool's short names and the common aliases too."""
+    short = {_short(name): value for name, value in found.items()}
+    aliases = {alias: short[name] for alias, name in offload.ALIASES.items() if name in short}
+    return {**found, **short, **aliases}
+
+
 def _short(name: str) -> str:
-    return _SHORT_NAMES.get(name, name)
+    return _OTHER_NAMES.get(name, name)
 
 
 def _link(interface: str) -> dict[str, Any]:

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ingest_bench.network.interface_queues import queues
+from ingest_bench.ledger import Action, Step, Undo
+from ingest_bench.network import netem, offload
 from ingest_bench.network.interface_rules import refuse, shapes, tcp_words, wanted_sizes, wanted_sysctls
-from ingest_bench.steps import Action, Step, Undo
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from ingest_bench.model.network import Profile
     from ingest_bench.network.interface_rules import Asked, Found
@@ -59,18 +59,14 @@ def _offloads(found: Found, profile: Profile) -> Iterator[Step]:
 
     A name such as "tso" is several features, and each has its own old value.
     """
-    wanted = {name: on for name, on in profile.offloads.items() if set(found.features[name].values()) != {on}}
+    wanted = {name: on for name, on in profile.offloads.items() if set(found.features.get(name, {}).values()) - {on}}
     if wanted:
         old = {feature: value for name in wanted for feature, value in found.features[name].items()}
         yield Step(
             name="offloads",
-            do=_command("ethtool", "-K", found.interface, *_switches(wanted)),
-            undo=(_while_there(found, "ethtool", "-K", found.interface, *_switches(old)),),
+            do=Action(argv=offload.argv(found.interface, wanted)),
+            undo=(_while_there(found, *offload.argv(found.interface, old)),),
         )
-
-
-def _switches(features: Mapping[str, bool]) -> tuple[str, ...]:
-    return tuple(word for name, on in features.items() for word in (name, "on" if on else "off"))
 
 
 def _sizes(found: Found, profile: Profile) -> Iterator[Step]:
@@ -113,8 +109,8 @@ def _to_server(found: Found, asked: Asked) -> Iterator[Step]:
         undo=(_qdisc_gone(device, ROOT, "root"),),
     )
     yield Step(name="class", do=_tc("class", "add", "dev", device, "parent", ROOT, "classid", flow, "htb", *_CLASS))
-    for kind, argv in queues(device, ("parent", flow), asked.profile.to_server, asked.profile.mtu_bytes):
-        yield Step(name=f"{kind} to server", do=_command(*argv))
+    for line in netem.lines(device, asked.profile.to_server, asked.profile.mtu_bytes, parent=f"parent {flow}"):
+        yield Step(name=f"queue to server: {_kind(line)}", do=_tc(*line.split()))
     yield Step(
         name="filter to server",
         do=_tc("filter", "add", "dev", device, "parent", ROOT, *_match(found, "d", asked.port), "flowid", flow),
@@ -132,8 +128,8 @@ def _to_client(found: Found, asked: Asked) -> Iterator[Step]:
         do=_command("ip", "link", "add", "name", ifb, "type", "ifb"),
         undo=(Undo(action=_command("ip", "link", "del", "dev", ifb), look=there, shows=f'"{ifb}"'),),
     )
-    for kind, argv in queues(ifb, ("root",), asked.profile.to_client, asked.profile.mtu_bytes):
-        yield Step(name=f"{kind} to client", do=_command(*argv))
+    for line in netem.lines(ifb, asked.profile.to_client, asked.profile.mtu_bytes):
+        yield Step(name=f"queue to client: {_kind(line)}", do=_tc(*line.split()))
     yield Step(name="ifb up", do=_command("ip", "link", "set", "dev", ifb, "up"))
     yield Step(
         name="ingress",
@@ -174,6 +170,10 @@ def _match(found: Found, side: str, port: int) -> tuple[str, ...]:
         *("match", ip, "protocol", "6", "0xff"),
         *("match", ip, end[1], str(port), "0xffff"),
     )
+
+
+def _kind(line: str) -> str:
+    return "netem" if " netem " in line else "tbf"
 
 
 def _qdisc_gone(device: str, handle: str, place: str) -> Undo:

@@ -39,6 +39,8 @@ class Found:
     """net.core.default_qdisc; None where it cannot be read, as in a namespace."""
     features: Mapping[str, Mapping[str, bool]]
     """ethtool's names (short ones too) to the single features behind them, with their values."""
+    fixed: Mapping[str, bool] = field(default_factory=dict)
+    """Names of features that the driver fixes, with their values."""
     unsettled: frozenset[str] = frozenset()
     """Features that are not what was asked of them."""
     address: IPv4Address | IPv6Address
@@ -141,7 +143,8 @@ def _why_not_this(found: Found, asked: Asked) -> Iterator[str]:
         )
     if not 0 < asked.port < 65536:
         yield f"{asked.port} is no port; a port is a number from 1 to 65535"
-    unknown = sorted(set(profile.offloads) - set(found.features))
+    offloads = {name for name, on in profile.offloads.items() if found.fixed.get(name) != on}
+    unknown = sorted(offloads - set(found.features))
     if unknown:
         yield f"it has no offload {', '.join(unknown)} that can be changed; see ethtool -k {found.interface}"
     unsettled = sorted(found.unsettled & {f for name in profile.offloads for f in found.features.get(name, ())})

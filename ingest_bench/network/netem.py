@@ -34,13 +34,12 @@ SMALLEST_BURST_FRAMES = 2
 _NETEM, _TBF = "1:", "2:"
 
 
-def lines(device: str, impairment: Impairment, mtu_bytes: int) -> Lines:
-    """The qdiscs of a device that has only the kernel's default."""
-    parent = "root"
+def lines(device: str, impairment: Impairment, mtu_bytes: int, *, parent: str = "root") -> Lines:
+    """The qdiscs of a device that has only the kernel's default; `parent` may be a class in place of the root."""
     made = []
     if _uses_netem(impairment):
         made.append(
-            f"qdisc replace dev {device} root handle {_NETEM} netem {' '.join(netem_words(impairment, mtu_bytes))}"
+            f"qdisc replace dev {device} {parent} handle {_NETEM} netem {' '.join(netem_words(impairment, mtu_bytes))}"
         )
         parent = f"parent {_NETEM}1"
     if impairment.rate_bps is not None:

@@ -24,8 +24,8 @@ import platformdirs
 
 from ingest_bench import system
 from ingest_bench.errors import RunFailed, SpecError
+from ingest_bench.ledger.steps import Step, Undo
 from ingest_bench.records import from_json, to_json
-from ingest_bench.steps import Step, Undo
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -119,13 +119,12 @@ class Ledger:
 
 
 def state_folder() -> Path:
-    """Where the files of sessions are: INGEST_BENCH_STATE, /run/ingest-bench for root, else the user's runtime folder.
+    """Where the files of sessions are: INGEST_BENCH_STATE, /run/ingest-bench for root, else the user's own.
 
     They hold commands that we run later, as root too: a folder that others can write is refused.
     """
     given = os.environ.get("INGEST_BENCH_STATE")
-    default = "/run/ingest-bench" if system.is_root() else platformdirs.user_runtime_dir("ingest-bench")
-    folder = Path(given or default)
+    folder = Path(given) if given else _default_state_folder()
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = folder.stat()
@@ -226,6 +225,11 @@ def new_header(what: str, time_limit_s: float) -> Header:
 def own_netns() -> int:
     """The inode of the network namespace that we are in."""
     return Path("/proc/self/ns/net").stat().st_ino
+
+
+def _default_state_folder() -> Path:
+    """The user's state folder and not the runtime folder: that one goes at logout, and there may be none."""
+    return Path("/run/ingest-bench") if system.is_root() else platformdirs.user_state_path("ingest-bench")
 
 
 def _boot_id() -> str:

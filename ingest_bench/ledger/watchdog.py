@@ -19,19 +19,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ingest_bench import ledger
 from ingest_bench.errors import InvalidRun, RunFailed, SpecError
-from ingest_bench.steps import setting_step
+from ingest_bench.ledger import book
+from ingest_bench.ledger.steps import setting_step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from ingest_bench.steps import Step
+    from ingest_bench.ledger.steps import Step
 
     Stage = Callable[[str], None]
 
 # Tests put a driver here that is killed at a chosen moment.
-COMMAND: tuple[str, ...] = (sys.executable, "-m", "ingest_bench.watchdog")
+COMMAND: tuple[str, ...] = (sys.executable, "-m", "ingest_bench.ledger")
 
 _START_LIMIT_S = 60.0
 # The watchdog's own patience for a change that is under way, and then some commands.
@@ -43,7 +43,7 @@ _TRIES = 3
 class Session:
     """Changes to the machine that are taken back, whatever happens to us."""
 
-    book: ledger.Ledger
+    ledger: book.Ledger
     until_boottime_ns: int
     on_stage: Stage
     waited: bool = field(default=False)
@@ -51,11 +51,11 @@ class Session:
     def change(self, steps: Sequence[Step]) -> None:
         """Make the changes one after the other, each noted before it is made."""
         for step in steps:
-            self.book.change(step, self.on_stage)
+            self.ledger.change(step, self.on_stage)
 
     def is_over(self) -> bool:
         """Whether everything was put back already: the time is over, or somebody called for it."""
-        return self.book.is_closed() or time.clock_gettime_ns(time.CLOCK_BOOTTIME) >= self.until_boottime_ns
+        return self.ledger.is_closed() or time.clock_gettime_ns(time.CLOCK_BOOTTIME) >= self.until_boottime_ns
 
     def wait(self) -> None:
         """Sleep until it is over. Without this call, to be overtaken by the end is an error."""
@@ -71,20 +71,20 @@ def session(key: str, what: str, *, time_limit_s: float, on_stage: Stage = lambd
     Leftovers of an earlier one are put back first. InvalidRun at the end of the block when the time was over before.
     """
     _refuse_no_limit(time_limit_s)
-    with ledger.locked(key) as lock:
-        path = ledger.state_folder() / f"{key}.jsonl"
-        ledger.finish(path)
+    with book.locked(key) as lock:
+        path = book.state_folder() / f"{key}.jsonl"
+        book.finish(path)
         on_stage("locked")
-        header = ledger.new_header(what, time_limit_s)
+        header = book.new_header(what, time_limit_s)
         with _watched(path, header.until_boottime_ns, lock, on_stage):
-            book = ledger.Ledger.create(path, header)
+            ledger = book.Ledger.create(path, header)
             on_stage("ledger made")
             try:
-                opened = Session(book, header.until_boottime_ns, on_stage)
+                opened = Session(ledger, header.until_boottime_ns, on_stage)
                 yield opened
                 was_over = opened.is_over()
             finally:
-                book.close()
+                ledger.close()
     if was_over and not opened.waited:
         raise InvalidRun(f"{what}: the time limit of {time_limit_s:g} s was over before the work; allow more")
 
@@ -111,7 +111,7 @@ def main(arguments: Sequence[str], on_stage: Stage = lambda _: None) -> int:
     on_stage("woken")
     for tries_left in reversed(range(_TRIES)):
         try:
-            ledger.finish(path, on_stage)
+            book.finish(path, on_stage)
         except RunFailed:
             if not tries_left:
                 return 1
@@ -159,7 +159,7 @@ def _watched(path: Path, until_boottime_ns: int, lock: int, on_stage: Stage) -> 
 
 
 def _start(arguments: tuple[str, ...], pipes: tuple[int, int], lock: int) -> subprocess.Popen[bytes]:
-    package = str(Path(__file__).parents[1])
+    package = str(Path(__file__).parents[2])
     known = os.environ.get("PYTHONPATH")
     return subprocess.Popen(
         (*COMMAND, *arguments, *map(str, pipes)),
@@ -180,13 +180,9 @@ def _end(dog: subprocess.Popen[bytes], path: Path) -> None:
     except subprocess.TimeoutExpired:
         dog.kill()
         dog.wait()
-    ledger.finish(path)
+    book.finish(path)
 
 
 def _refuse_no_limit(time_limit_s: float) -> None:
     if not 0 < time_limit_s < float("inf"):
         raise SpecError("a time limit is needed, such as --for 60s: when it is over, everything is put back")
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ingest_bench.errors import InvalidRun
+from ingest_bench.ledger import Action, Step, Undo, book, session
+
+pytestmark = pytest.mark.processes
+
+LIMIT_S = 90
+
+# A change that takes a while, by a command that goes on when its parent is killed.
+KILLED_IN_A_COMMAND = """
+import sys
+from ingest_bench.ledger import Action, Step, Undo, session
+started, changed, ended = sys.argv[1:]
+command = ("sh", "-c", 'echo > "$0"; sleep 1; echo > "$1"; echo > "$2"', started, changed, ended)
+undo = (Undo(action=Action(argv=("rm", "-f", changed))),)
+with session("key", "slow", time_limit_s=600) as opened:
+    opened.change([Step(name="slow", do=Action(argv=command), undo=undo)])
+"""
+
+
+@pytest.fixture
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("INGEST_BENCH_STATE", str(tmp_path / "state"))
+    return tmp_path
+
+
+def written(path: Path, value: str) -> Step:
+    old = Action(path=str(path), value=path.read_text(encoding="ascii").strip())
+    return Step(name="write", do=Action(path=str(path), value=value), undo=(Undo(action=old),))
+
+
+def wait_for(path: Path) -> None:
+    limit = time.monotonic() + LIMIT_S
+    while not path.exists():
+        assert time.monotonic() < limit
+        time.sleep(0.01)
+
+
+def wait_until_unlocked() -> None:
+    limit = time.monotonic() + LIMIT_S
+    while any(applied.alive for applied in book.show()) or list(book.state_folder().glob("*.jsonl")):
+        assert time.monotonic() < limit
+        time.sleep(0.01)
+
+
+def test_a_command_that_outlives_its_killed_tool_is_waited_for_and_undone(state: Path) -> None:
+    started, changed, ended = state / "started", state / "changed", state / "ended"
+    process = subprocess.Popen((sys.executable, "-c", KILLED_IN_A_COMMAND, str(started), str(changed), str(ended)))
+    wait_for(started)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not changed.exists(), "the command ended too early for this test to say anything"
+    wait_until_unlocked()
+    wait_for(ended)
+    assert not changed.exists()
+
+
+def test_a_block_that_fails_is_put_back_and_its_own_error_is_told(state: Path) -> None:
+    setting = state / "setting"
+    setting.write_text("old", encoding="ascii")
+
+    def change_and_fail() -> None:
+        with session("key", "failing", time_limit_s=600) as opened:
+            opened.change([written(setting, "new")])
+            assert setting.read_text(encoding="ascii") == "new\n"
+            raise LookupError("mine")
+
+    with pytest.raises(LookupError, match="mine"):
+        change_and_fail()
+    assert setting.read_text(encoding="ascii") == "old\n"
+    assert book.show() == []
+
+
+def test_waiting_for_the_end_is_no_error_but_being_overtaken_by_it_is(state: Path) -> None:
+    setting = state / "setting"
+    setting.write_text("old", encoding="ascii")
+    with session("key", "waiting", time_limit_s=0.5) as opened:
+        opened.change([written(setting, "new")])
+        opened.wait()
+    assert setting.read_text(encoding="ascii") == "old\n"
+
+    def overtaken() -> None:
+        with session("key", "working", time_limit_s=600) as opened:
+            opened.change([written(setting, "new")])
+            # What `net restore` does in another process.
+            assert book.restore() == [f"echo old > {setting}"]
+            assert opened.is_over()
+
+    with pytest.raises(InvalidRun, match="was over before the work"):
+        overtaken()
+
+
+def test_sigterm_to_the_watchdog_means_put_back_now(state: Path) -> None:
+    setting = state / "setting"
+    setting.write_text("old", encoding="ascii")
+    with session("key", "terminated", time_limit_s=600) as opened:
+        opened.waited = True
+        opened.change([written(setting, "new")])
+        children = Path("/proc/self/task").glob("*/children")
+        pids = [int(pid) for listed in children for pid in listed.read_text(encoding="ascii").split()]
+        dog = next(pid for pid in pids if b"ingest_bench.ledger" in Path(f"/proc/{pid}/cmdline").read_bytes())
+        subprocess.run(("kill", "-TERM", str(dog)), check=True)
+        limit = time.monotonic() + LIMIT_S
+        while not opened.is_over():
+            assert time.monotonic() < limit
+            time.sleep(0.01)
+    assert setting.read_text(encoding="ascii") == "old\n"
