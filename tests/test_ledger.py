@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ingest_bench.errors import RunFailed, SpecError
-from ingest_bench.ledger import book
+from ingest_bench.ledger import book, sessions
 from ingest_bench.ledger.steps import Action, Step, Undo, chosen, setting_step
 
 
@@ -24,7 +24,7 @@ def writes(path: Path, value: str) -> Step:
 
 
 def made(state: Path, name: str = "key") -> book.Ledger:
-    return book.Ledger.create(book.state_folder() / f"{name}.jsonl", book.new_header(f"session {state}", 60))
+    return book.Ledger.create(sessions.state_folder() / f"{name}.jsonl", book.new_header(f"session {state}", 60))
 
 
 def test_the_old_value_is_in_the_file_before_the_change_is_made(state: Path, tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_undoing_goes_backwards_to_the_oldest_value(state: Path, tmp_path: Path)
     ledger = made(state)
     for value in ("2", "3"):
         ledger.change(writes(setting, value), lambda _: None)
-    assert book.restore() == [f"echo 2 > {setting}", f"echo 1 > {setting}"]
+    assert sessions.restore() == [f"echo 2 > {setting}", f"echo 1 > {setting}"]
     assert setting.read_text(encoding="ascii") == "1\n"
     assert list(state.glob("*.jsonl")) == []
 
@@ -60,7 +60,7 @@ def test_nothing_to_undo_is_a_success_and_so_is_undoing_twice(state: Path, tmp_p
     ledger = made(state)
     ledger.change(writes(setting, "2"), lambda _: None)
     setting.unlink()
-    assert book.restore() == []
+    assert sessions.restore() == []
     assert book.finish(ledger.path) == []
 
 
@@ -68,7 +68,7 @@ def test_an_undo_whose_trace_is_not_there_is_left_out(state: Path, tmp_path: Pat
     touched = tmp_path / "touched"
     undo = Undo(action=Action(argv=("touch", str(touched))), look=("echo", "nothing of ours"), shows="handle 5be7:")
     made(state).change(Step(name="step", do=Action(argv=("true",)), undo=(undo,)), lambda _: None)
-    assert book.restore() == []
+    assert sessions.restore() == []
     assert not touched.exists()
 
 
@@ -96,7 +96,7 @@ def test_one_undo_that_fails_does_not_stop_the_others_and_can_be_tried_again(sta
     )
     ledger.change(writes(second, "new"), lambda _: None)
     with pytest.raises(RunFailed, match="not put back:\nfalse: exit 1") as caught:
-        book.restore()
+        sessions.restore()
     assert "net restore" in str(caught.value)
     assert first.read_text(encoding="ascii") == second.read_text(encoding="ascii") == "old\n"
     assert ledger.path.exists()
@@ -113,7 +113,7 @@ def test_a_line_that_was_cut_off_is_a_change_that_was_not_made(state: Path, tmp_
     ledger.change(writes(second, "new"), lambda _: None)
     added = len(ledger.path.read_bytes()) - len(whole)
     os.truncate(ledger.path, len(whole) + min(cut, added - 2))
-    assert book.restore() == [f"echo old > {first}"]
+    assert sessions.restore() == [f"echo old > {first}"]
 
 
 def test_after_a_reboot_there_is_nothing_to_undo(state: Path, tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_after_a_reboot_there_is_nothing_to_undo(state: Path, tmp_path: Path) ->
     text = ledger.path.read_text(encoding="utf-8")
     boot = text.split('"boot_id": "')[1][:36]
     ledger.path.write_text(text.replace(boot, "0" * 36), encoding="utf-8")
-    assert book.restore() == []
+    assert sessions.restore() == []
     assert setting.read_text(encoding="ascii") == "new\n"
     assert list(state.glob("*.jsonl")) == []
 
@@ -136,19 +136,19 @@ def test_another_network_namespace_is_left_alone_and_shown(state: Path, tmp_path
     ledger.change(writes(setting, "new"), lambda _: None)
     text = ledger.path.read_text(encoding="utf-8")
     ledger.path.write_text(text.replace(f'"netns": {book.own_netns()}', '"netns": 1'), encoding="utf-8")
-    assert book.restore() == []
-    assert [(applied.here, applied.steps) for applied in book.show()] == [(False, ("setting",))]
+    assert sessions.restore() == []
+    assert [(applied.here, applied.steps) for applied in sessions.show()] == [(False, ("setting",))]
 
 
 def test_a_lock_has_one_owner_who_is_named_to_the_second(state: Path) -> None:
-    with book.locked("key"):
+    with sessions.locked("key"):
         made(state)
-        assert [applied.alive for applied in book.show()] == [True]
-        with pytest.raises(RunFailed, match=rf"in use by pid {os.getpid()}: session"), book.locked("key"):
+        assert [applied.alive for applied in sessions.show()] == [True]
+        with pytest.raises(RunFailed, match=rf"in use by pid {os.getpid()}: session"), sessions.locked("key"):
             pass
-        with book.locked("another"):
+        with sessions.locked("another"):
             pass
-    assert [applied.alive for applied in book.show()] == [False]
+    assert [applied.alive for applied in sessions.show()] == [False]
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o770, 0o702])
@@ -156,7 +156,7 @@ def test_a_state_folder_that_others_can_write_is_refused(state: Path, mode: int)
     state.mkdir()
     state.chmod(mode)
     with pytest.raises(SpecError, match="others can write here"):
-        book.restore()
+        sessions.restore()
 
 
 def test_a_setting_is_read_as_it_must_be_written() -> None:

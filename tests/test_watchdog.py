@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ingest_bench.errors import InvalidRun
-from ingest_bench.ledger import Action, Step, Undo, book, session
+from ingest_bench.ledger import Action, Step, Undo, session, sessions
 
 pytestmark = pytest.mark.processes
 
@@ -47,7 +47,7 @@ def wait_for(path: Path) -> None:
 
 def wait_until_unlocked() -> None:
     limit = time.monotonic() + LIMIT_S
-    while any(applied.alive for applied in book.show()) or list(book.state_folder().glob("*.jsonl")):
+    while any(applied.alive for applied in sessions.show()) or list(sessions.state_folder().glob("*.jsonl")):
         assert time.monotonic() < limit
         time.sleep(0.01)
 
@@ -77,7 +77,7 @@ def test_a_block_that_fails_is_put_back_and_its_own_error_is_told(state: Path) -
     with pytest.raises(LookupError, match="mine"):
         change_and_fail()
     assert setting.read_text(encoding="ascii") == "old\n"
-    assert book.show() == []
+    assert sessions.show() == []
 
 
 def test_waiting_for_the_end_is_no_error_but_being_overtaken_by_it_is(state: Path) -> None:
@@ -92,7 +92,7 @@ def test_waiting_for_the_end_is_no_error_but_being_overtaken_by_it_is(state: Pat
         with session("key", "working", time_limit_s=600) as opened:
             opened.change([written(setting, "new")])
             # What `net restore` does in another process.
-            assert book.restore() == [f"echo old > {setting}"]
+            assert sessions.restore() == [f"echo old > {setting}"]
             assert opened.is_over()
 
     with pytest.raises(InvalidRun, match="was over before the work"):

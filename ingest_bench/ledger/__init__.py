@@ -1,10 +1,11 @@
 """Changes to the machine that outlive a process, and how they are always taken back.
 
-`steps` are changes with their undo, `book` is the file in which the undo is noted before the change is made, and
-`watchdog` is the second process that takes everything back when the first one is done, late or dead.
+`steps` are changes with their undo, `book` is the file in which the undo is noted before the change is made,
+`sessions` are all such files with their locks, and `watchdog` is the second process that takes everything back when
+the first one is done, late or dead.
 """
 
-from ingest_bench.ledger.book import Applied, restore, show
+from ingest_bench.ledger.sessions import Applied, restore, show
 from ingest_bench.ledger.steps import Action, Step, Undo
 from ingest_bench.ledger.watchdog import Session, host_setting, session
 

@@ -20,15 +20,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import platformdirs
-
-from ingest_bench import system
-from ingest_bench.errors import RunFailed, SpecError
+from ingest_bench.errors import RunFailed
 from ingest_bench.ledger.steps import Step, Undo
 from ingest_bench.records import from_json, to_json
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     Stage = Callable[[str], None]
 
@@ -50,20 +47,6 @@ class Header:
     until_boottime_ns: int
     """CLOCK_BOOTTIME: it goes on while the machine sleeps, and nobody can set it."""
     schema: int = SCHEMA
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Applied:
-    """A session as `net show` shows it."""
-
-    what: str
-    pid: int
-    alive: bool
-    """Whether somebody still looks after it. If not, it was left behind: `ingest-bench net restore`."""
-    here: bool
-    """Whether it is in our network namespace; only from there can it be undone."""
-    until_realtime_ns: int
-    steps: tuple[str, ...]
 
 
 @dataclass(slots=True)
@@ -102,7 +85,7 @@ class Ledger:
 
     def is_closed(self) -> bool:
         """Whether somebody put everything back, or began to."""
-        return os.fstat(self.descriptor).st_nlink == 0 or any("closed" in line for line in _lines(self.path))
+        return os.fstat(self.descriptor).st_nlink == 0 or any("closed" in line for line in lines_of(self.path))
 
     def mark_closed(self) -> None:
         """Let no change follow. The line before may have been cut off."""
@@ -118,40 +101,6 @@ class Ledger:
         os.fsync(self.descriptor)
 
 
-def state_folder() -> Path:
-    """Where the files of sessions are: INGEST_BENCH_STATE, /run/ingest-bench for root, else the user's own.
-
-    They hold commands that we run later, as root too: a folder that others can write is refused.
-    """
-    given = os.environ.get("INGEST_BENCH_STATE")
-    folder = Path(given) if given else _default_state_folder()
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = folder.stat()
-    except OSError as error:
-        raise SpecError(f"{folder}: {error.strerror}; set INGEST_BENCH_STATE to a folder that you can write") from None
-    if status.st_uid != os.geteuid() or status.st_mode & 0o022:
-        raise SpecError(f"{folder}: others can write here; `chmod 700` it, or set INGEST_BENCH_STATE to another folder")
-    return folder
-
-
-@contextlib.contextmanager
-def locked(key: str) -> Iterator[int]:
-    """The descriptor of the lock on what `key` names; RunFailed when somebody else has it.
-
-    Who inherits the descriptor shares the lock: it is free when the last of them has ended.
-    """
-    folder = state_folder()
-    descriptor = os.open(folder / f"{key}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        # `show` looks at locks by taking them for a moment: hence a little patience.
-        if not _lock_within(descriptor, 0.2):
-            raise RunFailed(f"{_in_use(folder / f'{key}.jsonl', key)}; see `ingest-bench net show`")
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
 def finish(path: Path, on_stage: Stage = lambda _: None, *, patience_s: float = _PATIENCE_S) -> list[str]:
     """What was put back. The session is closed, undone backwards, and its file removed.
 
@@ -163,7 +112,7 @@ def finish(path: Path, on_stage: Stage = lambda _: None, *, patience_s: float = 
         return []
     book = Ledger(path, descriptor)
     try:
-        in_time = _lock_within(descriptor, patience_s)
+        in_time = lock_within(descriptor, patience_s)
         if os.fstat(descriptor).st_nlink == 0:
             return []
         book.mark_closed()
@@ -182,30 +131,9 @@ def finish(path: Path, on_stage: Stage = lambda _: None, *, patience_s: float = 
     return undone
 
 
-def restore() -> list[str]:
-    """What was put back, of every session of this network namespace, finished or not, ours or another program's."""
-    undone, failed = [], []
-    for path in sorted(state_folder().glob("*.jsonl")):
-        header = header_of(path)
-        if header is not None and header.boot_id == _boot_id() and header.netns != own_netns():
-            continue
-        try:
-            undone += finish(path)
-        except RunFailed as error:
-            failed.append(str(error))
-    if failed:
-        raise RunFailed("\n".join(failed))
-    return undone
-
-
-def show() -> list[Applied]:
-    """Every session that is applied now, or was left behind."""
-    return [applied for path in sorted(state_folder().glob("*.jsonl")) if (applied := _applied(path)) is not None]
-
-
 def header_of(path: Path) -> Header | None:
     """The header of a session's file; None when it was cut off before that: nothing was changed then."""
-    lines = _lines(path)
+    lines = lines_of(path)
     return from_json(Header, lines[0]["header"]) if lines and "header" in lines[0] else None
 
 
@@ -216,7 +144,7 @@ def new_header(what: str, time_limit_s: float) -> Header:
         what=what,
         pid=os.getpid(),
         netns=own_netns(),
-        boot_id=_boot_id(),
+        boot_id=boot_id(),
         until_realtime_ns=time.time_ns() + limit_ns,
         until_boottime_ns=time.clock_gettime_ns(time.CLOCK_BOOTTIME) + limit_ns,
     )
@@ -227,16 +155,12 @@ def own_netns() -> int:
     return Path("/proc/self/ns/net").stat().st_ino
 
 
-def _default_state_folder() -> Path:
-    """The user's state folder and not the runtime folder: that one goes at logout, and there may be none."""
-    return Path("/run/ingest-bench") if system.is_root() else platformdirs.user_state_path("ingest-bench")
-
-
-def _boot_id() -> str:
+def boot_id() -> str:
+    """What the kernel drew at this boot."""
     return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
+def lines_of(path: Path) -> list[dict[str, Any]]:
     """The whole lines of a session's file. A line that was cut off was not on disk, so its change was not made."""
     try:
         text = path.read_text(encoding="utf-8")
@@ -254,9 +178,9 @@ def _undo_all(path: Path, on_stage: Stage) -> tuple[list[str], list[str]]:
     undone: list[str] = []
     failed: list[str] = []
     header = header_of(path)
-    if header is None or header.boot_id != _boot_id():
+    if header is None or header.boot_id != boot_id():
         return undone, failed
-    for line in reversed([line for line in _lines(path) if "undo" in line]):
+    for line in reversed([line for line in lines_of(path) if "undo" in line]):
         for undo in (from_json(Undo, table) for table in line["undo"]):
             on_stage(f"undo {line['step']}: before")
             try:
@@ -269,7 +193,8 @@ def _undo_all(path: Path, on_stage: Stage) -> tuple[list[str], list[str]]:
     return undone, failed
 
 
-def _lock_within(descriptor: int, patience_s: float) -> bool:
+def lock_within(descriptor: int, patience_s: float) -> bool:
+    """Whether the lock was free within that time; then it is ours."""
     until = time.monotonic() + patience_s
     while True:
         try:
@@ -280,37 +205,3 @@ def _lock_within(descriptor: int, patience_s: float) -> bool:
             time.sleep(0.02)
         else:
             return True
-
-
-def _applied(path: Path) -> Applied | None:
-    header = header_of(path)
-    if header is None:
-        return None
-    return Applied(
-        what=header.what,
-        pid=header.pid,
-        alive=_is_held(path.with_suffix(".lock")),
-        here=header.netns == own_netns(),
-        until_realtime_ns=header.until_realtime_ns,
-        steps=tuple(line["step"] for line in _lines(path) if "step" in line),
-    )
-
-
-def _is_held(lock: Path) -> bool:
-    """Whether somebody has this lock, without taking it for longer than a moment."""
-    try:
-        descriptor = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
-
-
-def _in_use(path: Path, key: str) -> str:
-    header = header_of(path)
-    return f"{key} is in use" if header is None else f"in use by pid {header.pid}: {header.what}"

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ingest_bench.errors import InvalidRun, RunFailed, SpecError
-from ingest_bench.ledger import book
+from ingest_bench.ledger import book, sessions
 from ingest_bench.ledger.steps import setting_step
 
 if TYPE_CHECKING:
@@ -71,8 +71,8 @@ def session(key: str, what: str, *, time_limit_s: float, on_stage: Stage = lambd
     Leftovers of an earlier one are put back first. InvalidRun at the end of the block when the time was over before.
     """
     _refuse_no_limit(time_limit_s)
-    with book.locked(key) as lock:
-        path = book.state_folder() / f"{key}.jsonl"
+    with sessions.locked(key) as lock:
+        path = sessions.state_folder() / f"{key}.jsonl"
         book.finish(path)
         on_stage("locked")
         header = book.new_header(what, time_limit_s)

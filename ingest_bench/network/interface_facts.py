@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import ipaddress
 import json
 import os
@@ -11,7 +10,7 @@ import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ingest_bench import system
+from ingest_bench import records, system
 from ingest_bench.errors import RunFailed, SpecError
 from ingest_bench.network import offload
 from ingest_bench.network.interface_rules import Found, Qdisc
@@ -148,9 +147,9 @@ def _link(interface: str) -> dict[str, Any]:
         return dict(_json("ip", "-j", "-d", "link", "show", "dev", interface)[0])
     except RunFailed:
         names = [str(link["ifname"]) for link in _json("ip", "-j", "link", "show")]
-        near = difflib.get_close_matches(interface, names, n=1)
-        remedy = f'did you mean "{near[0]}"?' if near else f"there are: {', '.join(names)}"
-        raise SpecError(f"--interface {interface}: there is no such interface; {remedy}") from None
+        raise SpecError(
+            f"--interface {interface}: there is no such interface; {records.nearest(interface, names)}"
+        ) from None
 
 
 def _way(address: IPv4Address | IPv6Address) -> dict[str, Any]:
