@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import made_runs as made
@@ -166,3 +167,16 @@ def test_overrides_of_the_profile_stand_beside_its_name() -> None:
     levels = {"network": "ethernet", "network.mtu": "1400", "gso_max_segs": "1", "heap": "2g", "name": "x"}
     row = summary(cell=made.cell(levels=levels, network=Profile(name="ethernet", mtu_bytes=1400)))
     assert row.values["network"] == "ethernet mtu=1400 gso_max_segs=1"
+
+
+def test_a_run_that_the_generator_limited_is_invalid_except_against_the_sink() -> None:
+    row = summary(report={"cpu_share_ppm": 990_000})
+    assert row.state == "invalid"
+    assert "generator-bound" in row.reason
+    sink = dataclasses.replace(made.cell(), target=dataclasses.replace(made.cell().target, name="sink"))
+    assert summary(report={"cpu_share_ppm": 990_000}, cell=sink).state == "measured"
+
+
+def test_documents_that_replaced_others_are_not_expected_in_the_index_again() -> None:
+    assert summary(record={"documents_counted": 6000}, report={"documents_repeated": 1000}).state == "measured"
+    assert "1,000 of them again" in summary(report={"documents_repeated": 1000}).reason

@@ -18,7 +18,8 @@ def verdict(record: RunRecord, samples: Samples, report: WorkerReport | None, va
     Answers are not part of it. Only requests that got no answer (a reset, a timeout, the end of the run) may miss,
     each at most its own bytes.
 
-    Documents: what the server acknowledged is what it counts in the index. Only documents of requests without an
+    Documents: what the server acknowledged, without those that replaced one with the same id, is what it counts in the
+    index. Only documents of requests without an
     answer may be there in addition: acknowledged ones must all be there, whatever the network did.
 
     A number that nobody could take (None) is not compared.
@@ -58,7 +59,10 @@ def _documents(values: Mapping[str, Value], may_be_more: int) -> list[str]:
     acked, counted = values.get("documents_acked"), values.get("documents_counted")
     if not isinstance(acked, int) or not isinstance(counted, int):
         return []
-    if acked <= counted <= acked + may_be_more:
+    repeated = values.get("documents_repeated")
+    expected = acked - (repeated if isinstance(repeated, int) else 0)
+    if expected <= counted <= expected + may_be_more:
         return []
     without = f" (requests without an answer: at most {may_be_more:,} more)" if may_be_more else ""
-    return [f"documents: {acked:,} acknowledged, {counted:,} counted, {counted - acked:+,}{without}"]
+    again = f" ({acked - expected:,} of them again)" if acked != expected else ""
+    return [f"documents: {acked:,} acknowledged{again}, {counted:,} counted, {counted - expected:+,}{without}"]

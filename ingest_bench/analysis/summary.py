@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import PurePath
 
-from ingest_bench.analysis import faults, histogram, integrity
+from ingest_bench.analysis import faults, health, histogram, integrity, steady
 from ingest_bench.analysis import samples as load
 from ingest_bench.analysis.columns import COLUMNS
 from ingest_bench.analysis.samples import Samples
@@ -43,6 +43,8 @@ def summarise(
     if report is not None:
         values["bytes_sent"] = report.bytes_written
         values |= load.measured(samples, load.window_of(report))
+        values |= health.values(report)
+        values |= steady.values(samples, report)
         series |= load.series(samples, report)
     values |= record.link
     values |= _sizes(histograms)
@@ -55,6 +57,9 @@ def summarise(
     state, reason = record.state, record.reason
     if state == "measured":
         reasons = integrity.verdict(record, samples, report, values)
+        # Without a server that costs anything the generator is always the limit: that is what the sink is for.
+        if report is not None and cell.target.name != "sink":
+            reasons += health.generator_bound(report, values["response_ms_p50"])
         reasons += [f"probe {remark.probe}: {remark.text}" for remark in remarks if remark.invalidates]
         if reasons:
             state, reason = "invalid", "; ".join([reason, *reasons] if reason else reasons)
