@@ -128,11 +128,18 @@ COLUMNS: tuple[Column, ...] = (
     Column("compact_stall", "allocations that had to wait for compaction"),
     Column("compact_fail", "compactions without success"),
     Column("compact_success", "compactions with success"),
+    # Reads as the kernel saw them.
+    Column("kernel_bytes_read", "bytes that the kernel gave to reads of the load's connections, from start to end"),
+    Column("kernel_reads", "reads of the load's connections within the measurement that gave bytes"),
+    Column("read_requested_bytes_mean", "mean room that such a read offered"),
+    Column("read_waste_bytes_mean", "mean room that it left empty"),
+    Column("read_fill_share", "bytes of these reads by their room, 0 to 1"),
 )
 
 # What a probe's Histogram and Series are called, and what their values are.
 HISTOGRAMS = {
     "read_bytes": "bytes of a socket read of the load's connections, within the measurement",
+    "kernel_read_bytes": "the same, as the kernel saw it",
     "wire_bytes": "bytes of a TCP segment's payload on the wire towards the server",
 }
 SERIES = {

@@ -6,6 +6,7 @@
 | gc | pauses, full collections, heap, failures, direct buffers | flight recorder, and the GC log |
 | allocations | memory taken outside TLABs, and TLABs, by layer | flight recorder; costs 6 to 20% of CPU |
 | host | CPU, context switches, faults, run queue, pressure, huge pages | /proc, by a child process |
+| kernel-reads | room and bytes of every read, with any transport | BPF, by a child process; needs root |
 
 A probe is one file with a `Probe` (context.py) and one line in `PROBES`. A number that could not be had is a
 Reading of None with a Remark that says why, never zero.
@@ -22,6 +23,7 @@ from ingest_bench.probes.allocations import ALLOCATIONS
 from ingest_bench.probes.context import Events, Probe, ReadContext
 from ingest_bench.probes.gc import GC
 from ingest_bench.probes.host import HOST
+from ingest_bench.probes.kernel_reads import KERNEL_READS, capability
 from ingest_bench.probes.oom import OutOfMemory, find_oom
 from ingest_bench.probes.reads import READS
 
@@ -31,13 +33,14 @@ if TYPE_CHECKING:
 
     from ingest_bench.model.results import Measured
 
-__all__ = ["PROBES", "OutOfMemory", "Probe", "ReadContext", "find_oom", "jvm_options", "read", "watch"]
+__all__ = ["PROBES", "OutOfMemory", "Probe", "ReadContext", "capability", "find_oom", "jvm_options", "read", "watch"]
 
 PROBES: Mapping[str, Probe] = {
     "reads": READS,
     "gc": GC,
     "allocations": ALLOCATIONS,
     "host": HOST,
+    "kernel-reads": KERNEL_READS,
 }
 
 

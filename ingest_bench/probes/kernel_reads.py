@@ -1,0 +1,191 @@
+"""Probe `kernel-reads`: room and bytes of every TCP read of the server's listening ports, seen in the kernel.
+
+It needs nothing of the JVM: native epoll, asynchronous channels and a killed server are all seen. It needs root.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import select
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ingest_bench import system
+from ingest_bench.errors import MissingCapability, RunFailed
+from ingest_bench.model.capability import Capability
+from ingest_bench.model.results import Histogram, Measured, Reading, Remark
+from ingest_bench.probes import recording
+from ingest_bench.probes.tap import RECORD
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from ingest_bench.probes.context import Events, ReadContext
+
+_READS, _SAID, _LOG = "kernel-reads.bin", "kernel-reads.json", "kernel-reads.log"
+_INITIAL_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO, include/linux/proc_ns.h
+_LISTEN = "0A"  # TCP_LISTEN, include/net/tcp_states.h
+_READY_S = 30
+REMEDY = "Run as root; in a container: add the capabilities BPF, PERFMON, SYS_ADMIN and DAC_READ_SEARCH."
+
+
+class KernelReads:
+    """Two small BPF programs: at the entry of the system calls that read, and at sock:sock_recv_length."""
+
+    events: Events = {}  # noqa: RUF012 - the Protocol asks for a plain attribute
+
+    def jvm_options(self, raw: Path) -> tuple[str, ...]:  # noqa: ARG002
+        """None."""
+        return ()
+
+    @contextmanager
+    def watch(self, server_pid: int, raw: Path) -> Iterator[None]:
+        """The server must listen already; MissingCapability when the kernel says no."""
+        ports = listening_ports(server_pid)
+        if not ports:
+            raise RunFailed(f"kernel-reads: process {server_pid} listens on no TCP port yet")
+        child = _start(ports, _visible_pid(server_pid), raw / _READS, raw / _LOG)
+        try:
+            yield
+        finally:
+            said = _end(child)
+            (raw / _SAID).write_text(json.dumps(said | {"pid": server_pid}), encoding="utf-8")
+
+    def read(self, context: ReadContext) -> Iterator[Measured]:
+        """Reads of the load within the measurement; bytes of all of them, to compare with what was sent."""
+        reads, problem = _load(context)
+        if problem:
+            yield Remark(probe="kernel-reads", text=problem)
+        if reads is None:
+            yield Reading("kernel_bytes_read", None)
+            return
+        data = reads[reads["returned"] > 0]
+        whole = int(data["returned"].sum(dtype=np.int64))
+        yield Reading("kernel_bytes_read", None if problem else whole)
+        within = data[(data["end_ns"] >= context.start_ns) & (data["end_ns"] < context.end_ns)]
+        yield from _readings(within)
+        if not problem:
+            yield from _differences(len(data), whole, context)
+
+
+def capability() -> Capability:
+    """Whether this probe can be used here, found by using it."""
+    try:
+        child = _start((1,), 0, Path(os.devnull), Path(os.devnull))
+    except MissingCapability as error:
+        return Capability(name="kernel-reads", present=False, detail=str(error), remedy=REMEDY)
+    _end(child)
+    return Capability(name="kernel-reads", present=True, detail="BPF programs on tracepoints of the kernel run")
+
+
+def listening_ports(pid: int) -> tuple[int, ...]:
+    """TCP ports on which this process listens, in its own network namespace."""
+    inodes = set()
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            inodes |= set(re.findall(r"^socket:\[([0-9]+)\]$", str(link.readlink())))
+        except FileNotFoundError:  # closed meanwhile
+            continue
+    tables = [Path(f"/proc/{pid}/net/{name}").read_text(encoding="ascii") for name in ("tcp", "tcp6")]
+    return tuple(sorted({port for table in tables for port in parse_listening(table, inodes)}))
+
+
+def parse_listening(table: str, inodes: set[str]) -> Iterator[int]:
+    """Local ports of the listening sockets with these inodes, from /proc/net/tcp or tcp6."""
+    for line in table.splitlines()[1:]:
+        fields = line.split()
+        if fields[3] == _LISTEN and fields[9] in inodes:
+            yield int(fields[1].rpartition(":")[2], 16)
+
+
+def _visible_pid(pid: int) -> int:
+    """The pid as the kernel's programs see it; 0 (any, by port alone) inside a pid namespace: numbers differ there."""
+    return pid if str(Path("/proc/self/ns/pid").readlink()) == _INITIAL_PID_NAMESPACE else 0
+
+
+def _start(ports: tuple[int, ...], pid: int, out: Path, log: Path) -> subprocess.Popen[bytes]:
+    argv = (sys.executable, "-m", "ingest_bench.probes.tap", ",".join(map(str, ports)), str(pid), str(out))
+    with log.open("wb") as errors:
+        child = system.start(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors.fileno())
+    assert child.stdout is not None  # noqa: S101 - for the type: it is a pipe
+    ready, _, _ = select.select([child.stdout], [], [], _READY_S)
+    if ready and child.stdout.readline() == b"ready\n":
+        return child
+    system.stop(child)
+    said = log.read_text(errors="replace").strip().splitlines() if log.is_file() else []
+    raise MissingCapability(
+        f"kernel-reads: the kernel would not let us watch reads ({said[-1] if said else 'it said nothing'}). {REMEDY}"
+    )
+
+
+def _end(child: subprocess.Popen[bytes]) -> dict[str, Any]:
+    child.terminate()
+    try:
+        output, _ = child.communicate(timeout=_READY_S)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        output, _ = child.communicate()
+    try:
+        said: dict[str, Any] = json.loads(output)
+    except ValueError:
+        return {}
+    return said
+
+
+def _load(context: ReadContext) -> tuple[NDArray[np.void] | None, str]:
+    """Reads of the load's connections with `end_ns` as CLOCK_REALTIME, and why they may not be all."""
+    path, said_path = context.raw / _READS, context.raw / _SAID
+    if not path.exists() or not said_path.exists():
+        return None, "there is no file of kernel reads in this run"
+    said = json.loads(said_path.read_text(encoding="utf-8"))
+    if "clock_ns" not in said:
+        return None, f"the process that watched the kernel did not end in order: see {_LOG}"
+    table = np.fromfile(path, dtype=np.dtype(list(RECORD)))
+    table = table[np.isin(table["peer_port"], list(context.ports))]
+    pids = {int(pid) for pid in np.unique(table["pid"])}
+    if len(pids) > 1:
+        table = table[table["pid"] == said["pid"]]
+    reads = np.empty(len(table), dtype=[("end_ns", "<i8"), ("returned", "<i4"), ("requested", "<u4")])
+    reads["end_ns"] = table["at_ns"].astype(np.int64) + said["clock_ns"]
+    reads["returned"], reads["requested"] = table["returned"], table["requested"]
+    if said["lost"]:
+        return reads, f"{said['lost']} reads came faster than they were written down, and are lost"
+    return reads, ""
+
+
+def _readings(reads: NDArray[np.void]) -> Iterator[Measured]:
+    sizes, counts = np.unique(reads["returned"], return_counts=True)
+    yield Histogram("kernel_read_bytes", {int(size): int(count) for size, count in zip(sizes, counts, strict=True)})
+    yield Reading("kernel_reads", len(reads))
+    known = reads[reads["requested"] > 0]
+    requested, returned = (int(known[name].sum(dtype=np.int64)) for name in ("requested", "returned"))
+    yield Reading("read_requested_bytes_mean", requested / len(known) if len(known) else None)
+    yield Reading("read_waste_bytes_mean", (requested - returned) / len(known) if len(known) else None)
+    yield Reading("read_fill_share", returned / requested if requested else None)
+
+
+def _differences(count: int, total: int, context: ReadContext) -> Iterator[Remark]:
+    """The recording's reads beside the kernel's, when it saw any: all of the load's, from start to end."""
+    found = recording.load(context)
+    reads = found.content.get("reads")
+    if not found.is_whole or not reads or not reads["all"]["count"]:
+        return
+    recorded = (reads["all"]["count"], reads["all"]["total"])
+    if recorded != (count, total):
+        yield Remark(
+            probe="kernel-reads",
+            text=f"the flight recording has {recorded[0]} reads of {recorded[1]} bytes, the kernel {count} of {total}",
+            invalidates=True,
+        )
+
+
+KERNEL_READS = KernelReads()

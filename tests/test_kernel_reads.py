@@ -1,0 +1,187 @@
+"""The probe `kernel-reads`: reads and their room as a program counts them itself; and what is done with its file."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ingest_bench import system
+from ingest_bench.model.results import Histogram, Measured, Reading, Remark
+from ingest_bench.probes import PROBES, ReadContext, bpf, capability, kernel_reads, tap
+
+SECOND = 10**9
+FORMAT = """name: sock_recv_length
+ID: 2283
+format:
+	field:unsigned short common_type;	offset:0;	size:2;	signed:0;
+
+	field:void * sk;	offset:8;	size:8;	signed:0;
+	field:__u16 protocol;	offset:18;	size:2;	signed:0;
+	field:int ret;	offset:20;	size:4;	signed:1;
+	field:int flags;	offset:24;	size:4;	signed:1;
+	field:unsigned long args[6];	offset:32;	size:48;	signed:0;
+"""
+TABLE = """  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
+   0: 0100007F:23F0 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 31415 1 0 100 0 0 10 0
+   1: 0100007F:23F1 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 27182 1 0 100 0 0 10 0
+   2: 0100007F:23F0 0100007F:AAAA 01 00000000:00000000 00:00000000 00000000     0        0 31416 1 0 100 0 0 10 0
+"""
+
+
+def context(raw: Path, ports: set[int], start_ns: int = 0, end_ns: int = 2**62) -> ReadContext:
+    return ReadContext(raw=raw, start_ns=start_ns, end_ns=end_ns, ports=frozenset(ports), java=raw, classes=raw)
+
+
+def readings(measured: list[Measured]) -> dict[str, Any]:
+    return {item.name: item.value for item in measured if isinstance(item, Reading)}
+
+
+def write(raw: Path, rows: list[tuple[int, int, int, int, int]], **said: int) -> None:
+    """Records of (at_ns, pid, returned, requested, peer_port)."""
+    table = np.zeros(len(rows), dtype=np.dtype(list(tap.RECORD)))
+    for record, row in zip(table, rows, strict=True):
+        record["at_ns"], record["pid"], record["returned"], record["requested"], record["peer_port"] = row
+    table.tofile(raw / "kernel-reads.bin")
+    (raw / "kernel-reads.json").write_text(json.dumps({"lost": 0, "clock_ns": 1000, "pid": 7} | said))
+
+
+def test_a_tracepoints_fields_are_found_where_its_format_says() -> None:
+    assert bpf.parse_format(FORMAT) == {"common_type": 0, "sk": 8, "protocol": 18, "ret": 20, "flags": 24, "args": 32}
+
+
+def test_only_ports_that_the_process_itself_listens_on_are_watched() -> None:
+    assert list(kernel_reads.parse_listening(TABLE, {"31415", "31416"})) == [9200]
+
+
+def test_a_jump_goes_to_its_label() -> None:
+    program = bpf.Assembler()
+    program.jump_if_equal(bpf.R1, 5, "out")
+    program.put(bpf.R2, 1)
+    program.label("out")
+    program.leave()
+    # jeq r1, 5, +1; r2 = 1; r0 = 0; exit
+    assert program.code().hex() == "1501010005000000b702000001000000b7000000000000009500000000000000"
+
+
+def test_reads_of_the_load_within_the_measurement_are_counted_with_their_room(tmp_path: Path) -> None:
+    mine = [(5000, 7, 100, 400, 40), (6000, 7, 300, 400, 40), (6500, 7, -11, 400, 40), (7000, 7, 0, 400, 40)]
+    write(tmp_path, [*mine, (5500, 7, 9999, 9999, 41), (99_000, 7, 50, 64, 40), (5600, 7, 10, 0, 40)])
+    measured = list(PROBES["kernel-reads"].read(context(tmp_path, {40}, 6000, 50_000)))
+    seen = readings(measured)
+    assert seen["kernel_bytes_read"] == 100 + 300 + 50 + 10
+    assert seen["kernel_reads"] == 3
+    assert seen["read_requested_bytes_mean"] == 400
+    assert seen["read_waste_bytes_mean"] == 200
+    assert seen["read_fill_share"] == 0.5
+    assert [item.counts for item in measured if isinstance(item, Histogram)] == [{10: 1, 100: 1, 300: 1}]
+
+
+def test_lost_reads_make_the_bytes_unavailable_and_are_said(tmp_path: Path) -> None:
+    write(tmp_path, [(5000, 7, 100, 400, 40)], lost=3)
+    measured = list(PROBES["kernel-reads"].read(context(tmp_path, {40})))
+    assert readings(measured)["kernel_bytes_read"] is None
+    assert [item.text for item in measured if isinstance(item, Remark)] == [
+        "3 reads came faster than they were written down, and are lost"
+    ]
+
+
+def test_reads_of_another_process_with_the_same_ports_stay_out(tmp_path: Path) -> None:
+    write(tmp_path, [(5000, 7, 100, 400, 40), (5001, 8, 900, 900, 40)])
+    assert readings(list(PROBES["kernel-reads"].read(context(tmp_path, {40}))))["kernel_bytes_read"] == 100
+
+
+def test_a_recording_that_saw_other_reads_than_the_kernel_makes_the_run_invalid(tmp_path: Path) -> None:
+    write(tmp_path, [(5000, 7, 100, 400, 40)])
+    (tmp_path / "recording.jfr").write_bytes(b"read already")
+    reads = {"all": {"count": 1, "total": 90}}
+    content = {"events": 1, "files": [], "lost_bytes": 0, "reads": reads}
+    key = [1, 0, 2**62, [40], ["recording.jfr"]]
+    (tmp_path / "recording.json").write_text(json.dumps({"key": key, "content": content}))
+    measured = list(PROBES["kernel-reads"].read(context(tmp_path, {40})))
+    assert [item.invalidates for item in measured if isinstance(item, Remark)] == [True]
+    reads["all"]["total"] = 100
+    (tmp_path / "recording.json").write_text(json.dumps({"key": key, "content": content}))
+    assert not any(isinstance(item, Remark) for item in PROBES["kernel-reads"].read(context(tmp_path, {40})))
+
+
+@pytest.mark.bpf
+@pytest.mark.parametrize("room", [64, 1000])
+def test_reads_and_bytes_of_a_server_are_exactly_its_own_counts(room: int, tmp_path: Path) -> None:
+    needs_root()
+    with socket.create_server(("127.0.0.1", 0)) as server, PROBES["kernel-reads"].watch(os.getpid(), tmp_path):
+        sender = threading.Thread(target=send, args=(server.getsockname(), 30_000))
+        sender.start()
+        connection, peer = server.accept()
+        sizes: list[int] = []
+        with connection:
+            connection.recv(10, socket.MSG_PEEK)
+            # One after the other: recvfrom(2) and read(2).
+            while got := os.read(connection.fileno(), room) if len(sizes) % 2 else connection.recv(room):
+                sizes.append(len(got))
+        sender.join()
+    measured = list(PROBES["kernel-reads"].read(context(tmp_path, {peer[1]})))
+    seen = readings(measured)
+    assert [item for item in measured if isinstance(item, Remark)] == []
+    assert seen["kernel_bytes_read"] == sum(sizes) == 3_000_000
+    assert seen["kernel_reads"] == len(sizes)
+    assert seen["read_requested_bytes_mean"] == room
+    assert seen["read_waste_bytes_mean"] == pytest.approx(room - sum(sizes) / len(sizes))
+    histogram = next(item for item in measured if isinstance(item, Histogram))
+    assert histogram.counts == {size: sizes.count(size) for size in set(sizes)}
+
+
+# A thousand reads into a ring of one page, which holds 128 of them.
+OVERFLOW = """
+import os, socket
+from ingest_bench.probes import bpf, tap
+tap._RING_BYTES = 4096
+with socket.create_server(("127.0.0.1", 0)) as server:
+    watching = tap.Tap([server.getsockname()[1]], os.getpid())
+    with socket.create_connection(server.getsockname()) as sender, server.accept()[0] as connection:
+        sender.sendall(b"x" * 1000)
+        for _ in range(1000):
+            connection.recv(1)
+    print(len(watching.take()) // 32, bpf.array_value(watching.lost, 0))
+"""
+
+
+@pytest.mark.bpf
+def test_reads_that_find_no_room_are_counted_as_lost() -> None:
+    needs_root()
+    kept, lost = map(int, system.run([sys.executable, "-c", OVERFLOW]).split())
+    assert lost > 0
+    assert kept + lost == 1000
+
+
+@pytest.mark.bpf
+def test_the_capability_is_found_by_trying() -> None:
+    needs_root()
+    assert capability().present
+
+
+@pytest.mark.processes
+def test_an_ordinary_user_is_told_what_is_missing() -> None:
+    program = "from ingest_bench.probes import capability; c = capability(); print(c.present, c.detail, c.remedy)"
+    ordinary = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"] if system.is_root() else []
+    said = system.run([*ordinary, sys.executable, "-c", program])
+    assert said.startswith("False kernel-reads: the kernel would not let us watch reads (")
+    assert "Run as root" in said
+
+
+def send(address: tuple[str, int], writes: int) -> None:
+    with socket.create_connection(address) as connection:
+        for _ in range(writes):
+            connection.sendall(b"x" * 100)
+
+
+def needs_root() -> None:
+    if not system.is_root():
+        pytest.skip("needs root")
