@@ -100,7 +100,8 @@ def pool(
     """
     size = bulk_size(workload, bulk_documents, bulk_bytes)
     blocks = Documents(workload, seed).blocks(part, parts)
-    return fill(group(blocks, size), workload.index, action or BulkAction(), seed, pool_bytes, compress)
+    action = action or BulkAction()
+    return fill(group(blocks, size), targets_of(workload.index, action), action, seed, pool_bytes, compress)
 
 
 def bulk_size(workload: Workload, documents: int | None, data_bytes: int | None) -> BulkSize:
@@ -115,7 +116,12 @@ def bulk_size(workload: Workload, documents: int | None, data_bytes: int | None)
 
 
 def fill(
-    groups: Iterable[Sequence[bytes]], index: str, action: BulkAction, seed: int, pool_bytes: int, compress: bool
+    groups: Iterable[Sequence[bytes]],
+    targets: tuple[str, ...],
+    action: BulkAction,
+    seed: int,
+    pool_bytes: int,
+    compress: bool,
 ) -> BodyPool | IdPool:
     """A pool of the first groups of documents that together reach `pool_bytes`."""
     total = 0
@@ -123,9 +129,9 @@ def fill(
     templates: list[Template] = []
     for documents in groups:
         if action.conflicts == "none":
-            bodies.append(bundle(documents, index, action, compress))
+            bodies.append(bundle(documents, targets, compress))
         else:
-            templates.append(Template.build(documents, index, action, seed + len(templates)))
+            templates.append(Template.build(documents, targets, action, seed + len(templates)))
         total += sum(map(len, documents))
         if total >= pool_bytes:
             break
@@ -146,15 +152,13 @@ def group(blocks: Iterable[list[bytes]], size: BulkSize) -> Iterator[list[bytes]
         yield waiting
 
 
-def bundle(documents: Sequence[bytes], index: str, action: BulkAction, compress: bool) -> Body:
-    """A body that indexes these documents, ids by the server."""
-    if action.indices == 1:
+def bundle(documents: Sequence[bytes], targets: tuple[str, ...], compress: bool) -> Body:
+    """A body that indexes these documents into the targets in turn (none: the path says it), ids by the server."""
+    if not targets:
         line = b'{"index":{}}\n'
         data = b"".join((line, (b"\n" + line).join(documents), b"\n"))
     else:
-        lines = itertools.cycle(
-            [b'{"index":{"_index":"%s-%d"}}\n' % (index.encode(), n) for n in range(action.indices)]
-        )
+        lines = itertools.cycle([b'{"index":{"_index":"%s"}}\n' % target.encode() for target in targets])
         data = b"".join(itertools.chain.from_iterable(zip(lines, documents, itertools.repeat(b"\n"))))
     body = Body(data, len(documents), len(documents))
     return compressed(body) if compress else body
@@ -192,11 +196,14 @@ def bulk_query(action: BulkAction) -> str:
     return f"?{text}" if text else ""
 
 
+def targets_of(index: str, action: BulkAction) -> tuple[str, ...]:
+    """The indices that action lines name: none when there is one, which the path says."""
+    return () if action.indices == 1 else tuple(f"{index}-{number}" for number in range(action.indices))
+
+
 def index_names(workload: Workload, action: BulkAction) -> tuple[str, ...]:
     """The indices that a load with this action writes to."""
-    if action.indices == 1:
-        return (workload.index,)
-    return tuple(f"{workload.index}-{number}" for number in range(action.indices))
+    return targets_of(workload.index, action) or (workload.index,)
 
 
 def _ends(waiting: Sequence[bytes], size: BulkSize) -> list[int]:

@@ -56,7 +56,7 @@ class Template:
         self.documents = len(self.places)
 
     @classmethod
-    def build(cls, documents: Sequence[bytes], index: str, action: BulkAction, seed: int) -> Template:
+    def build(cls, documents: Sequence[bytes], targets: tuple[str, ...], action: BulkAction, seed: int) -> Template:
         """A body of these documents. The first one never takes an old id: there may be none yet."""
         random = np.random.default_rng([seed, 4])
         old = random.random(len(documents)) < action.conflict_probability_ppm / 1e6
@@ -65,7 +65,7 @@ class Template:
         places = []
         for number, document in enumerate(documents):
             update = old[number] and action.on_conflict == "update"
-            target = "" if action.indices == 1 else f'"_index":"{index}-{number % action.indices}",'
+            target = f'"_index":"{targets[number % len(targets)]}",' if targets else ""
             data += f'{{"{"update" if update else "index"}":{{{target}"_id":"'.encode()
             places.append(len(data))
             data += b'%s"}}\n' % (b"0" * DIGITS)

@@ -46,10 +46,13 @@ def open_bodies(
     compress: bool = False,
     part: int = 0,
     parts: int = 1,
+    named: bool = False,
+    limit: int | None = None,
 ) -> BodyPool | IdPool | BodyStream:
     """The bodies of process `part` of `parts`: in memory when they fit into the pool, else as a stream.
 
     Several processes read a byte range each. A compressed file has none: `lines.unpack` it once for all of them.
+    With `named` action lines say the index even when there is one; `limit` is how many documents all processes send.
     """
     action = action or BulkAction()
     if corpus.bulk and (action.conflicts != "none" or action.indices != 1):
@@ -60,7 +63,8 @@ def open_bodies(
         raise SpecError(
             f"{corpus.path}: {parts} processes cannot share a compressed file; unpack it, or take one process"
         )
-    reader = _Reader(corpus, index, size, action, compress, part, parts)
+    targets = bodies.targets_of(index, action) or ((index,) if named else ())
+    reader = _Reader(corpus, targets, size, action, compress, part, parts, limit)
     groups = reader.groups()
     held: list[list[bytes]] = []
     total = 0
@@ -83,12 +87,13 @@ class _Reader:
     """How one process reads its part of a corpus, as often as it is asked to."""
 
     corpus: Corpus
-    index: str
+    targets: tuple[str, ...]
     size: BulkSize
     action: BulkAction
     compress: bool
     part: int
     parts: int
+    limit: int | None
 
     def groups(self) -> Iterator[list[bytes]]:
         """The documents (of bulk bodies: the items), a list for each bulk."""
@@ -102,11 +107,15 @@ class _Reader:
             ]
             blocks = lines(chunks(path, *edges)) if edges[0] < edges[1] else iter(())
         checked = (_plausible(block, path) for block in blocks)
-        return bodies.group(_items(checked) if self.corpus.bulk else checked, self.size)
+        documents = _items(checked) if self.corpus.bulk else checked
+        return bodies.group(documents if self.limit is None else _first(documents, self._share(self.limit)), self.size)
+
+    def _share(self, limit: int) -> int:
+        return limit * (self.part + 1) // self.parts - limit * self.part // self.parts
 
     def bundle(self, documents: Sequence[bytes]) -> Body:
         if not self.corpus.bulk:
-            return bodies.bundle(documents, self.index, self.action, self.compress)
+            return bodies.bundle(documents, self.targets, self.compress)
         body = Body(b"\n".join((*documents, b"")), len(documents), len(documents))
         return bodies.compressed(body) if self.compress else body
 
@@ -114,7 +123,7 @@ class _Reader:
         if not held:
             raise SpecError(f"{self.corpus.path}: no document is left for process {self.part + 1} of {self.parts}")
         if self.action.conflicts != "none":
-            return bodies.fill(held, self.index, self.action, seed, sys.maxsize, self.compress)
+            return bodies.fill(held, self.targets, self.action, seed, sys.maxsize, self.compress)
         return BodyPool(tuple(self.bundle(documents) for documents in held))
 
 
@@ -124,6 +133,14 @@ def _plausible(block: list[bytes], path: Path) -> list[bytes]:
         if not line.startswith(b"{") or not line.rstrip().endswith(b"}"):
             raise RunFailed(f"{path}: a line is no JSON object: {line[:60]!r}")
     return block
+
+
+def _first(blocks: Iterator[list[bytes]], left: int) -> Iterator[list[bytes]]:
+    for block in blocks:
+        if left <= 0:
+            return
+        yield block[:left]
+        left -= len(block)
 
 
 def _items(blocks: Iterator[list[bytes]]) -> Iterator[list[bytes]]:

@@ -1,0 +1,103 @@
+"""Rally tracks and OpenSearch Benchmark workloads, read as they are: `read(folder)` gives the steps of a procedure.
+
+    template.py   the files' text: collected, rendered in a sandbox        corpora.py   which files a bulk sends
+    admin.py      what the other six operations ask of the server          schedule.py  tasks to steps
+
+Nothing of a track is executed: code beside it (track.py, workload.py) is left alone, and what needs it is skipped.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ingest_bench.errors import SpecError
+from ingest_bench.load.track.schedule import steps
+from ingest_bench.load.track.template import Templates
+from ingest_bench.model.track import Track, TrackIndex
+from ingest_bench.records import nearest
+
+FILES = ("track.json", "workload.json")
+PROCEDURES = ("challenges", "test_procedures")
+# Parts of a track that are not used.
+_UNUSED = ("data-streams", "templates", "composable-templates", "component-templates", "dependencies")
+
+
+def read(
+    folder: Path, *, parameters: Mapping[str, Any] | None = None, procedure: str | None = None, test_mode: bool = False
+) -> Track:
+    """The steps of one procedure of a track; SpecError names file, parameter or key, and the remedy."""
+    parameters = parameters or {}
+    name = next((name for name in FILES if (folder / name).is_file()), None)
+    if name is None:
+        raise SpecError(f"{folder}: is no track: neither {' nor '.join(FILES)} is in it")
+    templates = Templates(folder, parameters)
+    table = templates.json(name)
+    where = str(folder / name)
+    if not isinstance(table, dict) or table.get("version", 2) != 2:
+        raise SpecError(f"{where}: only version 2 of the format can be read")
+    indices = tuple(_index(one, templates, where) for one in table.get("indices", ()))
+    chosen = _procedure(table, procedure, where)
+    done = steps(table, chosen, indices, templates, test_mode)
+    _refuse_unused(parameters, templates, where)
+    return Track(
+        name=folder.resolve().name,
+        description=str(table.get("description", "")),
+        procedure=str(chosen.get("name", "default")),
+        indices=indices,
+        steps=done.steps,
+        skipped=done.skipped,
+        notes=(*(f'"{key}" of the track is not used' for key in _UNUSED if key in table), *done.notes),
+    )
+
+
+def parameters_of(text: str) -> dict[str, Any]:
+    """What `--track-params` says: a JSON file, or "bulk_size:2000,codec:default" with JSON values or plain words."""
+    if text.endswith(".json"):
+        try:
+            found = json.loads(Path(text).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise SpecError(f"--track-params {text}: cannot be read as JSON: {error}") from None
+        if not isinstance(found, dict):
+            raise SpecError(f"--track-params {text}: a JSON object of names and values is needed")
+        return found
+    parameters = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        key, colon, value = part.partition(":")
+        if not colon or not key.strip():
+            raise SpecError(f'--track-params: "{part}" is not NAME:VALUE')
+        try:
+            parameters[key.strip()] = json.loads(value)
+        except ValueError:
+            parameters[key.strip()] = value.strip()
+    return parameters
+
+
+def _index(table: Mapping[str, Any], templates: Templates, where: str) -> TrackIndex:
+    if "name" not in table:
+        raise SpecError(f'{where}: an index has no "name"')
+    body = templates.json(str(table["body"])) if table.get("body") else {}
+    return TrackIndex(name=str(table["name"]), body=templates.complete(body, f"index {table['name']}"))
+
+
+def _procedure(table: Mapping[str, Any], wanted: str | None, where: str) -> Mapping[str, Any]:
+    procedures: Sequence[Mapping[str, Any]] = [one for key in PROCEDURES for one in table.get(key, ())]
+    procedures = [*procedures, *(table[key] for key in ("challenge", "test_procedure") if key in table)]
+    if not procedures and "schedule" in table:
+        procedures = [{"name": "default", "schedule": table["schedule"]}]
+    if not procedures:
+        raise SpecError(f"{where}: has no schedule, under none of {', '.join(PROCEDURES)}")
+    if wanted is None:
+        return next((one for one in procedures if one.get("default")), procedures[0])
+    names = [str(one.get("name")) for one in procedures]
+    if wanted not in names:
+        raise SpecError(f'{where}: there is no procedure "{wanted}"; {nearest(wanted, names)}')
+    return procedures[names.index(wanted)]
+
+
+def _refuse_unused(parameters: Mapping[str, Any], templates: Templates, where: str) -> None:
+    for name in parameters:
+        if name not in templates.used:
+            raise SpecError(f'{where}: the track has no parameter "{name}"; {nearest(name, templates.used)}')

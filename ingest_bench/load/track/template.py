@@ -1,0 +1,193 @@
+"""The text of a track's files: fragments collected, Jinja rendered in a sandbox that never leaves the folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import jinja2
+from jinja2 import meta
+from jinja2.exceptions import SecurityError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from ingest_bench.errors import SpecError
+
+T = TypeVar("T")
+
+# `{{ rally.collect(parts="operations/*.json") }}` is replaced as text, before rendering: what the track sets at its
+# top holds in its fragments, and a fragment collects relative to its own folder.
+_COLLECT = re.compile(
+    r"""\{\{-?\s*(?:rally|benchmark)\.collect\(\s*parts\s*=\s*(["'])(?P<parts>[^"']+)\1\s*\)\s*-?\}\}"""
+)
+_HELPERS = ("rally.helpers", "benchmark.helpers")
+_HELPER_TEMPLATE = "{% set collect = _collect %}{% set exists_set_param = _exists_set_param %}"
+# What both tools define without being asked.
+_GIVEN: Mapping[str, Any] = {"build_flavor": "default", "serverless_operator": False}
+_DEPTH = 20
+# The workloads of OpenSearch Benchmark share this folder, which stands beside each of theirs.
+_SHARED = "common_operations"
+
+
+# Around the name of a parameter without a value, in rendered text. Noncharacters: no text of a user has them.
+_OPEN, _CLOSE = "\ufdd0", "\ufdd1"
+_MISSING = re.compile(f"{_OPEN}(.*?){_CLOSE}")
+
+
+def _days_ago(date: str, now: datetime) -> int:
+    """The days since a date such as 15-05-1998: a filter that tracks use in searches."""
+    return (now - datetime.strptime(date, "%d-%m-%Y").replace(tzinfo=UTC)).days
+
+
+FILTERS = {"days_ago": _days_ago}
+# Finds the parameters of a text. The environment that renders it knows their values and would not name them.
+_READER = ImmutableSandboxedEnvironment(extensions=["jinja2.ext.do"])
+_READER.filters.update(FILTERS)
+
+
+class Missing(jinja2.Undefined):
+    """A parameter without a value: it can be tested and defaulted, and printed only where nobody reads it.
+
+    Both tools print nothing instead, and published tracks count on it in parts that are not run. So what is printed
+    is a mark, and `complete` refuses it in the parts that are.
+    """
+
+    def __str__(self) -> str:
+        if self._undefined_exception is SecurityError:
+            self._fail_with_undefined_error()
+        return f"{_OPEN}{self._undefined_name}{_CLOSE}"
+
+
+class Templates:
+    """The files of one track's folder, rendered with the user's parameters."""
+
+    def __init__(self, folder: Path, parameters: Mapping[str, Any]) -> None:
+        self.folder = folder.resolve()
+        self.used: set[str] = set()
+        """Every parameter that the files read so far ask for."""
+        self._roots = (self.folder, self.folder.parent / _SHARED)
+        self._environment = ImmutableSandboxedEnvironment(
+            loader=jinja2.FunctionLoader(self._load), undefined=Missing, autoescape=False, extensions=["jinja2.ext.do"]
+        )
+        self._environment.policies["json.dumps_function"] = _dumps
+        helpers = {"_collect": self._collect, "_exists_set_param": _exists_set_param}
+        self._environment.globals.update({**_GIVEN, "now": datetime.now(UTC), **parameters, **helpers})
+        self._environment.filters.update(FILTERS)
+
+    def json(self, name: str) -> Any:
+        """What a file of the folder holds once it is rendered."""
+        path = self.inside(self.folder / name, name)
+        text = self._render(self._assembled(path, 0), str(path))
+        try:
+            return json.loads(text)
+        except json.JSONDecodeError as error:
+            if found := _MISSING.match(text, error.pos):
+                raise SpecError(f"{path}: {_remedy(found[1])}") from None
+            line = text.splitlines()[error.lineno - 1].strip() if text.strip() else ""
+            raise SpecError(
+                f"{path}: is not JSON once it is rendered: {error.msg} in line {error.lineno}: {line[:80]!r}"
+            ) from None
+
+    def complete(self, value: T, where: str) -> T:
+        """The same value; SpecError when a parameter without a value was printed into it."""
+        if found := _MISSING.search(json.dumps(value, ensure_ascii=False)):
+            raise SpecError(f"{self.folder}: {where}: {_remedy(found[1])}")
+        return value
+
+    def inside(self, path: Path, said: str) -> Path:
+        """The same path without links; SpecError when it leaves the folder."""
+        plain = Path(os.path.normpath(path))
+        found = plain.resolve()
+        for one in (plain, found):
+            if not any(one.is_relative_to(root) for root in self._roots):
+                raise SpecError(
+                    f'{self.folder}: "{said}" is outside the folder of the track; only files in it are read'
+                )
+        return found
+
+    def _load(self, name: str) -> str:
+        if name in _HELPERS:
+            return _HELPER_TEMPLATE
+        return self._assembled(self.inside(self.folder / name, name), 0)
+
+    def _assembled(self, path: Path, depth: int) -> str:
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+            raise SpecError(f"{path}: cannot be read: {reason}; the track needs this file") from None
+        return _COLLECT.sub(lambda match: self._fragments(match["parts"], path.parent, depth + 1), text)
+
+    def _fragments(self, parts: str, beside: Path, depth: int) -> str:
+        if depth > _DEPTH:
+            raise SpecError(f'{beside}: "{parts}" collects itself; take one of the collects out')
+        return ",\n".join(self._assembled(path, depth) for path in self._matches(parts, beside))
+
+    def _matches(self, parts: str, beside: Path) -> Iterator[Path]:
+        pattern = Path(parts)
+        # The fixed beginning is judged before anything is listed.
+        fixed = list(_until_wildcard(pattern.parts))
+        start = self.inside(beside.joinpath(*fixed), parts)
+        if len(fixed) == len(pattern.parts):
+            yield start
+            return
+        for path in sorted(start.glob(str(Path(*pattern.parts[len(fixed) :])))):
+            yield self.inside(path, parts)
+
+    def _collect(self, parts: str) -> str:
+        """A collect whose pattern is only known when it is rendered."""
+        return self._render(self._fragments(parts, self.folder, 1), parts)
+
+    def _render(self, text: str, where: str) -> str:
+        try:
+            self.used |= meta.find_undeclared_variables(_READER.parse(text))
+            return self._environment.from_string(text).render()
+        except jinja2.UndefinedError as error:
+            _explain_missing(error, where)
+        except SecurityError as error:
+            raise SpecError(f"{where}: the template may not do this: {error}") from None
+        except jinja2.TemplateSyntaxError as error:
+            line = (text.splitlines() or [""])[max(0, error.lineno - 1)].strip()
+            raise SpecError(f"{where}: {str(error.message).rstrip('.')}, in: {line[:80]!r}") from None
+        except jinja2.TemplateNotFound as error:
+            raise SpecError(f'{where}: includes "{error.name}", which is not there') from None
+        except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
+            raise SpecError(f"{where}: cannot be rendered: {error}") from None
+
+
+def _until_wildcard(parts: tuple[str, ...]) -> Iterator[str]:
+    for part in parts:
+        if set(part) & set("*?["):
+            return
+        yield part
+
+
+def _explain_missing(error: jinja2.UndefinedError, where: str) -> NoReturn:
+    found = re.search(r"'([^']+)' is undefined", str(error))
+    if not found:
+        raise SpecError(f"{where}: cannot be rendered: {error}") from None
+    raise SpecError(f"{where}: {_remedy(found[1])}") from None
+
+
+def _remedy(name: str) -> str:
+    return f'the parameter "{name}" has no value and no default; give it: --track-params {name}:VALUE'
+
+
+def _dumps(value: Any, **options: Any) -> str:
+    return json.dumps(value, default=_refuse, **options)
+
+
+def _refuse(value: Any) -> str:
+    if isinstance(value, jinja2.Undefined):
+        return str(value)
+    raise TypeError(f"{value!r} has no form in JSON")
+
+
+def _exists_set_param(name: str, value: Any, default_value: Any = None, comma: bool = True) -> str:
+    """A setting as text when it has a value, else nothing; with a comma before it."""
+    chosen = default_value if isinstance(value, jinja2.Undefined) else value
+    return "" if chosen is None else f"{', ' if comma else ''}{json.dumps(name)}: {json.dumps(chosen)}"

@@ -1,0 +1,282 @@
+"""Rally tracks and OpenSearch Benchmark workloads: read as they are, and never out of their folder."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ingest_bench.errors import SpecError
+from ingest_bench.load import track
+from ingest_bench.load.bodies import IdPool
+from ingest_bench.load.track import supply
+from ingest_bench.model.load import Rate
+from ingest_bench.model.track import Step, Track
+
+FOLDER = Path(__file__).parent / "data" / "track"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A copy that a test may change."""
+    return Path(shutil.copytree(FOLDER, tmp_path / "outer" / "track"))
+
+
+def small(folder: Path, schedule: list[Any], **more: Any) -> Path:
+    """A track with one index and one file of ten documents."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "docs.json").write_text('{"n": 1}\n' * 10)
+    (folder / "index.json").write_text("{}")
+    corpora = [{"name": "c", "documents": [{"source-file": "docs.json", "document-count": 10}]}]
+    bulk = [{"name": "bulk", "operation-type": "bulk", "bulk-size": 5}]
+    table = {"version": 2, "indices": [{"name": "i", "body": "index.json"}], "corpora": corpora, "operations": bulk}
+    (folder / "track.json").write_text(json.dumps({**table, "schedule": [*schedule, {"operation": "bulk"}], **more}))
+    return folder
+
+
+def step(found: Track, name: str) -> Step:
+    return next(one for one in found.steps if one.name == name)
+
+
+def asked(found: Track, name: str) -> list[tuple[str, str, Any]]:
+    return [(request.method, request.path, request.body) for request in step(found, name).requests]
+
+
+def test_the_default_procedure_gives_its_steps_in_order_and_names_what_it_skips() -> None:
+    found = track.read(FOLDER)
+    assert found.procedure == "append"
+    assert [one.operation for one in found.steps] == [
+        "delete-index",
+        "create-index",
+        "cluster-health",
+        "bulk",
+        "bulk",
+        "refresh",
+        "force-merge",
+        "index-stats",
+    ]
+    assert found.skipped == ("recent (search)", "sleep")
+
+
+def test_the_admin_steps_are_requests_to_declared_indices() -> None:
+    found = track.read(FOLDER)
+    settings = {"index.number_of_shards": 1, "index.number_of_replicas": 0, "index.refresh_interval": "5s"}
+    assert asked(found, "delete-index") == [("DELETE", "/rides", None), ("DELETE", "/places", None)]
+    created = asked(found, "create-index")
+    assert [path for _, path, _ in created] == ["/rides", "/places"]
+    assert created[0][2]["settings"] == settings
+    assert created[0][2]["mappings"]["properties"]["n"] == {"type": "integer"}
+    assert asked(found, "check-cluster-health") == [("GET", "/_cluster/health?wait_for_status=green", None)]
+    every = "ignore_unavailable=true"
+    assert asked(found, "refresh-after-index") == [("POST", f"/rides,places/_refresh?{every}", None)]
+    assert asked(found, "force-merge") == [("POST", f"/rides,places/_forcemerge?{every}&max_num_segments=1", None)]
+    merges = step(found, "wait-until-merges-finish").requests[0]
+    assert (merges.until_path, merges.until_value) == ("_all.total.merges.current", 0)
+    assert step(found, "force-merge").requests[0].timeout_ns == 7200 * 10**9
+
+
+def test_a_bulk_step_has_files_clients_size_warm_up_and_rate() -> None:
+    rides = step(track.read(FOLDER), "index-rides")
+    assert (rides.clients, rides.bulk_documents, rides.warm_up_ns) == (2, 100, 5 * 10**9)
+    assert rides.rate == Rate(2000, "documents")
+    assert [(Path(file.path).name, file.index, file.bulk) for file in rides.files] == [("rides.json", "rides", False)]
+    places = step(track.read(FOLDER), "index-places")
+    assert [(Path(file.path).name, file.index, file.bulk) for file in places.files] == [("places.json.gz", "", True)]
+
+
+def test_parameters_reach_every_file_and_what_the_track_sets_holds_in_its_fragments() -> None:
+    given = {"bulk_size": 7, "bulk_indexing_clients": 3, "number_of_shards": 4, "refresh_interval_s": 30}
+    found = track.read(FOLDER, parameters=given)
+    assert step(found, "index-rides").bulk_documents == 7
+    assert step(found, "index-rides").clients == 3
+    settings = step(found, "create-index").requests[0].body
+    assert settings is not None
+    assert settings["settings"]["index.number_of_shards"] == 4
+    assert settings["settings"]["index.refresh_interval"] == "30s"
+
+
+def test_another_procedure_can_be_chosen_and_its_parallel_tasks_are_done_in_turn() -> None:
+    found = track.read(FOLDER, procedure="update")
+    update = step(found, "update-rides")
+    assert (update.clients, update.time_period_ns) == (4, 60 * 10**9)
+    assert (update.action.conflicts, update.action.on_conflict, update.action.pipeline) == ("random", "update", "clean")
+    assert update.action.conflict_probability_ppm == 300_000
+    assert found.skipped == ("recent (search)", "snapshot (create-snapshot)")
+    assert found.notes == (
+        "2 parallel tasks are done one after another",
+        'update-rides: "recency" is not used: old ids are drawn evenly',
+    )
+
+
+def test_the_test_mode_sends_a_thousand_documents_without_warm_up_or_rate(folder: Path) -> None:
+    rides = step(track.read(folder, test_mode=True), "index-rides")
+    assert (rides.warm_up_ns, rides.rate, rides.files[0].documents) == (0, None, 1000)
+    shutil.copy(folder / "rides.json", folder / "rides-1k.json")
+    rides = step(track.read(folder, test_mode=True), "index-rides")
+    assert Path(rides.files[0].path).name == "rides-1k.json"
+    assert step(track.read(folder, procedure="update", test_mode=True), "update-rides").time_period_ns == 10 * 10**9
+
+
+def test_all_documents_of_a_step_are_sent_once_with_their_index() -> None:
+    found = track.read(FOLDER)
+    supply.check(found)
+    for name, count in (("index-rides", 1200), ("index-places", 300)):
+        made = supply.bodies(step(found, name), seed=1)
+        sent = [body for user in range(3) for body in made.cycle(user, 3, once=True)]
+        lines = [json.loads(line) for body in sent for line in bytes(body.data).splitlines()]
+        assert sorted(line["n"] for line in lines[1::2]) == list(range(count))
+        assert {line["index"]["_index"] for line in lines[0::2]} == {name.removeprefix("index-")}
+
+
+def test_a_share_of_a_corpus_is_shared_by_the_processes() -> None:
+    rides = step(track.read(FOLDER, parameters={"ingest_percentage": 25}), "index-rides")
+    counts = []
+    for part in range(4):
+        made = supply.bodies(rides, seed=1, part=part, parts=4)
+        counts.append(sum(body.documents for body in made.cycle(0, 1, once=True)))
+    assert counts == [75] * 4
+
+
+def test_ids_are_counted_through_all_files_of_a_step(folder: Path) -> None:
+    table = json.loads((small(folder, []) / "track.json").read_text())
+    table["corpora"][0]["documents"] *= 2
+    table["operations"][0] |= {"conflicts": "sequential", "conflict-probability": 0}
+    (folder / "track.json").write_text(json.dumps(table))
+    made = supply.bodies(track.read(folder).steps[0], seed=1)
+    assert isinstance(made, IdPool)
+    bodies = itertools.islice(made.cycle(0, 1), 8)
+    ids = [json.loads(line)["index"]["_id"] for body in bodies for line in bytes(body.data).splitlines()[0::2]]
+    assert ids == [f"{number:010d}" for number in range(40)]
+
+
+def test_a_workload_of_opensearch_benchmark_may_use_the_folder_that_all_share(tmp_path: Path) -> None:
+    folder = small(tmp_path / "repo" / "mine", [])
+    shared = tmp_path / "repo" / "common_operations"
+    shared.mkdir()
+    (shared / "delete_index.json").write_text('{"operation": "delete-index"}')
+    (folder / "test_procedures").mkdir()
+    (folder / "test_procedures" / "default.json").write_text(
+        '{"name": "p", "schedule": [{{ benchmark.collect(parts="../../common_operations/delete_index.json") }},'
+        '{"operation": "bulk"}]}'
+    )
+    table = json.loads((folder / "track.json").read_text())
+    del table["schedule"]
+    text = json.dumps(table)[:-1] + ', "test_procedures": [{{ benchmark.collect(parts="test_procedures/*.json") }}]}'
+    (folder / "workload.json").write_text('{% import "benchmark.helpers" as benchmark with context %}' + text)
+    (folder / "track.json").unlink()
+    assert [one.operation for one in track.read(folder).steps] == ["delete-index", "bulk"]
+
+
+def test_a_collect_with_a_computed_pattern_works_too(folder: Path) -> None:
+    text = (folder / "track.json").read_text()
+    (folder / "track.json").write_text(text.replace('"operations/*.json"', '"oper" ~ "ations/*.json"'))
+    assert step(track.read(folder), "index-rides").bulk_documents == 100
+
+
+@pytest.mark.parametrize("name", ["other", "ride*", "_all", "*"])
+def test_an_index_that_the_track_does_not_declare_is_never_deleted(tmp_path: Path, name: str) -> None:
+    folder = small(tmp_path / "t", [{"operation": {"operation-type": "delete-index", "index": name}}])
+    with pytest.raises(SpecError, match="is not declared"):
+        track.read(folder)
+
+
+OUTSIDE = [
+    '{{ rally.collect(parts="../../secret.json") }}',
+    '{{ rally.collect(parts="../../*.json") }}',
+    '{{ rally.collect(parts="../operations/../../secret.json") }}',
+    '{{ rally.collect(parts="/etc/passwd") }}',
+    '{% include "../secret.json" %}',
+    '{% include "../secret.json" ignore missing %}',
+    '{% set p = "../secret.json" %}{{ rally.collect(parts=p) }}',
+    '{% include "link.json" %}',
+    '{{ rally.collect(parts="../lin*.json") }}',
+]
+
+
+@pytest.mark.parametrize("template", OUTSIDE)
+def test_a_template_that_reads_outside_its_folder_is_refused(folder: Path, template: str) -> None:
+    (folder.parent / "secret.json").write_text('{"name": "secret"}')
+    (folder / "link.json").symlink_to(folder.parent / "secret.json")
+    (folder / "operations" / "index.json").write_text(template)
+    with pytest.raises(SpecError, match="is outside the folder of the track"):
+        track.read(folder)
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ("{{ ''.__class__.__mro__ }}", "may not do this"),
+        ("{{ lipsum.__globals__['os'] }}", "may not do this"),
+        ("{{ rally.collect.__globals__ }}", "may not do this"),
+        ("{{ 'a' | shout }}", "No filter named 'shout'"),
+        ("{% if %}", "in: '{% if %}"),
+        ('{% include "nothing.json" %}', "nothing.json: cannot be read"),
+        ("{{ 1 / 0 }}", "cannot be rendered"),
+        ('{{ rally.collect(parts="index.json") }}', "collects itself"),
+        ('{"name": "x",}', "is not JSON once it is rendered"),
+        ('{"name": "x", "size": {{ my_size }}}', '"my_size" has no value and no default'),
+        ("{{ my_size + 1 }}", '"my_size" has no value and no default; give it: --track-params my_size:VALUE'),
+    ],
+)
+def test_a_bad_template_is_refused_with_what_is_wrong(folder: Path, template: str, said: str) -> None:
+    (folder / "operations" / "index.json").write_text(template)
+    with pytest.raises(SpecError) as caught:
+        track.read(folder)
+    assert said in str(caught.value)
+
+
+def test_an_undefined_parameter_counts_only_where_it_is_used(folder: Path) -> None:
+    # operations/search.json prints bucket_name, in an operation that is skipped: that harms nobody.
+    assert track.read(folder, procedure="update").skipped[-1] == "snapshot (create-snapshot)"
+    text = (folder / "operations" / "index.json").read_text()
+    (folder / "operations" / "index.json").write_text(text.replace('"clean"', '"{{ pipeline_name }}"'))
+    assert track.read(folder).procedure == "append"
+    with pytest.raises(SpecError, match='"pipeline_name" has no value and no default'):
+        track.read(folder, procedure="update")
+
+
+def test_a_missing_file_is_named_with_where_to_get_it(folder: Path) -> None:
+    (folder / "rides.json").unlink()
+    with pytest.raises(SpecError, match=r"rides.json.bz2 .* not there; download it from https://example.org/corpora/"):
+        track.read(folder)
+    (folder / "index.json").unlink()
+    with pytest.raises(SpecError, match=r"index\.json: cannot be read: No such file or directory"):
+        track.read(folder)
+
+
+def test_wrong_names_are_answered_with_the_nearest(folder: Path) -> None:
+    with pytest.raises(SpecError, match='no procedure "apend"; did you mean "append"'):
+        track.read(folder, procedure="apend")
+    with pytest.raises(SpecError, match='no parameter "bulk_sise"; did you mean "bulk_size"'):
+        track.read(folder, parameters={"bulk_sise": 1})
+    with pytest.raises(SpecError, match="is no track"):
+        track.read(folder / "operations")
+
+
+def test_a_procedure_without_a_bulk_that_can_be_run_is_refused(tmp_path: Path) -> None:
+    custom = [{"name": "bulk", "operation-type": "bulk", "bulk-size": 5, "param-source": "own-code"}]
+    with pytest.raises(SpecError, match="has no bulk operation that can be run; skipped: bulk"):
+        track.read(small(tmp_path / "t", [], operations=custom))
+
+
+def test_a_corpus_of_a_track_is_checked_before_anything_starts(folder: Path) -> None:
+    (folder / "rides.json").write_text('{"n": 1}\n{"n": \n')
+    with pytest.raises(SpecError, match=r"rides.json: line 2 is not JSON"):
+        supply.check(track.read(folder))
+
+
+def test_track_parameters_are_read_from_text_or_a_file(tmp_path: Path) -> None:
+    assert track.parameters_of("bulk_size:2000, codec:best,flag:true") == {
+        "bulk_size": 2000,
+        "codec": "best",
+        "flag": True,
+    }
+    path = tmp_path / "p.json"
+    path.write_text('{"bulk_size": 5}')
+    assert track.parameters_of(str(path)) == {"bulk_size": 5}
+    with pytest.raises(SpecError, match='"bulk_size" is not NAME:VALUE'):
+        track.parameters_of("bulk_size")
