@@ -1,0 +1,464 @@
+import io.netty.bootstrap.ServerBootstrap;
+import io.netty.buffer.ByteBuf;
+import io.netty.buffer.ByteBufAllocator;
+import io.netty.buffer.PooledByteBufAllocator;
+import io.netty.buffer.Unpooled;
+import io.netty.buffer.UnpooledByteBufAllocator;
+import io.netty.channel.AdaptiveRecvByteBufAllocator;
+import io.netty.channel.ChannelFutureListener;
+import io.netty.channel.ChannelHandlerContext;
+import io.netty.channel.ChannelInitializer;
+import io.netty.channel.ChannelOption;
+import io.netty.channel.FixedRecvByteBufAllocator;
+import io.netty.channel.RecvByteBufAllocator;
+import io.netty.channel.SimpleChannelInboundHandler;
+import io.netty.channel.nio.NioEventLoopGroup;
+import io.netty.channel.socket.SocketChannel;
+import io.netty.channel.socket.nio.NioServerSocketChannel;
+import io.netty.channel.socket.nio.NioSocketChannel;
+import io.netty.handler.codec.http.DefaultFullHttpResponse;
+import io.netty.handler.codec.http.FullHttpResponse;
+import io.netty.handler.codec.http.HttpContent;
+import io.netty.handler.codec.http.HttpHeaderNames;
+import io.netty.handler.codec.http.HttpHeaderValues;
+import io.netty.handler.codec.http.HttpMethod;
+import io.netty.handler.codec.http.HttpObject;
+import io.netty.handler.codec.http.HttpRequest;
+import io.netty.handler.codec.http.HttpResponseStatus;
+import io.netty.handler.codec.http.HttpServerCodec;
+import io.netty.handler.codec.http.HttpServerExpectContinueHandler;
+import io.netty.handler.codec.http.HttpUtil;
+import io.netty.handler.codec.http.HttpVersion;
+import io.netty.handler.codec.http.LastHttpContent;
+import io.netty.util.Version;
+import io.netty.util.concurrent.EventExecutor;
+import java.lang.management.GarbageCollectorMXBean;
+import java.lang.management.ManagementFactory;
+import java.net.InetSocketAddress;
+import java.nio.charset.StandardCharsets;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.Map;
+import java.util.concurrent.ConcurrentHashMap;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicBoolean;
+import java.util.concurrent.atomic.AtomicLong;
+import java.util.concurrent.atomic.LongAdder;
+
+/**
+ * A server that takes bulk requests, counts what it reads and answers at once: the null member of the targets and the
+ * ground truth of the probes. Its counts are kept where Netty reads a socket and where it asks for the buffer to read
+ * into. Options are system properties "sink.*".
+ */
+public final class NettySink {
+    private static final String HOST = System.getProperty("sink.host", "127.0.0.1");
+    private static final int PORT = Integer.getInteger("sink.port", 9200);
+    private static final int THREADS = Integer.getInteger("sink.threads", 2);
+    /** "65536": fixed. "4096..524288": adaptive between them. */
+    private static final String RECEIVE = System.getProperty("sink.receive", "65536");
+    private static final boolean POOLED = "pooled".equals(System.getProperty("sink.allocator", "unpooled"));
+    private static final boolean DIRECT = "direct".equals(System.getProperty("sink.buffers", "heap"));
+    private static final int RCVBUF = Integer.getInteger("sink.rcvbuf", 0);
+    private static final long MAX_CONTENT_LENGTH = Long.getLong("sink.max_content_length", 100L << 20);
+    /** Keep the buffers of a body until it is whole, as a server that aggregates requests does. */
+    private static final boolean HOLD = Boolean.getBoolean("sink.hold");
+
+    private static final long STALL_NS = Long.getLong("sink.stall_ns", 0);
+    private static final long STALL_AFTER_NS = Long.getLong("sink.stall_after_ns", 0);
+    private static final long STALL_EVERY_NS = Long.getLong("sink.stall_every_ns", 0);
+    private static final long DELAY_NS = Long.getLong("sink.delay_ns", 0);
+    private static final Share REJECT = new Share("sink.reject_ppm");
+    private static final Share CLOSE = new Share("sink.close_ppm");
+    private static final Share BROKEN = new Share("sink.broken_ppm");
+    private static final Share SILENT = new Share("sink.silent_ppm");
+
+    private static final byte[] ACCEPTED = ascii("{\"index\":{\"status\":201}}");
+    private static final byte[] REJECTED = ascii(
+        "{\"index\":{\"status\":429,\"error\":{\"type\":\"es_rejected_execution_exception\",\"reason\":\"sink.reject\"}}}");
+
+    private static final LongAdder DOCUMENTS = new LongAdder();
+    private static final LongAdder BULKS = new LongAdder();
+    private static final LongAdder BUFFERS = new LongAdder();
+    private static final LongAdder BUFFER_BYTES = new LongAdder();
+    private static final Map<Integer, Reads> READS = new ConcurrentHashMap<>();
+    private static final Map<String, LongAdder> INDICES = new ConcurrentHashMap<>();
+    private static final AtomicBoolean STALLS = new AtomicBoolean(STALL_NS > 0);
+
+    private static NioEventLoopGroup loops;
+
+    public static void main(String[] arguments) throws Exception {
+        loops = new NioEventLoopGroup(THREADS);
+        ByteBufAllocator allocator = POOLED ? new PooledByteBufAllocator(DIRECT) : new UnpooledByteBufAllocator(DIRECT);
+        ServerBootstrap bootstrap = new ServerBootstrap()
+            .group(loops)
+            .channel(CountingServer.class)
+            .option(ChannelOption.SO_REUSEADDR, true)
+            .option(ChannelOption.SO_BACKLOG, 1024)
+            .childOption(ChannelOption.TCP_NODELAY, true)
+            .childOption(ChannelOption.ALLOCATOR, allocator)
+            .childOption(ChannelOption.RCVBUF_ALLOCATOR, receiveBuffers())
+            .childHandler(new ChannelInitializer<SocketChannel>() {
+                @Override
+                protected void initChannel(SocketChannel channel) {
+                    channel.pipeline().addLast(
+                        new HttpServerCodec(4096, 8192, 1 << 20), new HttpServerExpectContinueHandler(), new Requests());
+                }
+            });
+        if (RCVBUF > 0) {
+            // On the listening socket: connections inherit it before their window is announced.
+            bootstrap.option(ChannelOption.SO_RCVBUF, RCVBUF);
+        }
+        bootstrap.bind(HOST, PORT).sync();
+        System.out.println("sink: listens on " + HOST + ":" + PORT);
+    }
+
+    private static RecvByteBufAllocator receiveBuffers() {
+        String[] sizes = RECEIVE.split("\\.\\.");
+        int smallest = Integer.parseInt(sizes[0]);
+        if (sizes.length == 1) {
+            return new FixedRecvByteBufAllocator(smallest) {
+                @Override
+                public Handle newHandle() {
+                    return new CountingBuffers(super.newHandle());
+                }
+            };
+        }
+        // The first buffer is the smallest, as Elasticsearch 5 has it: AdaptiveRecvByteBufAllocator(min, min, max).
+        return new AdaptiveRecvByteBufAllocator(smallest, smallest, Integer.parseInt(sizes[1])) {
+            @Override
+            public Handle newHandle() {
+                return new CountingBuffers(super.newHandle());
+            }
+        };
+    }
+
+    /** What was read on the connections of one peer port. */
+    private static final class Reads {
+        final AtomicLong reads = new AtomicLong();
+        final AtomicLong bytes = new AtomicLong();
+    }
+
+    /** Asks for the buffer of each socket read, on the heap or off it as chosen, and counts. */
+    private static final class CountingBuffers extends RecvByteBufAllocator.DelegatingHandle {
+        CountingBuffers(RecvByteBufAllocator.Handle handle) {
+            super(handle);
+        }
+
+        @Override
+        public ByteBuf allocate(ByteBufAllocator allocator) {
+            // Not ioBuffer(): that is off the heap wherever Netty finds Unsafe.
+            int size = delegate().guess();
+            BUFFERS.increment();
+            BUFFER_BYTES.add(size);
+            return DIRECT ? allocator.directBuffer(size) : allocator.heapBuffer(size);
+        }
+    }
+
+    /** Accepts connections that count their reads. */
+    public static final class CountingServer extends NioServerSocketChannel {
+        @Override
+        protected int doReadMessages(List<Object> accepted) throws Exception {
+            java.nio.channels.SocketChannel socket = javaChannel().accept();
+            if (socket == null) {
+                return 0;
+            }
+            accepted.add(new CountingConnection(this, socket));
+            return 1;
+        }
+    }
+
+    private static final class CountingConnection extends NioSocketChannel {
+        private final Reads counted;
+
+        CountingConnection(NioServerSocketChannel parent, java.nio.channels.SocketChannel socket) throws Exception {
+            super(parent, socket);
+            int port = ((InetSocketAddress) socket.getRemoteAddress()).getPort();
+            counted = READS.computeIfAbsent(port, key -> new Reads());
+        }
+
+        @Override
+        protected int doReadBytes(ByteBuf buffer) throws Exception {
+            int bytes = super.doReadBytes(buffer);
+            if (bytes > 0) {
+                counted.reads.incrementAndGet();
+                counted.bytes.addAndGet(bytes);
+            }
+            return bytes;
+        }
+    }
+
+    /** A share of events, spread evenly and the same in each run. */
+    private static final class Share {
+        private final long ppm;
+        private final AtomicLong events = new AtomicLong();
+
+        Share(String property) {
+            ppm = Long.getLong(property, 0);
+        }
+
+        boolean next() {
+            if (ppm == 0) {
+                return false;
+            }
+            long event = events.incrementAndGet();
+            return event * ppm / 1_000_000 != (event - 1) * ppm / 1_000_000;
+        }
+    }
+
+    /** Counts the documents of a bulk body as it passes: an action line, and a source line unless it deletes. */
+    private static final class BulkBody {
+        long documents;
+        private boolean inSource;
+        private boolean deletes;
+        private int letters;
+
+        void add(ByteBuf part) {
+            int at = part.readerIndex();
+            int end = part.writerIndex();
+            while (at < end) {
+                if (!inSource && letters < 3) {
+                    actionByte(part.getByte(at++));
+                    continue;
+                }
+                int feed = part.indexOf(at, end, (byte) '\n');
+                if (feed < 0) {
+                    return;
+                }
+                at = feed + 1;
+                documents += inSource || deletes ? 1 : 0;
+                inSource = !inSource && !deletes;
+                letters = 0;
+            }
+        }
+
+        /** The first letters of an action line say what it is: {"d is a delete. Empty lines do not count. */
+        private void actionByte(byte one) {
+            if (one == '\n') {
+                letters = 0;
+            } else if (one != ' ') {
+                letters++;
+                deletes = letters == 3 && one == 'd';
+            }
+        }
+    }
+
+    /** One connection's requests, one after the other. */
+    private static final class Requests extends SimpleChannelInboundHandler<HttpObject> {
+        private final List<ByteBuf> held = new ArrayList<>();
+        private HttpRequest request;
+        private BulkBody bulk;
+        private long closeAfterBytes;
+        private long bodyBytes;
+
+        @Override
+        protected void channelRead0(ChannelHandlerContext context, HttpObject part) {
+            if (part.decoderResult().isFailure()) {
+                json(context, false, HttpResponseStatus.BAD_REQUEST, "{\"error\":\"" + part.decoderResult().cause().getClass() + "\"}");
+                return;
+            }
+            if (part instanceof HttpRequest) {
+                begin(context, (HttpRequest) part);
+            }
+            if (request != null && part instanceof HttpContent) {
+                ByteBuf content = ((HttpContent) part).content();
+                bodyBytes += content.readableBytes();
+                if (bulk != null) {
+                    bulk.add(content);
+                    if (HOLD) {
+                        held.add(content.retain());
+                    }
+                    if (closeAfterBytes > 0 && bodyBytes >= closeAfterBytes) {
+                        request = null;
+                        context.close();
+                        return;
+                    }
+                }
+                if (part instanceof LastHttpContent) {
+                    end(context);
+                }
+            }
+        }
+
+        private void begin(ChannelHandlerContext context, HttpRequest next) {
+            long length = HttpUtil.getContentLength(next, 0L);
+            request = next;
+            bodyBytes = 0;
+            bulk = null;
+            closeAfterBytes = 0;
+            if (length > MAX_CONTENT_LENGTH) {
+                request = null;
+                json(context, false, HttpResponseStatus.REQUEST_ENTITY_TOO_LARGE, "{\"status\":413}");
+                return;
+            }
+            if (next.method() == HttpMethod.POST && path(next).endsWith("_bulk")) {
+                bulk = new BulkBody();
+                closeAfterBytes = CLOSE.next() ? Math.max(1, length / 2) : 0;
+                if (STALLS.compareAndSet(true, false)) {
+                    planStalls();
+                }
+            }
+        }
+
+        private void end(ChannelHandlerContext context) {
+            boolean alive = HttpUtil.isKeepAlive(request);
+            HttpRequest whole = request;
+            request = null;
+            release();
+            if (bulk == null) {
+                control(context, alive, whole.method(), path(whole));
+            } else if (BROKEN.next()) {
+                context.writeAndFlush(Unpooled.copiedBuffer("this is not HTTP\r\n\r\n", StandardCharsets.US_ASCII))
+                    .addListener(ChannelFutureListener.CLOSE);
+            } else if (!SILENT.next()) {
+                ByteBuf answer = bulkAnswer(path(whole));
+                if (DELAY_NS > 0) {
+                    context.executor().schedule(() -> respond(context, alive, HttpResponseStatus.OK, answer), DELAY_NS, TimeUnit.NANOSECONDS);
+                } else {
+                    respond(context, alive, HttpResponseStatus.OK, answer);
+                }
+            }
+        }
+
+        private ByteBuf bulkAnswer(String path) {
+            long documents = bulk.documents;
+            long rejected = 0;
+            ByteBuf items = Unpooled.buffer((int) (documents * (ACCEPTED.length + 1) + 64));
+            for (long item = 0; item < documents; item++) {
+                if (item > 0) {
+                    items.writeByte(',');
+                }
+                boolean refuse = REJECT.next();
+                rejected += refuse ? 1 : 0;
+                items.writeBytes(refuse ? REJECTED : ACCEPTED);
+            }
+            items.writeBytes(ascii("]}"));
+            BULKS.increment();
+            DOCUMENTS.add(documents - rejected);
+            INDICES.computeIfAbsent(index(path), key -> new LongAdder()).add(documents - rejected);
+            byte[] head = ascii("{\"took\":0,\"errors\":" + (rejected > 0) + ",\"items\":[");
+            return Unpooled.wrappedBuffer(Unpooled.wrappedBuffer(head), items);
+        }
+
+        @Override
+        public void channelInactive(ChannelHandlerContext context) {
+            release();
+        }
+
+        @Override
+        public void exceptionCaught(ChannelHandlerContext context, Throwable cause) {
+            if (!(cause instanceof java.io.IOException)) {
+                cause.printStackTrace();
+            }
+            release();
+            context.close();
+        }
+
+        private void release() {
+            held.forEach(ByteBuf::release);
+            held.clear();
+        }
+    }
+
+    private static void control(ChannelHandlerContext context, boolean alive, HttpMethod method, String path) {
+        String answer;
+        if (path.equals("/_counters")) {
+            answer = counters();
+        } else if (path.endsWith("/_count")) {
+            LongAdder counted = INDICES.get(index(path));
+            answer = "{\"count\":" + (path.equals("/_count") ? DOCUMENTS.sum() : counted == null ? 0 : counted.sum()) + "}";
+        } else if (path.endsWith("/_refresh")) {
+            answer = "{\"_shards\":{\"total\":1,\"successful\":1,\"failed\":0}}";
+        } else if (method == HttpMethod.PUT) {
+            answer = "{\"acknowledged\":true,\"shards_acknowledged\":true,\"index\":\"" + index(path) + "\"}";
+        } else if (path.equals("/")) {
+            answer = method == HttpMethod.HEAD ? "" : about(context);
+        } else {
+            json(context, alive, HttpResponseStatus.NOT_FOUND, "{\"status\":404}");
+            return;
+        }
+        json(context, alive, HttpResponseStatus.OK, answer);
+    }
+
+    private static String counters() {
+        long reads = 0;
+        long bytes = 0;
+        StringBuilder connections = new StringBuilder();
+        for (Map.Entry<Integer, Reads> entry : READS.entrySet()) {
+            long its = entry.getValue().reads.get();
+            long itsBytes = entry.getValue().bytes.get();
+            reads += its;
+            bytes += itsBytes;
+            connections.append(connections.length() == 0 ? "" : ",").append('"').append(entry.getKey())
+                .append("\":{\"reads\":").append(its).append(",\"bytes_read\":").append(itsBytes).append('}');
+        }
+        return "{\"reads\":" + reads + ",\"bytes_read\":" + bytes + ",\"documents\":" + DOCUMENTS.sum() + ",\"bulks\":" + BULKS.sum()
+            + ",\"buffers_allocated\":" + BUFFERS.sum() + ",\"buffer_bytes_allocated\":" + BUFFER_BYTES.sum()
+            + ",\"by_peer_port\":{" + connections + "}}";
+    }
+
+    private static String about(ChannelHandlerContext context) {
+        StringBuilder collectors = new StringBuilder();
+        for (GarbageCollectorMXBean collector : ManagementFactory.getGarbageCollectorMXBeans()) {
+            collectors.append(collectors.length() == 0 ? "" : ",").append('"').append(collector.getName()).append('"');
+        }
+        return "{\"name\":\"sink\",\"version\":{\"number\":\"" + Version.identify().get("netty-common").artifactVersion() + "\"},\"java\":\""
+            + System.getProperty("java.version") + "\",\"collectors\":[" + collectors + "],\"heap_bytes\":" + Runtime.getRuntime().maxMemory()
+            + ",\"receive\":\"" + RECEIVE + "\",\"allocator\":\"" + (POOLED ? "pooled" : "unpooled") + "\",\"buffers\":\""
+            + (DIRECT ? "direct" : "heap") + "\",\"socket_receive_buffer_bytes\":"
+            + ((SocketChannel) context.channel()).config().getReceiveBufferSize() + "}";
+    }
+
+    /** Every event loop sleeps at the same moments, as in a stop of the whole world: nothing is read either. */
+    private static void planStalls() {
+        for (EventExecutor loop : loops) {
+            Runnable stall = () -> {
+                try {
+                    TimeUnit.NANOSECONDS.sleep(STALL_NS);
+                } catch (InterruptedException interrupted) {
+                    Thread.currentThread().interrupt();
+                }
+            };
+            if (STALL_EVERY_NS > 0) {
+                loop.scheduleAtFixedRate(stall, STALL_AFTER_NS, STALL_EVERY_NS, TimeUnit.NANOSECONDS);
+            } else {
+                loop.schedule(stall, STALL_AFTER_NS, TimeUnit.NANOSECONDS);
+            }
+        }
+    }
+
+    private static void json(ChannelHandlerContext context, boolean alive, HttpResponseStatus status, String text) {
+        respond(context, alive, status, Unpooled.copiedBuffer(text, StandardCharsets.UTF_8));
+    }
+
+    private static void respond(ChannelHandlerContext context, boolean alive, HttpResponseStatus status, ByteBuf body) {
+        FullHttpResponse response = new DefaultFullHttpResponse(HttpVersion.HTTP_1_1, status, body);
+        response.headers().set(HttpHeaderNames.CONTENT_TYPE, HttpHeaderValues.APPLICATION_JSON);
+        response.headers().setInt(HttpHeaderNames.CONTENT_LENGTH, body.readableBytes());
+        if (!alive) {
+            response.headers().set(HttpHeaderNames.CONNECTION, HttpHeaderValues.CLOSE);
+        }
+        io.netty.channel.ChannelFuture written = context.writeAndFlush(response);
+        if (!alive) {
+            written.addListener(ChannelFutureListener.CLOSE);
+        }
+    }
+
+    private static String path(HttpRequest request) {
+        String uri = request.uri();
+        int query = uri.indexOf('?');
+        return query < 0 ? uri : uri.substring(0, query);
+    }
+
+    /** The first part of a path; empty when that is an action of the whole server. */
+    private static String index(String path) {
+        String first = path.substring(1).split("/", 2)[0];
+        return first.startsWith("_") ? "" : first;
+    }
+
+    private static byte[] ascii(String text) {
+        return text.getBytes(StandardCharsets.US_ASCII);
+    }
+
+    private NettySink() {
+    }
+}

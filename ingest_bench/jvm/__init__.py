@@ -1,0 +1,1 @@
+"""Java for everybody: runtimes, pinned archives, our own Java sources, and server processes."""

@@ -1,0 +1,164 @@
+"""Pinned files of Maven Central, fetched with jgo, verified by their SHA-256, kept in the cache.
+
+The environment variable INGEST_BENCH_MAVEN names a mirror to use in its place.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import zipfile
+from collections.abc import Callable
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ingest_bench.errors import RunFailed
+from ingest_bench.jvm import cache
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+Progress = Callable[[str, int, int | None], None]
+"""Called with what is being fetched, the bytes that are here and the bytes in all (None: not known)."""
+
+
+def no_progress(what: str, done_bytes: int, total_bytes: int | None) -> None:
+    """Nothing is shown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Artifact:
+    """One file of a Maven repository, and what it must be."""
+
+    group: str
+    name: str
+    version: str
+    packaging: str
+    sha256: str
+    classifier: str | None = None
+    leave_out: tuple[str, ...] = ()
+    """Folders of an archive that are not unpacked; "modules/" leaves all out but those of `keep`."""
+    keep: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.group}:{self.name}:{self.version} ({self.packaging})"
+
+    @property
+    def file_name(self) -> str:
+        """Its name in the cache."""
+        classifier = f"-{self.classifier}" if self.classifier else ""
+        return f"{self.name}-{self.version}{classifier}.{self.packaging}"
+
+
+def fetch(artifact: Artifact, progress: Progress = no_progress) -> Path:
+    """The verified file in the cache; RunFailed that names the artifact when it cannot be had."""
+    name = f"artifacts/{artifact.group}/{artifact.file_name}"
+    here = cache.folder() / name
+    if here.exists() and _sha256(here) != artifact.sha256:
+        cache.remove(here)
+    return cache.filled(name, lambda partial: _download(artifact, partial, progress))
+
+
+def unpacked(artifact: Artifact, progress: Progress = no_progress) -> Path:
+    """The archive's one top folder, unpacked once in the cache. Nobody writes there."""
+    kept = hashlib.sha256(repr((artifact.leave_out, artifact.keep)).encode()).hexdigest()[:6]
+    name = f"unpacked/{artifact.name}-{artifact.version}-{artifact.sha256[:10]}-{kept}"
+    place = cache.folder() / name
+    if not place.exists():
+        archive = fetch(artifact, progress)
+        cache.filled(name, lambda partial: _unpack(artifact, archive, partial))
+    return _only_folder(place)
+
+
+def is_here(artifact: Artifact) -> bool:
+    """Whether the cache has the artifact's file."""
+    return (cache.folder() / "artifacts" / artifact.group / artifact.file_name).exists()
+
+
+def unpack_zip(archive: Path, into: Path, wanted: Callable[[str], bool] = lambda _: True) -> None:
+    """The archive's files in a folder, with the mode bits that the archive gives them."""
+    with zipfile.ZipFile(archive) as opened:
+        for entry in opened.infolist():
+            if wanted(entry.filename):
+                path = Path(opened.extract(entry, into))
+                mode = entry.external_attr >> 16 & 0o777
+                if mode and not entry.is_dir():
+                    path.chmod(mode | 0o600)
+
+
+def wanted(artifact: Artifact, name: str) -> bool:
+    """Whether a file of the archive, named below its top folder, is unpacked."""
+    _, _, below = name.partition("/")
+    left_out = any(below.startswith(prefix) and below != prefix for prefix in artifact.leave_out)
+    return not left_out or any(below.startswith(prefix) for prefix in artifact.keep)
+
+
+def _unpack(artifact: Artifact, archive: Path, into: Path) -> None:
+    try:
+        unpack_zip(archive, into, lambda name: wanted(artifact, name))
+    except zipfile.BadZipFile as error:
+        raise RunFailed(f"{artifact}: {archive} is no archive ({error}). Delete it and fetch it again.") from None
+
+
+def _only_folder(place: Path) -> Path:
+    inside = [path for path in place.iterdir() if path.is_dir()]
+    return inside[0] if len(inside) == 1 else place
+
+
+def _download(artifact: Artifact, partial: Path, progress: Progress) -> None:
+    found = _resolve(artifact, partial.parent / "repository", progress)
+    sha256 = _sha256(found)
+    if sha256 != artifact.sha256:
+        raise RunFailed(
+            f"{artifact}: the file that came has SHA-256 {sha256}, but {artifact.sha256} is pinned "
+            f"({found.stat().st_size} bytes came). It was thrown away; try again, or ask whoever runs the mirror."
+        )
+    found.rename(partial)
+
+
+def _resolve(artifact: Artifact, folder: Path, progress: Progress) -> Path:
+    from jgo.maven import MavenContext, PythonResolver  # noqa: PLC0415 - it takes 0.3 s, and fetching is rare
+
+    mirror = os.environ.get("INGEST_BENCH_MAVEN")
+    context = MavenContext(
+        repo_cache=folder,
+        local_repos=[],
+        remote_repos={"mirror": mirror} if mirror else None,
+        timeout=60,
+        resolver=PythonResolver(progress_callback=_jgo_progress(artifact, progress)),
+    )
+    component = context.project(artifact.group, artifact.name).at_version(artifact.version)
+    try:
+        resolved = component.artifact(artifact.classifier or "", artifact.packaging).resolve()
+    except (OSError, RuntimeError) as error:
+        said = (str(error).splitlines() or [""])[0]
+        raise RunFailed(
+            f"{artifact}: it is not in the cache ({cache.folder()}) and could not be fetched: "
+            f"{type(error).__name__}: {said}\n"
+            "Check the network, then try again; `ingest-bench fetch` fills the cache for runs without network."
+        ) from None
+    return Path(resolved)
+
+
+def _jgo_progress(
+    artifact: Artifact, progress: Progress
+) -> Callable[[str, int], AbstractContextManager[Callable[[int], None]]]:
+    @contextmanager
+    def show(_: str, total_bytes: int) -> Iterator[Callable[[int], None]]:
+        done_bytes = 0
+
+        def more(count: int) -> None:
+            nonlocal done_bytes
+            done_bytes += count
+            progress(artifact.file_name, done_bytes, total_bytes)
+
+        yield more
+
+    return show
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()

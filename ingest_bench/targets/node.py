@@ -1,0 +1,109 @@
+"""OpenSearch and Elasticsearch, as far as they are alike: settings, an index, its documents, what the node says."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ingest_bench.jvm import artifacts
+from ingest_bench.model.target import LaunchPlan
+from ingest_bench.targets import node_options
+from ingest_bench.targets.http import NoAnswer
+from ingest_bench.targets.version import Requirements, chosen
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from ingest_bench.jvm.java import Java
+    from ingest_bench.model.results import Value
+    from ingest_bench.model.target import Endpoint, TargetOptions
+    from ingest_bench.model.workload import Workload
+    from ingest_bench.targets.http import Http
+    from ingest_bench.targets.node_options import Version
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """A server of this kind, in several versions."""
+
+    name: str
+    default_version: str
+    table: Mapping[str, Version]
+
+    @property
+    def versions(self) -> Mapping[str, Requirements]:
+        """What each version needs."""
+        return {name: _requirements(version) for name, version in self.table.items()}
+
+    def version(self, asked: TargetOptions) -> Version:
+        """The chosen line of the table."""
+        return self.table[chosen(self.name, self.versions, asked.version, self.default_version)]
+
+    def requirements(self, asked: TargetOptions) -> Requirements:
+        """What the chosen version needs; SpecError for a choice that it cannot have."""
+        version = self.version(asked)
+        node_options.settings(version, asked)
+        node_options.gc_flags(version, asked, version.java_version)
+        return _requirements(version)
+
+    def launch_plan(
+        self, asked: TargetOptions, java: Java, home: Path, listen: Endpoint, jvm_options: tuple[str, ...]
+    ) -> LaunchPlan:
+        """How to start a node with an empty home, which is made here. The archive stays as it is."""
+        version = self.version(asked)
+        dist = artifacts.unpacked(version.archive)
+        for folder in ("config", "data", "logs", "tmp"):
+            (home / folder).mkdir(parents=True, exist_ok=True)
+        for name, text in node_options.config_files(self.name, version, asked, java, home, dist, jvm_options).items():
+            (home / "config" / name).write_text(text, encoding="utf-8")
+        return LaunchPlan(
+            argv=node_options.argv(version, asked, java, home, dist, listen, jvm_options),
+            env=node_options.env(version, java, home),
+            cwd=home,
+            writable=(home,),
+            pid_is_jvm=version.launcher is None,
+        )
+
+    def is_ready(self, http: Http) -> bool:
+        """Whether the node has a master, itself, and would take an index."""
+        try:
+            answer = http.request("GET", "/_cluster/health?local=true", timeout_s=10)
+            return answer.status == 200 and answer.json()["status"] in ("green", "yellow")
+        except (NoAnswer, ValueError):
+            return False
+
+    def create_index(self, http: Http, asked: TargetOptions, workload: Workload) -> None:
+        """The workload's index with one shard and no replica, unless its mapping says otherwise."""
+        body = node_options.index_body(workload.mapping, typed=self.version(asked).typed)
+        http.expect("PUT", f"/{workload.index}", json.dumps(body).encode())
+
+    def bulk_path(self, asked: TargetOptions, workload: Workload) -> str:
+        """Where bulk requests go."""
+        kind = f"/{node_options.TYPE}" if self.version(asked).typed else ""
+        return f"/{workload.index}{kind}/_bulk"
+
+    def count_documents(self, http: Http, workload: Workload) -> int:
+        """The documents in the index, after a refresh."""
+        http.expect("POST", f"/{workload.index}/_refresh", timeout_s=300)
+        return int(http.expect("GET", f"/{workload.index}/_count", timeout_s=300)["count"])
+
+    def describe(self, http: Http, asked: TargetOptions, log: Path) -> dict[str, Value]:
+        """What the node says about itself; InvalidRun when that is not what was asked."""
+        (told,) = http.expect("GET", "/_nodes/_local/jvm,settings")["nodes"].values()
+        allocator = node_options.logged_allocator(log.read_text(encoding="utf-8", errors="replace"))
+        node_options.check(self.version(asked), asked, told, allocator)
+        network = node_options.http_settings(told["settings"])
+        return {
+            "version": told["version"],
+            "java": told["jvm"]["version"],
+            "collectors": ", ".join(told["jvm"]["gc_collectors"]),
+            "heap_bytes": told["jvm"]["mem"]["heap_max_in_bytes"],
+            "allocator": allocator,
+            "receive_predictor": network.get("netty.receive_predictor_size", "default"),
+        }
+
+
+def _requirements(version: Version) -> Requirements:
+    return Requirements(artifacts=(version.archive,), java_version=version.java_version, full_jdk=version.full_jdk)

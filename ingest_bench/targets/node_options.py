@@ -1,0 +1,251 @@
+"""How a node of OpenSearch or Elasticsearch is started, and how its answers are read. All of it is pure."""
+
+from __future__ import annotations
+
+import copy
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from ingest_bench.errors import InvalidRun, SpecError
+from ingest_bench.jvm import options
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from ingest_bench.jvm.artifacts import Artifact
+    from ingest_bench.jvm.java import Java
+    from ingest_bench.model.target import Allocator, Collector, Endpoint, TargetOptions
+
+# The type of every document where there are types (before 7).
+TYPE = "doc"
+_OURS = ("path.", "network.", "http.port", "transport.", "discovery.type", "node.name", "cluster.name")
+_ALLOCATOR = re.compile(r"NettyAllocator with the following configs: \[name=(\w+)|-Dio\.netty\.allocator\.type: (\w+)")
+
+LOGGING = """\
+status = error
+appender.console.type = Console
+appender.console.name = console
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = [%d{ISO8601}][%-5p][%-25c{1.}] %marker%m%n
+rootLogger.level = info
+rootLogger.appenderRef.console.ref = console
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Version:
+    """One version of a server: how it is launched, and where it differs."""
+
+    archive: Artifact
+    java_version: int
+    family: Literal["opensearch", "es"]
+    """The prefix of its system properties."""
+    main: str
+    jvm: tuple[str, ...]
+    """The options of its own config/jvm.options and start script. {home} and {dist} stand for the two folders."""
+    gc: Collector = "g1"
+    gc_options: tuple[str, ...] = ()
+    """Tuning that its own files give to that collector."""
+    settings: tuple[tuple[str, str], ...] = ()
+    full_jdk: bool = False
+    typed: bool = False
+    """Documents have a type, and the mapping is below it."""
+    allocator_property: str = "{family}.use_unpooled_allocator"
+    launcher: str | None = None
+    """A start script that forks the server; None: the JVM is started directly."""
+
+
+def argv(
+    version: Version,
+    asked: TargetOptions,
+    java: Java,
+    home: Path,
+    dist: Path,
+    listen: Endpoint,
+    jvm_options: tuple[str, ...],
+) -> tuple[str, ...]:
+    """The command that starts the node. The start scripts run up to four more JVMs before it, so Java is called here.
+
+    One of those four starts with all options, so that it would write the recording and the GC log of the next.
+    """
+    given = (*settings(version, asked), *address(version, listen, home))
+    arguments = tuple(f"-E{key}={value}" for key, value in given)
+    if version.launcher is not None:
+        return (str(dist / version.launcher), *arguments)
+    return (
+        str(java.java),
+        *jvm_flags(version, asked, java, home, dist),
+        *asked.jvm,
+        *jvm_options,
+        f"-D{version.family}.path.home={dist}",
+        f"-D{version.family}.path.conf={home / 'config'}",
+        f"-D{version.family}.distribution.type=zip",
+        f"-D{version.family}.bundled_jdk=false",
+        "-cp",
+        str(dist / "lib" / "*"),
+        version.main,
+        *arguments,
+    )
+
+
+def env(version: Version, java: Java, home: Path) -> dict[str, str]:
+    """The environment of a start script; a JVM that is started directly needs none."""
+    if version.launcher is None:
+        return {}
+    return {"ES_JAVA_HOME": str(java.home), "ES_TMPDIR": str(home / "tmp"), "ES_PATH_CONF": str(home / "config")}
+
+
+def config_files(
+    name: str,
+    version: Version,
+    asked: TargetOptions,
+    java: Java,
+    home: Path,
+    dist: Path,
+    jvm_options: tuple[str, ...],
+) -> dict[str, str]:
+    """The files of a node's config folder. What was asked is on the command line, where a launcher does not read it."""
+    files = {
+        ("opensearch" if name == "opensearch" else "elasticsearch") + ".yml": "# Everything is on the command line.\n",
+        "log4j2.properties": LOGGING,
+    }
+    if version.launcher is not None:
+        lines = (*jvm_flags(version, asked, java, home, dist), *asked.jvm, *jvm_options)
+        files["jvm.options"] = "\n".join(lines) + "\n"
+    return files
+
+
+def jvm_flags(version: Version, asked: TargetOptions, java: Java, home: Path, dist: Path) -> tuple[str, ...]:
+    """The JVM's own options: those of the distribution, with heap, collector and allocator as asked."""
+    own = tuple(flag.format(home=home, dist=dist) for flag in version.jvm)
+    if not java.is_full:
+        # pip's runtime has no such module, and without it Lucene takes its scalar code.
+        own = tuple(flag for flag in own if flag != "--add-modules=jdk.incubator.vector")
+    return (
+        *own,
+        *options.heap(asked.heap_bytes),
+        f"-XX:MaxDirectMemorySize={asked.heap_bytes // 2}",
+        *gc_flags(version, asked, java.version),
+        *allocator_flags(version, asked.allocator),
+    )
+
+
+def gc_flags(version: Version, asked: TargetOptions, java_version: int) -> tuple[str, ...]:
+    """The collector's options: the distribution's tuning only where its own collector is used."""
+    gc = version.gc if asked.gc == "default" else asked.gc
+    return (*options.collector(gc, java_version), *(version.gc_options if gc == version.gc else ()))
+
+
+def allocator_flags(version: Version, allocator: Allocator) -> tuple[str, ...]:
+    """The system property that chooses Netty's allocator in that version."""
+    if allocator == "default":
+        return ()
+    name = version.allocator_property.format(family=version.family)
+    value = str(allocator == "unpooled").lower() if name.endswith("use_unpooled_allocator") else allocator
+    return (f"-D{name}={value}",)
+
+
+def settings(version: Version, asked: TargetOptions) -> tuple[tuple[str, str], ...]:
+    """The node's settings from what was asked; SpecError for what that version cannot do."""
+    for key in asked.setting:
+        if key.startswith(_OURS):
+            raise SpecError(f'target.setting: "{key}" is set by ingest-bench itself; leave it out')
+    given = {
+        "cluster.name": "ingest-bench",
+        "node.name": "server",
+        "discovery.type": "single-node",
+        # A full disk would stop the writes in the middle of a run.
+        "cluster.routing.allocation.disk.threshold_enabled": "false",
+        **dict(version.settings),
+        **receive_predictor(version, asked.receive_predictor_bytes),
+    }
+    if asked.socket_receive_buffer_bytes is not None:
+        given["http.tcp.receive_buffer_size"] = f"{asked.socket_receive_buffer_bytes}b"
+    return (*(given | asked.setting).items(),)
+
+
+def receive_predictor(version: Version, sizes_bytes: tuple[int, ...]) -> dict[str, str]:
+    """The settings of the buffer that a socket is read into: fixed, or adaptive between two sizes."""
+    if len(sizes_bytes) > 2:
+        raise SpecError(f"target.receive_predictor: {len(sizes_bytes)} sizes; write one, or two as 64KiB..512KiB")
+    if len(sizes_bytes) == 2:
+        if not version.typed:
+            raise SpecError(
+                "target.receive_predictor: a range (an adaptive buffer) is for Elasticsearch 5.6 and the sink; later "
+                "versions have one fixed size"
+            )
+        smallest, largest = sizes_bytes
+        if smallest > largest:
+            raise SpecError(f"target.receive_predictor: {smallest} is more than {largest}; the smaller one comes first")
+        return {
+            "http.netty.receive_predictor_min": f"{smallest}b",
+            "http.netty.receive_predictor_max": f"{largest}b",
+        }
+    return {"http.netty.receive_predictor_size": f"{sizes_bytes[0]}b"} if sizes_bytes else {}
+
+
+def address(version: Version, listen: Endpoint, home: Path) -> tuple[tuple[str, str], ...]:
+    """Where it listens, on that address only, and its folders."""
+    transport = "transport.tcp.port" if version.typed else "transport.port"
+    return (
+        ("network.host", listen.host),
+        ("http.port", str(listen.port)),
+        (transport, "0"),
+        ("path.data", str(home / "data")),
+        ("path.logs", str(home / "logs")),
+    )
+
+
+def index_body(mapping: Mapping[str, Any], *, typed: bool) -> dict[str, Any]:
+    """The body of an index's creation, for a version with or without types."""
+    body = copy.deepcopy(dict(mapping))
+    given = body.setdefault("settings", {})
+    flat = given.get("index", given)
+    for key in ("number_of_shards", "number_of_replicas"):
+        if key not in flat and f"index.{key}" not in given:
+            given[f"index.{key}"] = 1 if key == "number_of_shards" else 0
+    if typed and "mappings" in body:
+        body["mappings"] = {TYPE: body["mappings"]}
+    return body
+
+
+def logged_allocator(log: str) -> str | None:
+    """The allocator that the node's log names: unpooled, netty_default, opensearch_configured and so on."""
+    found = _ALLOCATOR.search(log)
+    return None if found is None else found[1] or found[2]
+
+
+def http_settings(told: Mapping[str, Any]) -> dict[str, str]:
+    """The node's `http.` settings by the rest of their name, whether it answers them nested or flat."""
+    flat: dict[str, str] = {}
+
+    def walk(prefix: str, value: Any) -> None:
+        if isinstance(value, dict):
+            for key, below in value.items():
+                walk(f"{prefix}.{key}" if prefix else key, below)
+        else:
+            flat[prefix] = str(value)
+
+    walk("", told.get("http", {}))
+    return flat
+
+
+def check(version: Version, asked: TargetOptions, told: Mapping[str, Any], allocator: str | None) -> None:
+    """InvalidRun when the node that answered is not the one that was asked for."""
+    gc = version.gc if asked.gc == "default" else asked.gc
+    beans = tuple(told["jvm"]["gc_collectors"])
+    heap_bytes = told["jvm"]["mem"]["heap_max_in_bytes"]
+    wrong = []
+    if told["version"] != version.archive.version:
+        wrong.append(f"version {version.archive.version} was asked for, it is {told['version']}")
+    if not options.obeyed(gc, beans):
+        wrong.append(f"gc {gc} was asked for, it has {', '.join(beans)}")
+    # Collectors with survivor spaces count one of them less than the heap that was asked for.
+    if not 0.85 * asked.heap_bytes <= heap_bytes <= asked.heap_bytes:
+        wrong.append(f"a heap of {asked.heap_bytes} bytes was asked for, it has {heap_bytes}")
+    if asked.allocator != "default" and (allocator == "unpooled") != (asked.allocator == "unpooled"):
+        wrong.append(f"allocator {asked.allocator} was asked for, its log says {allocator or 'nothing'}")
+    if wrong:
+        raise InvalidRun(f"server: it does not run as asked: {'; '.join(wrong)}")
