@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -17,9 +16,9 @@ from ingest_bench.errors import MissingCapability
 from ingest_bench.jvm import cache
 from ingest_bench.jvm.process import ServerProcess, serve
 from ingest_bench.model.network import Profile
-from ingest_bench.model.target import Endpoint, LaunchPlan, TargetOptions
+from ingest_bench.model.target import Endpoint, TargetOptions
 from ingest_bench.model.workload import Workload
-from ingest_bench.network.link import link
+from ingest_bench.network.link import Link, link
 from ingest_bench.targets import Target
 from ingest_bench.targets.http import Answer, Http, ask
 
@@ -61,38 +60,44 @@ def served(tmp_path: Path, asked: TargetOptions, jvm_options: tuple[str, ...] = 
     target = targets.named(asked.name)
     java = targets.fetch(target.requirements(asked))
     home = tmp_path / "home"
-    # Plain veth with offloads: the quickest link there is with two addresses.
-    profile = Profile(name="test", congestion_control=None)
-    with opened_link(profile) as (enter_server, enter_client, address):
-        listen = Endpoint(address, PORT)
+    with opened_link() as between:
+        listen = Endpoint(between.server_address, PORT)
         plan = target.launch_plan(asked, java, home, listen, jvm_options)
-        before = snapshot()
-        with ask(enter_client, listen) as http:
+        used = (*in_cache(plan.argv), java.home)
+        before = snapshot(used)
+        with ask(between.client.command, listen) as http:
             log = tmp_path / "server.log"
-            with serve(plan, enter=enter_server, log=log, listen=listen, ready=lambda: target.is_ready(http)) as process:
+            enter = between.server.command
+            with serve(plan, enter=enter, log=log, listen=listen, ready=lambda: target.is_ready(http)) as process:
                 yield Served(target, asked, process, http, home)
     assert not psutil.pid_exists(process.jvm_pid)
     assert not [one for one in psutil.process_iter(["cmdline"]) if str(home) in " ".join(one.info["cmdline"] or ())]
-    assert snapshot() == before
+    assert snapshot(used) == before
 
 
 @contextmanager
-def opened_link(profile: Profile) -> Iterator[tuple[Any, Any, str]]:
-    try:
-        with link(profile) as opened:
-            yield opened.server.command, opened.client.command, opened.server_address
-    except MissingCapability as error:
-        pytest.skip(str(error))
+def opened_link() -> Iterator[Link]:
+    """A plain link with offloads: the quickest that has two addresses. A skip where there can be none."""
+    with ExitStack() as stack:
+        try:
+            opened = stack.enter_context(link(Profile(name="test", congestion_control=None)))
+        except MissingCapability as error:
+            pytest.skip(str(error))
+        yield opened
 
 
-def snapshot() -> dict[str, tuple[int, int]]:
-    """What is in the cache: path to size and time of the last change."""
+def in_cache(argv: Iterable[str]) -> tuple[Path, ...]:
+    """What a server uses of the cache: each path of its command line that is there."""
+    words = [word for argument in argv for word in re.split("[:=]", argument)]
+    below = [Path(word.removesuffix("/*")) for word in words if word.startswith(str(cache.folder()))]
+    return tuple(path.parent if path.name in ("lib", "bin") else path for path in below)
+
+
+def snapshot(used: Iterable[Path]) -> dict[str, tuple[int, int]]:
+    """All that is at and below these paths: to size and time of the last change."""
     found = {}
-    for folder, _, files in os.walk(cache.folder()):
-        for name in (*files, ""):
-            status = (Path(folder) / name).lstat()
-            found[f"{folder}/{name}"] = (status.st_size, status.st_mtime_ns)
+    for top in used:
+        for path in (top, *top.rglob("*")):
+            status = path.lstat()
+            found[str(path)] = (status.st_size, status.st_mtime_ns)
     return found
-
-
-__all__ = ["BULK", "PORT", "WORKLOAD", "LaunchPlan", "Served", "opened_link", "served", "snapshot"]
