@@ -6,11 +6,11 @@ import contextlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from ingest_bench import system
 from ingest_bench.errors import MissingCapability, RunFailed
-from ingest_bench.ledger import book, restore, session, show
+from ingest_bench.ledger import Applied, book, restore, session, show
 from ingest_bench.network import interface_facts, interface_plan, netem
 from ingest_bench.network.interface_rules import Asked, Found, shapes
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ingest_bench.model.network import Profile
     from ingest_bench.model.target import Endpoint
 
-__all__ = ["Shaped", "needs", "plan", "restore", "shaped", "show"]
+__all__ = ["Applied", "Flags", "Shaped", "needs", "plan", "restore", "shaped", "show"]
 
 # What each need looks like when it is tried, as lines of `tc -batch` in a namespace of its own.
 _REDIRECT = "action mirred egress redirect dev lo"
@@ -34,6 +34,14 @@ _TRIALS = {
     f"filter add dev lo parent ffff: protocol ip prio 1 u32 match u32 0 0 {_REDIRECT}",
 }
 _CAP_NET_ADMIN = 12
+
+
+class Flags(TypedDict, total=False):
+    """What the user allows beyond the flow itself: see `Asked`."""
+
+    allow_default_route: bool
+    interface_mtu: bool
+    shared_settings: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,19 +65,10 @@ def plan(
     interface: str,
     to: Endpoint,
     profile: Profile,
-    *,
-    allow_default_route: bool = False,
-    interface_mtu: bool = False,
-    shared_settings: bool = False,
+    **flags: Unpack[Flags],
 ) -> tuple[Step, ...]:
     """The exact commands, each with its undo. Nothing is changed; SpecError when this interface must not be touched."""
-    asked = Asked(
-        port=to.port,
-        profile=profile,
-        allow_default_route=allow_default_route,
-        interface_mtu=interface_mtu,
-        shared_settings=shared_settings,
-    )
+    asked = Asked(port=to.port, profile=profile, **flags)
     return interface_plan.plan(interface_facts.find(interface, to), asked)
 
 
@@ -80,10 +79,8 @@ def shaped(
     profile: Profile,
     *,
     time_limit_s: float,
-    allow_default_route: bool = False,
-    interface_mtu: bool = False,
-    shared_settings: bool = False,
     on_stage: Callable[[str], None] = lambda _: None,
+    **flags: Unpack[Flags],
 ) -> Iterator[Shaped]:
     """The flow between us and `to`, shaped until the end of the block or of the time, whichever comes first.
 
@@ -92,13 +89,7 @@ def shaped(
     MTU in place of the route's) and `shared_settings` (offloads, GSO sizes, tcp_rmem, tcp_wmem).
     """
     _refuse_without_rights()
-    asked = Asked(
-        port=to.port,
-        profile=profile,
-        allow_default_route=allow_default_route,
-        interface_mtu=interface_mtu,
-        shared_settings=shared_settings,
-    )
+    asked = Asked(port=to.port, profile=profile, **flags)
     for name in needs(profile):
         _require(name, profile)
     key = f"net-{book.own_netns()}-{interface}"

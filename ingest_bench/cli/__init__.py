@@ -1,0 +1,1 @@
+"""The command: arguments in, exit code out. The only package that prints."""

@@ -1,0 +1,182 @@
+"""`net`: the link as a tool of its own, and one flow of a real interface."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from contextlib import ExitStack
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from ingest_bench import network, units
+from ingest_bench.errors import SpecError
+from ingest_bench.ledger import Step
+from ingest_bench.model.network import Profile
+from ingest_bench.model.target import Endpoint
+from ingest_bench.network import inside, interface
+
+app = typer.Typer(
+    help="Shape a link of your own, or one flow of a real interface, and take it back.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+)
+
+ProfileName = Annotated[str, typer.Argument(help="A network profile by name (see `list`), or your own TOML file.")]
+Backend = Annotated[
+    Literal["auto", "kernel", "uml"],
+    typer.Option(help="Which netem: the kernel's, or a User-Mode Linux box. auto takes what this machine has."),
+]
+Sets = Annotated[
+    list[str], typer.Option("--set", help="Change a key of the profile, such as mtu=9000 or to_server.delay=5ms.")
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the exact commands and change nothing.")]
+
+
+@app.command("exec")
+def execute(
+    profile: ProfileName,
+    command: Annotated[list[str], typer.Argument(help="The command and its arguments, after `--`.")],
+    server: Annotated[
+        str | None, typer.Option(help="A command for the server's side. It is stopped when COMMAND has ended.")
+    ] = None,
+    server_port: Annotated[
+        int | None, typer.Option(help="Begin when the server's side listens on this port.", min=1, max=65535)
+    ] = None,
+    netem: Backend = "auto",
+    sets: Sets = [],  # noqa: B006 - typer copies it
+) -> int:
+    """Run a command on the client's side of a shaped link.
+
+    The link exists as long as the command. The exit code is the command's. Inside, it is root, even if you are not.
+
+    It finds the two addresses in INGEST_BENCH_SERVER and INGEST_BENCH_CLIENT.
+    """
+    if server_port is not None and server is None:
+        raise SpecError("--server-port: there is nothing to wait for; add --server COMMAND")
+    with ExitStack() as stack:
+        link = stack.enter_context(network.link(_profile(profile, sets), netem=netem))
+        # Not on the standard output: that one is the command's.
+        typer.echo(f"client {link.client_address}, server {link.server_address}, netem: {link.backend}", err=True)
+        if server is not None:
+            stack.enter_context(inside.server(link, shlex.split(server), port=server_port))
+        return inside.run(link, command)
+
+
+@app.command()
+def apply(
+    profile: ProfileName,
+    to: Annotated[str, typer.Option("--to", help="HOST:PORT. Only TCP packets to and from there are shaped.")],
+    interface_name: Annotated[str, typer.Option("--interface", help="The interface by which packets go there.")],
+    time_limit: Annotated[
+        str, typer.Option("--for", help='How long, such as "60s". Then everything is put back, whatever happens.')
+    ],
+    allow_default_route: Annotated[
+        bool, typer.Option("--allow-default-route", help="Shape a flow on the interface of the default route too.")
+    ] = False,
+    interface_mtu: Annotated[
+        bool, typer.Option("--interface-mtu", help="Set the MTU of the interface, for all traffic, not of the route.")
+    ] = False,
+    shared_settings: Annotated[
+        bool,
+        typer.Option("--shared-settings", help="Also set what other traffic feels: offloads, GSO sizes, TCP buffers."),
+    ] = False,
+    sets: Sets = [],  # noqa: B006 - typer copies it
+    dry_run: DryRun = False,
+) -> None:
+    """Shape one flow of a real interface for a limited time. Needs root.
+
+    It waits until the time is over, or until Ctrl-C.
+
+    Everything is put back by a second process, even if this one is killed.
+    """
+    flags: interface.Flags = {
+        "allow_default_route": allow_default_route,
+        "interface_mtu": interface_mtu,
+        "shared_settings": shared_settings,
+    }
+    chosen, endpoint = _profile(profile, sets), _endpoint(to)
+    time_limit_s = _seconds(time_limit)
+    if dry_run:
+        _print_steps(interface.plan(interface_name, endpoint, chosen, **flags))
+        return
+    with interface.shaped(interface_name, endpoint, chosen, time_limit_s=time_limit_s, **flags) as shaped:
+        typer.echo(f"{chosen.name} on {interface_name} to {endpoint} for {time_limit}; Ctrl-C ends it")
+        shaped.wait()
+    typer.echo("everything is put back")
+
+
+@app.command()
+def show() -> None:
+    """Show what is applied to real interfaces and host settings: by whom, until when."""
+    applied = interface.show()
+    if not applied:
+        typer.echo("nothing is applied")
+        return
+    table = Table("what", "process", "until", "state", "changes")
+    for session in applied:
+        until = datetime.fromtimestamp(session.until_realtime_ns / 1e9).astimezone()
+        table.add_row(
+            session.what,
+            str(session.pid),
+            until.isoformat(sep=" ", timespec="seconds"),
+            _state(session),
+            ", ".join(session.steps),
+        )
+    Console(width=None if os.isatty(1) else 400).print(table)
+
+
+@app.command()
+def restore() -> None:
+    """Put everything back now, also what a killed program left behind."""
+    undone = interface.restore()
+    for command in undone:
+        typer.echo(command)
+    typer.echo(f"{len(undone)} changes put back" if undone else "nothing to put back")
+
+
+def _state(session: interface.Applied) -> str:
+    if not session.here:
+        return "in another network namespace"
+    return "applied" if session.alive else "left behind: ingest-bench net restore"
+
+
+def _print_steps(steps: tuple[Step, ...]) -> None:
+    """The commands in their order, then the way back in its own."""
+    for step in steps:
+        typer.echo(str(step.do))
+    typer.echo("# and back:")
+    for step in reversed(steps):
+        for undo in step.undo:
+            typer.echo(str(undo.action))
+
+
+def _profile(name: str, sets: list[str]) -> Profile:
+    overrides: dict[str, Any] = {}
+    for text in sets:
+        key, equals, value = text.partition("=")
+        if not (key and equals):
+            raise SpecError(f"--set {text}: write it like mtu=9000 or to_server.delay=5ms")
+        *tables, last = key.removeprefix("network.").split(".")
+        inner = overrides
+        for table in tables:
+            inner = inner.setdefault(table, {})
+        inner[last] = value
+    return network.load_profile(name, overrides)
+
+
+def _endpoint(text: str) -> Endpoint:
+    host, colon, port = text.rpartition(":")
+    if not (colon and host and port.isdigit() and 0 < int(port) < 65536):
+        raise SpecError(f"--to {text}: write it like 192.0.2.7:9200, server.example:9200 or [2001:db8::7]:9200")
+    return Endpoint(host.removeprefix("[").removesuffix("]"), int(port))
+
+
+def _seconds(text: str) -> float:
+    try:
+        return units.parse_time_ns(text) / 1e9
+    except ValueError as error:
+        raise SpecError(f"--for: {error}") from None

@@ -1,0 +1,108 @@
+"""Any command on one end of a link, with all the processes that it ever starts, gone when we are.
+
+A command gets a process namespace of its own. The kernel ends everything in it with its first process, which dies
+with us. A death signal alone was rejected: it reaches the command and not the commands that it started, and whoever
+is left in a network namespace keeps it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from ingest_bench import system
+from ingest_bench.errors import RunFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from ingest_bench.network.link import Link
+    from ingest_bench.network.sandbox import Namespace
+
+# The death signal is set after entering, since that clears it; so whoever lost us before that must look for itself.
+_WITH_US = ("setpriv", "--pdeathsig", "KILL", "--", "sh", "-c", '[ "$PPID" = "$0" ] || exit 1; exec "$@"')
+_PROCESSES = ("unshare", "--pid", "--fork", "--kill-child=KILL")
+# The first process of a namespace is deaf to signals that it does not handle. It stays a shell; the command is the
+# second one and ends by Ctrl-C as ever.
+_SHELL = ("sh", "-c", '"$@"; exit $?', "sh")
+_GRACE_S = 5.0
+_LISTEN_LIMIT_S = 120.0
+
+
+def environment(link: Link) -> dict[str, str]:
+    """Our environment, and who is who on the link."""
+    return {**os.environ, "INGEST_BENCH_CLIENT": link.client_address, "INGEST_BENCH_SERVER": link.server_address}
+
+
+def argv(place: Namespace, command: Sequence[str]) -> tuple[str, ...]:
+    """The argv that runs a command in a namespace, bound to our process."""
+    processes = (*_PROCESSES, "--mount-proc") if _sees_own_processes(place) else _PROCESSES
+    return place.command((*_WITH_US, str(os.getpid()), *processes, "--", *_SHELL, *command))
+
+
+def run(link: Link, command: Sequence[str]) -> int:
+    """The exit status of a command on the client's side. It has our terminal, so Ctrl-C reaches it too."""
+    process = subprocess.Popen(argv(link.client, command), env=environment(link))
+    try:
+        return _status(process.wait())
+    except KeyboardInterrupt:
+        # It was interrupted too, and may want to say something.
+        _wait(process, _GRACE_S)
+        raise
+    finally:
+        process.kill()
+        process.wait()
+
+
+@contextmanager
+def server(link: Link, command: Sequence[str], *, port: int | None = None) -> Iterator[None]:
+    """A command on the server's side during the block; with a port, the block begins when it listens there."""
+    process = subprocess.Popen(
+        argv(link.server, command), env=environment(link), stdin=subprocess.DEVNULL, start_new_session=True
+    )
+    try:
+        if port is not None:
+            _await_listener(link, process, port)
+        yield
+    finally:
+        if process.poll() is None:
+            # All of it is one process group; those in between do not listen to this.
+            os.killpg(process.pid, signal.SIGTERM)
+            _wait(process, _GRACE_S)
+        process.kill()
+        process.wait()
+
+
+def _await_listener(link: Link, process: subprocess.Popen[bytes], port: int) -> None:
+    limit = time.monotonic() + _LISTEN_LIMIT_S
+    while not link.server.run(("ss", "-Htln", f"sport = :{port}")).strip():
+        if process.poll() is not None:
+            raise RunFailed(f"--server: it ended with {_status(process.returncode)} before it listened on port {port}")
+        if time.monotonic() > limit:
+            raise RunFailed(f"--server: after {_LISTEN_LIMIT_S:g} s nobody listens on port {port}")
+        time.sleep(0.05)
+
+
+def _sees_own_processes(place: Namespace) -> bool:
+    """Whether a /proc of the new process namespace can be had: inside some containers it cannot."""
+    try:
+        system.run(place.command((*_PROCESSES, "--mount-proc", "--", "true")))
+    except RunFailed:
+        return False
+    return True
+
+
+def _status(returncode: int) -> int:
+    """What a shell would call it: 128 and the signal's number for an end by signal."""
+    return returncode if returncode >= 0 else 128 - returncode
+
+
+def _wait(process: subprocess.Popen[bytes], grace_s: float) -> None:
+    try:
+        process.wait(grace_s)
+    except subprocess.TimeoutExpired:
+        return
