@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ingest_bench.model.results import Measured, Reading, Remark, Series
-from ingest_bench.probes import PROBES, ReadContext, gcagree, gclog
+from ingest_bench.probes import PROBES, ReadContext, gcagree, gclog, recording
 
 DATA = Path(__file__).parent / "data" / "gc"
 RUNS = sorted(path.name.removesuffix(".log.gz") for path in DATA.glob("*.log.gz"))
@@ -57,7 +57,7 @@ def lay_out(raw: Path, run: str, lines: list[str] | None = None) -> ReadContext:
     whole = context(raw, content["first_ns"] - 10**9, content["last_ns"] + 10**9)
     first = min(pause[1] for pause in content["pauses"])
     whole = dataclasses.replace(whole, start_ns=first)
-    key = [1, whole.start_ns, whole.end_ns, [1], ["recording.jfr"]]
+    key = [recording.READER_VERSION, whole.start_ns, whole.end_ns, [1], ["recording.jfr"]]
     (raw / "recording.json").write_text(json.dumps({"key": key, "content": content}))
     return whole
 
@@ -182,3 +182,11 @@ def test_a_young_collection_that_gave_up_for_a_full_one_is_one_pause() -> None:
 """  # noqa: E501 - lines of a log
     found = [(pause.gc, pause.duration_ns) for pause in gclog.parse(text.splitlines()).pauses]
     assert found == [(162, 11_645_000), (161, 3_844_000), (164, 11_752_000)]
+
+
+def test_an_event_that_this_java_does_not_have_is_unavailable_and_not_zero(tmp_path: Path) -> None:
+    whole = lay_out(tmp_path, "11-cms")
+    seen = readings(list(PROBES["gc"].read(whole)))
+    assert seen["gc_allocation_stalls"] is None
+    assert seen["direct_buffers_max"] is None
+    assert seen["gc_concurrent_mode_failures"] == 4  # as `jfr summary` counts them

@@ -15,7 +15,7 @@ import pytest
 
 from ingest_bench import system
 from ingest_bench.model.results import Histogram, Measured, Reading, Remark
-from ingest_bench.probes import PROBES, ReadContext, bpf, capability, kernel_reads, tap
+from ingest_bench.probes import PROBES, ReadContext, bpf, capability, kernel_reads, recording, tap
 
 SECOND = 10**9
 FORMAT = """name: sock_recv_length
@@ -103,7 +103,7 @@ def test_a_recording_that_saw_other_reads_than_the_kernel_makes_the_run_invalid(
     (tmp_path / "recording.jfr").write_bytes(b"read already")
     reads = {"all": {"count": 1, "total": 90}}
     content = {"events": 1, "files": [], "lost_bytes": 0, "reads": reads}
-    key = [1, 0, 2**62, [40], ["recording.jfr"]]
+    key = [recording.READER_VERSION, 0, 2**62, [40], ["recording.jfr"]]
     (tmp_path / "recording.json").write_text(json.dumps({"key": key, "content": content}))
     measured = list(PROBES["kernel-reads"].read(context(tmp_path, {40})))
     assert [item.invalidates for item in measured if isinstance(item, Remark)] == [True]

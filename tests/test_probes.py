@@ -31,7 +31,7 @@ def content(**changed: Any) -> dict[str, Any]:
 
 def lay_out(raw: Path, read: dict[str, Any]) -> ReadContext:
     (raw / "recording.jfr").write_bytes(b"read already")
-    key = [1, 10, 20, [4000, 4001], ["recording.jfr"]]
+    key = [recording.READER_VERSION, 10, 20, [4000, 4001], ["recording.jfr"]]
     (raw / "recording.json").write_text(json.dumps({"key": key, "content": read}))
     return context(raw)
 

@@ -13,6 +13,7 @@ import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.TreeMap;
+import java.util.TreeSet;
 import jdk.jfr.consumer.RecordedEvent;
 import jdk.jfr.consumer.RecordedFrame;
 import jdk.jfr.consumer.RecordedObject;
@@ -78,6 +79,9 @@ public final class JfrReader {
   private final List<String> failures = new ArrayList<>();
 
   private final Map<String, long[]> types = new TreeMap<>();
+  /** Events that this Java could have written: the lack of one that it does not know means nothing. */
+  private final TreeSet<String> known = new TreeSet<>();
+
   private final List<String> files = new ArrayList<>();
   private long events;
   private long lostBytes;
@@ -120,6 +124,7 @@ public final class JfrReader {
       while (file.hasMoreEvents()) {
         take(file.readEvent());
       }
+      file.readEventTypes().forEach(type -> known.add(type.getName()));
     } catch (IOException | RuntimeException | Error problem) {
       error = quote(problem.toString());
     }
@@ -271,7 +276,13 @@ public final class JfrReader {
       out.append(comma).append(quote(type.getKey())).append(":").append(type.getValue()[0]);
       comma = ",";
     }
-    out.append("},\"reads\":{\"all\":").append(allReads.json()).append(",\"window\":").append(windowReads.json());
+    out.append("},\"known\":[");
+    comma = "";
+    for (String name : known) {
+      out.append(comma).append(quote(name));
+      comma = ",";
+    }
+    out.append("],\"reads\":{\"all\":").append(allReads.json()).append(",\"window\":").append(windowReads.json());
     out.append(",\"other_ports\":").append(otherPorts.json()).append(",\"empty\":").append(emptyReads);
     out.append(",\"ends\":").append(endsOfStream).append(",\"histogram\":{");
     histogram(out);

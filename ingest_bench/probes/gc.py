@@ -101,7 +101,8 @@ def _from_recording(found: recording.Recording, log: gclog.GcLog | None, context
     causes = {collection.gc: collection.cause for collection in collections}
     yield Reading("gc_causes", _by_cause(causes.get(one.gc, "?") for one in pauses if context.covers(one.end_ns)))
     failures = Counter(name for end, name in content["failures"] if context.covers(end))
-    yield from (Reading(name, failures[event]) for name, event in _FAILURES.items())
+    for name, event in _FAILURES.items():
+        yield Reading(name, failures[event] if event in content["known"] else None)
     yield from _heap(content["heap"], {one.gc for one in collections if one.name in _BACKGROUND}, context)
     yield from _direct(content["direct"], context)
     if log is not None and log.is_understood:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 # Says that the recorder itself dropped events: its buffers were full.
 _DATA_LOSS: Events = {"jdk.DataLoss": {"enabled": "true"}}
-_READER_VERSION = 1
+READER_VERSION = 2
 
 
 def merge(into: Events, events: Mapping[str, dict[str, str]]) -> None:
@@ -104,7 +104,7 @@ def load(context: ReadContext) -> Recording:
     found, ended_well = files(context.raw)
     if not found:
         return Recording(content={}, is_whole=False, problem=f"there is no flight recording in {context.raw}")
-    key = [_READER_VERSION, context.start_ns, context.end_ns, sorted(context.ports), [path.name for path in found]]
+    key = [READER_VERSION, context.start_ns, context.end_ns, sorted(context.ports), [path.name for path in found]]
     kept = context.raw / "recording.json"
     content = _kept(kept, key)
     if content is None:
