@@ -126,11 +126,17 @@ def test_a_server_whose_reads_the_recorder_cannot_see_has_no_number_and_not_zero
     assert any(isinstance(item, Remark) and "2 of others" in item.text for item in measured)
 
 
+CUT = {"file": "x/a.jfr", "bytes": 9, "events": 0, "error": "java.io.IOException: cut"}
+
+
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
         ({"lost_bytes": 4096}, "dropped 4096 bytes"),
-        ({"files": [{"file": "a.jfr", "error": "java.io.IOException: cut"}]}, "a.jfr: java.io.IOException: cut"),
+        (
+            {"files": [CUT]},
+            "a.jfr (9 bytes): nothing could be read (java.io.IOException: cut)",
+        ),
     ],
 )
 def test_bytes_of_a_recording_with_a_hole_are_unavailable(changed: dict[str, Any], said: str, tmp_path: Path) -> None:
@@ -151,3 +157,45 @@ def test_percentiles_are_values_that_occurred() -> None:
     assert percentile({10: 50, 20: 49, 30: 1}, 99) == 20
     assert percentile({10: 50, 20: 49, 30: 1}, 100) == 30
     assert percentile({}, 50) is None
+
+
+def sizes_of(count: int, each: int) -> dict[str, int]:
+    return {"count": count, "total": count * each, "min": each, "max": each}
+
+
+def allocated(**changed: Any) -> dict[str, Any]:
+    kinds = {"outside network": sizes_of(4, 1000), "outside lucene": sizes_of(1, 10), "tlab rest": sizes_of(2, 500)}
+    site = {"kind": "outside", "layer": "network", "site": "io.netty.A.b", "count": 4, "bytes": 4000}
+    return content(allocations=kinds, sites=[site], **changed)
+
+
+def test_allocations_are_told_by_kind_and_layer(tmp_path: Path) -> None:
+    seen = readings(list(PROBES["allocations"].read(lay_out(tmp_path, allocated()))))
+    assert (seen["outside_tlab_count"], seen["outside_tlab_total_bytes"], seen["outside_tlab_mean_bytes"]) == (
+        5,
+        4010,
+        802,
+    )
+    assert (seen["outside_tlab_min_bytes"], seen["outside_tlab_max_bytes"]) == (10, 1000)
+    assert seen["outside_tlab_bytes_per_s"] == pytest.approx(4010 / 10e-9)
+    layers = [seen[f"outside_tlab_{layer}_bytes"] for layer in ("network", "lucene", "rest")]
+    assert layers == [4000, 10, 0]
+    assert (seen["tlab_count"], seen["tlab_total_bytes"], seen["tlab_rest_count"]) == (2, 1000, 2)
+    assert seen["outside_tlab_sites"] == "io.netty.A.b: 4000"
+
+
+def test_allocations_of_a_killed_server_go_by_the_time_that_is_known(tmp_path: Path) -> None:
+    (tmp_path / "jfr" / "1").mkdir(parents=True)
+    (tmp_path / "jfr" / "1" / "1.jfr").write_bytes(b"read already")
+    whole = lay_out(tmp_path, allocated(last_ns=14))
+    key = [recording.READER_VERSION, 10, 20, [4000, 4001], ["1.jfr"]]
+    (tmp_path / "recording.json").write_text(json.dumps({"key": key, "content": allocated(last_ns=14)}))
+    measured = list(PROBES["allocations"].read(whole))
+    assert readings(measured)["outside_tlab_bytes_per_s"] == pytest.approx(4010 / 4e-9)
+    assert any(isinstance(item, Remark) and "was killed" in item.text for item in measured)
+
+
+def test_allocations_of_a_recording_with_a_hole_are_unavailable(tmp_path: Path) -> None:
+    measured = list(PROBES["allocations"].read(lay_out(tmp_path, allocated(lost_bytes=1))))
+    assert readings(measured) == {}
+    assert any(isinstance(item, Remark) and "dropped" in item.text for item in measured)

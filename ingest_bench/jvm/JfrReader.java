@@ -1,3 +1,4 @@
+import java.io.File;
 import java.io.IOException;
 import java.io.PrintStream;
 import java.nio.ByteBuffer;
@@ -128,7 +129,8 @@ public final class JfrReader {
     } catch (IOException | RuntimeException | Error problem) {
       error = quote(problem.toString());
     }
-    files.add("{\"file\":" + quote(name) + ",\"events\":" + (events - before) + ",\"error\":" + error + "}");
+    files.add("{\"file\":" + quote(name) + ",\"bytes\":" + new File(name).length() + ",\"events\":" + (events - before)
+        + ",\"error\":" + error + "}");
   }
 
   private void take(RecordedEvent event) throws IOException {

@@ -45,22 +45,22 @@ class Allocations:
         return nullcontext()
 
     def read(self, context: ReadContext) -> Iterator[Measured]:
-        """Allocations within the measurement; those of a recording with a hole are unavailable."""
+        """Allocations within the measurement; of a killed server those that are known, by the time that they cover."""
         found = recording.load(context)
         if found.problem:
             yield Remark(probe="allocations", text=found.problem)
-        if not found.is_whole:
+        if not found.is_readable:
             return
+        seconds = found.seconds(context)
         content = found.content
         for kind, name in KINDS.items():
-            yield from _totals(
-                name, {layer: content["allocations"].get(f"{kind} {layer}") for layer in LAYERS}, context
-            )
+            layers = {layer: content["allocations"].get(f"{kind} {layer}") for layer in LAYERS}
+            yield from _totals(name, layers, seconds)
             sites = [site for site in content["sites"] if site["kind"] == kind][:_TOP_SITES]
             yield Reading(f"{name}_sites", ", ".join(f"{site['site']}: {site['bytes']}" for site in sites) or None)
 
 
-def _totals(name: str, layers: Mapping[str, Mapping[str, Any] | None], context: ReadContext) -> Iterator[Measured]:
+def _totals(name: str, layers: Mapping[str, Mapping[str, Any] | None], seconds: float) -> Iterator[Measured]:
     some = [sizes for sizes in layers.values() if sizes]
     count, total = (sum(sizes[key] for sizes in some) for key in ("count", "total"))
     yield Reading(f"{name}_count", count)
@@ -68,7 +68,7 @@ def _totals(name: str, layers: Mapping[str, Mapping[str, Any] | None], context: 
     yield Reading(f"{name}_min_bytes", min((sizes["min"] for sizes in some), default=None))
     yield Reading(f"{name}_mean_bytes", total / count if count else None)
     yield Reading(f"{name}_total_bytes", total)
-    yield Reading(f"{name}_bytes_per_s", total / context.seconds)
+    yield Reading(f"{name}_bytes_per_s", total / seconds if seconds else None)
     for layer, sizes in layers.items():
         yield Reading(f"{name}_{layer}_bytes", sizes["total"] if sizes else 0)
         yield Reading(f"{name}_{layer}_count", sizes["count"] if sizes else 0)

@@ -31,11 +31,6 @@ class ReadContext:
     classes: Path
     """The folder of the compiled `jvm/JfrReader.java`."""
 
-    @property
-    def seconds(self) -> float:
-        """Length of the measurement."""
-        return (self.end_ns - self.start_ns) / 1e9
-
     def covers(self, moment_ns: int) -> bool:
         """Whether this moment is within the measurement."""
         return self.start_ns <= moment_ns < self.end_ns

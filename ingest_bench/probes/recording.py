@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.sax.saxutils import quoteattr
 
@@ -12,13 +14,12 @@ from ingest_bench.errors import SpecError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
     from ingest_bench.probes.context import Events, ReadContext
 
 # Says that the recorder itself dropped events: its buffers were full.
 _DATA_LOSS: Events = {"jdk.DataLoss": {"enabled": "true"}}
-READER_VERSION = 2
+READER_VERSION = 3
 
 
 def merge(into: Events, events: Mapping[str, dict[str, str]]) -> None:
@@ -78,12 +79,19 @@ class Recording:
 
     content: Mapping[str, Any]
     is_whole: bool
+    has_holes: bool = False
+    """Events are missing in the middle, not only after the end of a killed JVM."""
     problem: str = ""
 
     @property
-    def is_empty(self) -> bool:
-        """Whether there is nothing to read at all."""
-        return not self.content.get("events")
+    def is_readable(self) -> bool:
+        """Whether everything up to some moment is there."""
+        return bool(self.content.get("events")) and not self.has_holes
+
+    def seconds(self, context: ReadContext) -> float:
+        """How much of the measurement it covers."""
+        end_ns = context.end_ns if self.is_whole else min(context.end_ns, self.content["last_ns"])
+        return max(end_ns - context.start_ns, 0) / 1e9
 
 
 def files(raw: Path) -> tuple[list[Path], bool]:
@@ -147,11 +155,20 @@ def _read(context: ReadContext, found: list[Path]) -> Mapping[str, Any]:
 def _judge(content: Mapping[str, Any], *, ended_well: bool) -> Recording:
     problems = []
     if not ended_well:
+        last = datetime.fromtimestamp(content["last_ns"] / 1e9, UTC).isoformat(timespec="milliseconds")
         problems.append(
-            f"the JVM was killed before it could end its recording: {content['events']} events up to"
-            f" {content['last_ns']} ns were read, later ones are lost"
+            f"the JVM was killed before it could end its recording: {content['events']} events up to {last} were read,"
+            " later ones are lost"
         )
-    problems += [f"{file['file']}: {file['error']}" for file in content["files"] if file["error"]]
+    problems += [_lost(file) for file in content["files"] if file["error"]]
     if content["lost_bytes"]:
         problems.append(f"the flight recorder itself dropped {content['lost_bytes']} bytes of events")
-    return Recording(content=content, is_whole=not problems, problem="; ".join(problems))
+    cut = [file for file in content["files"][:-1] if file["error"]]
+    holes = bool(content["lost_bytes"] or cut)
+    whole = ended_well and not problems
+    return Recording(content=content, is_whole=whole, has_holes=holes, problem="; ".join(problems))
+
+
+def _lost(file: Mapping[str, Any]) -> str:
+    read = f"{file['events']} events were read" if file["events"] else "nothing could be read"
+    return f"{Path(file['file']).name} ({file['bytes']} bytes): {read} ({file['error']})"
