@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ingest_bench.load.bodies import bulk_query
+from ingest_bench.load.bodies import POOL_BYTES, bulk_query
 from ingest_bench.model.load import LoadOptions
 from ingest_bench.model.target import Endpoint
 from ingest_bench.model.workload import Workload
@@ -32,6 +32,8 @@ class LoadPlan:
     corpus: str | None = None
     """The file that `options.documents` names, checked, and unpacked where workers share it."""
     corpus_is_bulk: bool = False
+    pool_bytes: int = POOL_BYTES
+    """How much each worker holds in memory."""
     worker: int = 0
     workers: int = 1
 

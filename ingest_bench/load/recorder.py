@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import struct
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from ingest_bench.model.load import OUTCOMES, SAMPLE_FIELDS
 
@@ -18,6 +18,25 @@ _CHUNK_SAMPLES = 1024
 
 SAMPLE_BYTES = _SAMPLE.size
 OUTCOME_INDEX = {name: index for index, name in enumerate(OUTCOMES)}
+
+
+class KeepsSamples(Protocol):
+    """Where users leave what they saw."""
+
+    def add(
+        self,
+        planned_ns: int,
+        sent_ns: int,
+        done_ns: int,
+        bytes_sent: int,
+        documents: int,
+        acked: int,
+        failed: int,
+        status: int,
+        outcome: int,
+        user: int,
+    ) -> None:
+        """One sample more, in the order of `SAMPLE_FIELDS`."""
 
 
 class Recorder:

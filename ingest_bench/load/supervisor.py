@@ -16,7 +16,7 @@ from ingest_bench import system
 from ingest_bench.errors import RunFailed, SpecError
 from ingest_bench.load.arrivals import parse_recorded
 from ingest_bench.load.reports import merge
-from ingest_bench.load.supply import checked
+from ingest_bench.load.supply import checked, unpacked
 from ingest_bench.model.load import WorkerReport
 from ingest_bench.records import from_json, to_json
 
@@ -179,7 +179,7 @@ def start(plan: LoadPlan, enter: Enter = tuple) -> LoadProcess:
     Call it from the main thread: the children die with the thread that forked them.
     """
     plan.out.mkdir(parents=True, exist_ok=True)
-    plan = checked(dataclasses.replace(plan, workers=min(plan.options.processes, plan.users)))
+    plan = unpacked(checked(dataclasses.replace(plan, workers=min(plan.options.processes, plan.users))))
     if plan.options.arrivals.file is not None:
         plan = dataclasses.replace(plan, recorded_ns=_recorded(Path(plan.options.arrivals.file)))
     workers: list[_Worker] = []

@@ -18,15 +18,18 @@ if TYPE_CHECKING:
 
 
 def checked(plan: LoadPlan) -> LoadPlan:
-    """The plan with its corpus looked through, and unpacked where several workers share it; SpecError names the line.
-
-    Once for all workers, before any of them starts.
-    """
+    """The plan with its corpus looked through; SpecError names the line."""
     if plan.options.documents is None:
         return plan
     found = corpus.check(Path(plan.options.documents))
-    path = lines.unpack(found.path, plan.out) if plan.workers > 1 else found.path
-    return dataclasses.replace(plan, corpus=str(path.absolute()), corpus_is_bulk=found.bulk)
+    return dataclasses.replace(plan, corpus=str(found.path.absolute()), corpus_is_bulk=found.bulk)
+
+
+def unpacked(plan: LoadPlan) -> LoadPlan:
+    """The plan with a corpus that several workers can read: each reads a part of a plain file."""
+    if plan.corpus is None or plan.workers == 1:
+        return plan
+    return dataclasses.replace(plan, corpus=str(lines.unpack(Path(plan.corpus), plan.out)))
 
 
 class Supply:
@@ -52,6 +55,7 @@ def _synthetic(plan: LoadPlan) -> Bodies:
         bulk_documents=options.bulk_documents,
         bulk_bytes=options.bulk_bytes,
         seed=options.seed,
+        pool_bytes=plan.pool_bytes,
         action=options.action,
         compress=options.gzip,
         part=plan.worker,
@@ -66,6 +70,7 @@ def _corpus(plan: LoadPlan, path: Path) -> Bodies:
         plan.workload.index,
         bodies.bulk_size(plan.workload, options.bulk_documents, options.bulk_bytes),
         seed=options.seed,
+        pool_bytes=plan.pool_bytes,
         action=options.action,
         compress=options.gzip,
         part=plan.worker,

@@ -14,7 +14,7 @@ from ingest_bench.load.tickets import ClosedLoop
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from ingest_bench.load.recorder import Recorder
+    from ingest_bench.load.recorder import KeepsSamples
     from ingest_bench.load.supply import Supply
     from ingest_bench.load.tickets import Tickets
     from ingest_bench.model.load import RateUnit
@@ -28,7 +28,7 @@ _HOPELESS_NS = 2 * 10**9
 class Work:
     """The work of one worker, and its account."""
 
-    def __init__(self, *, address: Endpoint, supply: Supply, recorder: Recorder, users: range) -> None:
+    def __init__(self, *, address: Endpoint, supply: Supply, recorder: KeepsSamples, users: range) -> None:
         self.address = address
         self.tickets: Tickets = ClosedLoop()
         self.supply = supply

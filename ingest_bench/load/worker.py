@@ -27,7 +27,7 @@ from ingest_bench.load.health import LoopLag
 from ingest_bench.load.recorder import OUTCOME_INDEX, Recorder
 from ingest_bench.load.supply import Supply
 from ingest_bench.load.tickets import OpenLoop
-from ingest_bench.load.users.bulk import BulkUser
+from ingest_bench.load.users.bulk import TicketUser
 from ingest_bench.load.work import Work
 from ingest_bench.model.load import WorkerReport
 from ingest_bench.records import to_json
@@ -70,7 +70,7 @@ def _load(plan: LoadPlan, recorder: Recorder) -> int:
     _say(phase="ready")
     start_ns = _heard_start()
     lag, cpu_ns = LoopLag(), time.process_time_ns()
-    end_ns = _run(plan, work, runner, start_ns)
+    end_ns = _run(plan, work, recorder, runner, start_ns)
     cpu_ns = time.process_time_ns() - cpu_ns
     lag.close()
     _drain(work, runner)
@@ -126,7 +126,7 @@ def _report(plan: LoadPlan, work: Work, start_ns: int, end_ns: int, cpu_ns: int,
     )
 
 
-def _user_class(plan: LoadPlan, work: Work) -> type[BulkUser]:
+def _user_class(plan: LoadPlan, work: Work) -> type[TicketUser]:
     own = {
         "abstract": False,
         "work": work,
@@ -134,7 +134,7 @@ def _user_class(plan: LoadPlan, work: Work) -> type[BulkUser]:
         "retries": plan.options.retries,
         "timeout_ns": plan.options.timeout_ns,
     }
-    return type("BulkUser", (BulkUser,), own)
+    return type("BulkUser", (TicketUser,), own)
 
 
 def _heard_start() -> int:
@@ -149,7 +149,7 @@ def _heard_start() -> int:
     return int(json.loads(heard)["start_ns"])
 
 
-def _run(plan: LoadPlan, work: Work, runner: Any, start_ns: int) -> int:
+def _run(plan: LoadPlan, work: Work, recorder: Recorder, runner: Any, start_ns: int) -> int:
     """The end of the measurement: as planned, earlier after SIGTERM, without bodies or without hope."""
     warm_up_end_ns = start_ns + plan.options.warm_up_ns
     end_ns = warm_up_end_ns + plan.options.measure_ns
@@ -164,7 +164,7 @@ def _run(plan: LoadPlan, work: Work, runner: Any, start_ns: int) -> int:
             return min(now_ns, end_ns)
         phase = "warm-up" if now_ns < warm_up_end_ns else "measure"
         _say(phase=phase, documents=work.acked, seconds_left=round((end_ns - now_ns) / 1e9, 1))
-        work.recorder.flush()
+        recorder.flush()
         runner.user_greenlets.join(timeout=min(_PROGRESS_S, (end_ns - now_ns) / 1e9))
 
 

@@ -29,7 +29,7 @@ _RESEND_LIMIT_S = 5.0
 
 
 class BulkUser(User):
-    """One sender on one keep-alive connection: takes a ticket, sends a body, reads the answer, keeps the sample."""
+    """One sender on one keep-alive connection: sends a body, reads the answer, keeps the sample."""
 
     abstract = True
     work: Work
@@ -44,21 +44,13 @@ class BulkUser(User):
         self._failures_in_a_row = 0
         self.number = next(self.work.numbers)
 
-    @task
-    def send_until_the_end(self) -> None:
-        """Requests as long as there are tickets and bodies. One task: Locust's own loop costs more than a request."""
-        self.work.gate.wait()
-        take, bodies = self.work.tickets.take, self.work.supply.for_user(self.number)
-        while planned_ns := take():
-            body = next(bodies, None)
-            if body is None:
-                break
-            rejected = self.send(planned_ns, body, self.retries)
-            if rejected:
-                self._resend(planned_ns, body, rejected)
-            if self._failures_in_a_row:
-                gevent.sleep(min(_BACKOFF_S * 2 ** (self._failures_in_a_row - 1), _BACKOFF_LIMIT_S))
-        raise StopUser
+    def send_all(self, planned_ns: int, body: Body) -> None:
+        """One bulk; what was rejected of it again; and a pause after a failure."""
+        rejected = self.send(planned_ns, body, self.retries)
+        if rejected:
+            self._resend(planned_ns, body, rejected)
+        if self._failures_in_a_row:
+            gevent.sleep(min(_BACKOFF_S * 2 ** (self._failures_in_a_row - 1), _BACKOFF_LIMIT_S))
 
     def send(self, planned_ns: int, body: Body, retries: int) -> tuple[int, ...]:
         """One request and its sample. Comes back with the items that are to be sent again: none without retries."""
@@ -148,3 +140,21 @@ class BulkUser(User):
         )
         self._failures_in_a_row += 1
         work.failed(str(error), {})
+
+
+class TicketUser(BulkUser):
+    """A bulk user that sends when there is a ticket."""
+
+    abstract = True
+
+    @task
+    def send_until_the_end(self) -> None:
+        """Requests as long as there are tickets and bodies. One task: Locust's own loop costs more than a request."""
+        self.work.gate.wait()
+        take, bodies = self.work.tickets.take, self.work.supply.for_user(self.number)
+        while planned_ns := take():
+            body = next(bodies, None)
+            if body is None:
+                break
+            self.send_all(planned_ns, body)
+        raise StopUser

@@ -1,0 +1,81 @@
+"""The user in somebody else's locustfile, run by Locust's own command."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bulk_server import answer, bulk_answer, bulk_server, documents_in
+
+pytestmark = pytest.mark.processes
+
+LOCUSTFILE = """
+from locust import constant
+from ingest_bench.load.locustfile import BulkIndexUser
+
+class Indexing(BulkIndexUser):
+    workload = "nyc_taxis"
+    bulk_documents = 20
+    wait_time = constant(0.01)
+"""
+
+
+def run_locust(folder: Path, host: str, *more: str) -> dict[str, Any]:
+    """What Locust's own statistics say of the bulks."""
+    (folder / "locustfile.py").write_text(LOCUSTFILE)
+    argv = [sys.executable, "-m", "locust", "-f", "locustfile.py", "--headless", "--users", "3", "--spawn-rate", "3"]
+    argv += ["--run-time", "8", "--stop-timeout", "60", "--host", host, "--json", "--exit-code-on-error", "0", *more]
+    with (folder / "stdout").open("w+") as stdout, (folder / "stderr").open("w") as stderr:
+        done = subprocess.run(
+            argv, cwd=folder, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, check=False, timeout=300
+        )
+        stdout.seek(0)
+        said = stdout.read()
+    assert done.returncode == 0, (folder / "stderr").read_text()
+    # With several processes each one prints a list; only that of the first has something in it.
+    (entry,) = itertools.chain(*json.loads("[" + said.replace("]\n[", "],[") + "]"))
+    assert (entry["method"], entry["name"]) == ("POST", "/nyc_taxis/_bulk")
+    return dict(entry)
+
+
+def counted(by_locust: int, by_server: int) -> bool:
+    """Locust may end a user while its last request is under way, and then does not count it; there are 3 users."""
+    return 0 < by_locust <= by_server <= by_locust + 3
+
+
+def test_bulks_are_in_locusts_own_statistics(tmp_path: Path) -> None:
+    with bulk_server() as server:
+        stats = run_locust(tmp_path, f"http://{server.address}")
+    assert counted(stats["num_requests"], server.requests)
+    assert stats["num_failures"] == 0
+    mean_bytes = server.bytes_read / server.requests
+    assert stats["total_content_length"] == pytest.approx(stats["num_requests"] * mean_bytes, rel=0.01)
+    assert server.documents == 20 * server.requests
+    assert server.connections == 3
+
+
+def test_bulks_with_failed_items_are_failures_there(tmp_path: Path) -> None:
+    def reply(body: bytes, number: int) -> bytes:
+        documents = documents_in(body)
+        return answer(bulk_answer([201] * documents if number % 2 else [201] * (documents - 1) + [400]))
+
+    with bulk_server(reply) as server:
+        stats = run_locust(tmp_path, f"http://{server.address}")
+    assert counted(stats["num_requests"], server.requests)
+    assert stats["num_failures"] == pytest.approx(stats["num_requests"] / 2, abs=3)
+    assert "1 of 20 documents not acknowledged" in (tmp_path / "stderr").read_text()
+
+
+def test_locusts_own_processes_share_the_bodies(tmp_path: Path) -> None:
+    with bulk_server() as server:
+        server.keep_bodies = True
+        stats = run_locust(tmp_path, f"http://{server.address}", "--processes", "2")
+    assert counted(stats["num_requests"], server.requests)
+    assert len(server.ports) == 3
+    # Both run through their own bodies; no worker has come around yet.
+    assert len(set(server.bodies)) == len(server.bodies)
