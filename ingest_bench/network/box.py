@@ -9,23 +9,25 @@ from __future__ import annotations
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from ingest_bench.errors import MissingCapability, SpecError
-from ingest_bench.network import commands, places
+from ingest_bench.network import commands, places, uml
 from ingest_bench.network.sandbox import sandbox
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
+    from ingest_bench.model.network import Profile
     from ingest_bench.network.places import Box
     from ingest_bench.network.sandbox import Namespace, Sandbox
 
 
 @contextmanager
-def kernel_box(opened: Sandbox, client: Namespace, server: Namespace) -> Iterator[Namespace]:
-    """A third namespace that routes between the two, with this kernel's netem on its egresses."""
+def kernel_box(opened: Sandbox, client: Namespace, server: Namespace, *, mtu_bytes: int) -> Iterator[Namespace]:
+    """A third namespace that routes between the two, with this kernel's netem on its egresses. Any MTU will do."""
+    del mtu_bytes
     middle = opened.add()
     to_server, to_client = places.BOX_DEVICES["to-server"], places.BOX_DEVICES["to-client"]
     pairs = (
@@ -50,32 +52,48 @@ def kernel_complaint() -> str:
     return f'netem: this kernel has no sch_netem (tc: "{said.strip().removeprefix("Error: ")}").' if said else ""
 
 
+class Opener(Protocol):
+    """How a box is opened between two namespaces, for profiles up to that MTU."""
+
+    def __call__(
+        self, opened: Sandbox, client: Namespace, server: Namespace, *, mtu_bytes: int
+    ) -> AbstractContextManager[Box]:
+        """The open box."""
+
+
 @dataclass(frozen=True, slots=True)
 class BoxKind:
     """One way to get a box: why it cannot be had here (empty: it can), and how to open it."""
 
     complaint: Callable[[], str]
-    open: Callable[[Sandbox, Namespace, Namespace], AbstractContextManager[Box]]
+    open: Opener
+    refusal: Callable[[Profile], str] = lambda _: ""
+    """Why it cannot carry such a profile; empty: it can."""
 
 
 # In the order of preference.
 BOXES: Mapping[str, BoxKind] = {
     "kernel": BoxKind(kernel_complaint, kernel_box),
+    "uml": BoxKind(uml.complaint, uml.uml_box, uml.refusal),
 }
 
 
-def choose(wanted: str, profile_name: str) -> str:
-    """The kind of box that this machine has; MissingCapability when it has none, or not the one that was asked for."""
+def choose(wanted: str, states: Sequence[Profile]) -> str:
+    """The kind of box that this machine has and that can carry all those states of a link.
+
+    MissingCapability when there is none, or when the one that was asked for will not do.
+    """
     complaints = []
     for name, kind in BOXES.items():
         if wanted in ("auto", name):
-            said = kind.complaint()
+            said = kind.complaint() or next(filter(None, map(kind.refusal, states)), "")
             if not said:
                 return name
             complaints.append(said)
     if not complaints:
         raise SpecError(f'--netem: unknown backend "{wanted}"; known: auto, {", ".join(BOXES)}')
+    needy = next((state.name for state in states if state.needs_netem), states[0].name)
     raise MissingCapability(
         "\n".join(complaints)
-        + f'\nProfile "{profile_name}" needs it. `ingest-bench doctor` lists what this machine can emulate.'
+        + f'\nProfile "{needy}" needs it. `ingest-bench doctor` lists what this machine can emulate.'
     )

@@ -70,9 +70,11 @@ def loopback(profile: Profile) -> Lines:
     )
 
 
-def box_sides() -> Lines:
+def box_sides(*, has_ipv6: bool = True) -> Lines:
     """Both sides of a box: its gateway addresses, and the ways to the ends."""
+    no_solicitations = tuple(f"link set dev {name} addrgenmode none" for name in places.BOX_DEVICES.values())
     return (
+        *(no_solicitations if has_ipv6 else ()),
         *_box_side("to-client", places.CLIENT_GATEWAY, places.CLIENT_ADDRESS, places.CLIENT_MAC),
         *_box_side("to-server", places.SERVER_GATEWAY, places.SERVER_ADDRESS, places.SERVER_MAC),
     )
@@ -81,7 +83,6 @@ def box_sides() -> Lines:
 def _box_side(direction: places.Direction, address: str, end: str, end_mac: str) -> Lines:
     name = places.BOX_DEVICES[direction]
     return (
-        f"link set dev {name} addrgenmode none",
         f"addr add {address}/32 dev {name}",
         f"link set dev {name} up",
         *neighbour(name, end, end_mac),

@@ -43,6 +43,8 @@ class Link:
     backend: str
     """"plain": no netem is needed; else the kind of box, "kernel" or "uml"."""
     box: Box | None = None
+    largest_mtu_bytes: int = 0
+    """What a box was made for; it may not be changed to more."""
     client_address: str = places.CLIENT_ADDRESS
     server_address: str = places.SERVER_ADDRESS
 
@@ -78,6 +80,12 @@ class Link:
             raise SpecError(f'profile "{profile.name}": a link cannot turn into {profile.medium} while it stands')
         if profile.needs_netem and self.box is None:
             raise SpecError(f'profile "{profile.name}" needs netem, which this link was not made with')
+        if self.box is not None:
+            said = boxes.BOXES[self.backend].refusal(profile)
+            if profile.mtu_bytes > self.largest_mtu_bytes:
+                said = f"this link was made for MTUs of at most {self.largest_mtu_bytes}, not {profile.mtu_bytes}"
+            if said:
+                raise SpecError(f'profile "{profile.name}": {said}')
         before, self.profile = self.profile, profile
         self._settle(before)
 
@@ -126,8 +134,9 @@ class Link:
 @contextmanager
 def link(profile: Profile, *, netem: str = "auto", later: Sequence[Profile] = ()) -> Iterator[Link]:
     """A link in that state. `later` are the states that it may be changed to: with netem, it is made for them too."""
-    shaped = [state for state in (profile, *later) if state.needs_netem]
-    backend = boxes.choose(netem, shaped[0].name) if shaped else "plain"
+    states = (profile, *later)
+    backend = boxes.choose(netem, states) if any(state.needs_netem for state in states) else "plain"
+    mtu_bytes = max(state.mtu_bytes for state in states)
     with ExitStack() as stack:
         opened = stack.enter_context(sandbox())
         client = opened.add()
@@ -136,8 +145,12 @@ def link(profile: Profile, *, netem: str = "auto", later: Sequence[Profile] = ()
             _ip(client, commands.loopback_up())
         else:
             server = opened.add()
-            box = None if backend == "plain" else stack.enter_context(boxes.BOXES[backend].open(opened, client, server))
+            box = None
+            if backend != "plain":
+                opener = boxes.BOXES[backend].open
+                box = stack.enter_context(opener(opened, client, server, mtu_bytes=mtu_bytes))
             made = Link(profile=profile, client=client, server=server, backend=backend, box=box)
+            made.largest_mtu_bytes = mtu_bytes
             if box is None:
                 ends = (places.CLIENT_DEVICE, places.CLIENT_MAC, places.SERVER_DEVICE, places.SERVER_MAC)
                 _ip(client, commands.pair(*ends, peer_pid=server.pid))
