@@ -14,7 +14,7 @@ MS = 10**6
         (Impairment(), ()),
         (
             Impairment(rate_bps=10**9),
-            ("qdisc replace dev d root handle 2: tbf rate 1000000000bit burst 62500b limit 6250000b",),
+            ("qdisc replace dev d root handle 2: tbf rate 1000000000bit burst 250000b limit 6250000b",),
         ),
         (
             Impairment(rate_bps=10**6, burst_bytes=1600),
@@ -27,8 +27,8 @@ MS = 10**6
         (
             Impairment(rate_bps=10**8, delay_ns=25 * MS),
             (
-                "qdisc replace dev d root handle 1: netem limit 5883 delay 25000000ns",
-                "qdisc replace dev d parent 1:1 handle 2: tbf rate 100000000bit burst 6250b limit 625000b",
+                "qdisc replace dev d root handle 1: netem limit 5883 delay 25000us",
+                "qdisc replace dev d parent 1:1 handle 2: tbf rate 100000000bit burst 25000b limit 625000b",
             ),
         ),
     ],
@@ -40,10 +40,10 @@ def test_a_direction_becomes_these_lines_of_tc(impairment: Impairment, lines: tu
 @pytest.mark.parametrize(
     ("impairment", "words"),
     [
-        (Impairment(delay_ns=10 * MS, jitter_ns=3 * MS), "delay 10000000ns 3000000ns"),
+        (Impairment(delay_ns=10 * MS, jitter_ns=3 * MS), "delay 10000us 3000us"),
         (
             Impairment(delay_ns=MS, jitter_ns=500, delay_correlation_ppm=250_000, distribution="paretonormal"),
-            "delay 1000000ns 500ns 25% distribution paretonormal",
+            "delay 1000us 0.5us 25% distribution paretonormal",
         ),
         (Impairment(loss_ppm=10_000), "loss random 1%"),
         (Impairment(loss_ppm=5, loss_correlation_ppm=500_000), "loss random 0.0005% 50%"),
@@ -53,17 +53,17 @@ def test_a_direction_becomes_these_lines_of_tc(impairment: Impairment, lines: tu
         (Impairment(duplicate_ppm=10_000, duplicate_correlation_ppm=250_000), "duplicate 1% 25%"),
         (
             Impairment(delay_ns=MS, reorder_ppm=250_000, reorder_correlation_ppm=500_000, reorder_gap=5),
-            "delay 1000000ns reorder 25% 50% gap 5",
+            "delay 1000us reorder 25% 50% gap 5",
         ),
         (Impairment(netem_rate_bps=10**6), "rate 1000000bit"),
         (
             Impairment(netem_rate_bps=10**6, packet_overhead_bytes=20, cell_bytes=53, cell_overhead_bytes=5),
             "rate 1000000bit 20 53 5",
         ),
-        (Impairment(slot_min_ns=800_000), "slot 800000ns"),
+        (Impairment(slot_min_ns=800_000), "slot 800us"),
         (
             Impairment(slot_min_ns=800_000, slot_max_ns=MS, slot_packets=42, slot_bytes=64_000),
-            "slot 800000ns 1000000ns packets 42 bytes 64000",
+            "slot 800us 1000us packets 42 bytes 64000",
         ),
     ],
 )
