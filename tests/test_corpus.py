@@ -67,7 +67,7 @@ def test_several_frames_in_one_packed_file_are_one_text(tmp_path: Path) -> None:
 
 def test_ready_bulk_bodies_are_sent_as_they_are(tmp_path: Path) -> None:
     found = check(write(tmp_path / "bulk.json", bulk_text()))
-    assert (found.bulk, found.documents) == (True, 1001)
+    assert (found.bulk, found.documents, found.indices) == (True, 1001, ("own",))
     made = open_bodies(found, "i", BulkSize(documents=100), seed=1)
     assert isinstance(made, BodyPool)
     assert b"".join(bytes(body.data) for body in made.bodies) == bulk_text().encode()

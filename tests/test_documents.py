@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from ingest_bench import catalog, data
+from ingest_bench import catalog, data, records
 from ingest_bench.errors import SpecError
 from ingest_bench.load import export
-from ingest_bench.load.documents import BLOCK, KINDS, Documents
+from ingest_bench.load.documents import BLOCK, KINDS, SPECIAL, Documents, check
+from ingest_bench.load.generate import GENERATORS
 from ingest_bench.load.lines import chunks
 from ingest_bench.model.workload import DocumentField, Workload
 
@@ -149,8 +150,13 @@ def test_an_object_holds_fields_and_a_list_holds_values() -> None:
 )
 def test_a_wrong_field_is_named_with_the_remedy(field: dict[str, Any], said: str) -> None:
     with pytest.raises(SpecError) as caught:
-        Documents(workload(field), 1)
+        check(workload(field))
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_the_shipped_workloads_pass_their_check(name: str) -> None:
+    check(catalog.workload(name))
 
 
 def test_an_unknown_workload_is_answered_with_the_nearest_name() -> None:
@@ -188,3 +194,11 @@ def test_papers_pack_as_well_as_the_published_ones() -> None:
     # The published corpus packs from 23,256,051,757 to 5,931,724,449 bytes with bzip2: 3.92.
     block = b"\n".join(Documents(catalog.workload("pmc"), 1).block(0)[:50])
     assert len(block) / len(bz2.compress(block)) == pytest.approx(3.92, rel=0.1)
+
+
+def test_every_kind_and_option_is_documented_beside_the_workloads() -> None:
+    text = (data.folder("workloads") / "README.md").read_text()
+    rows = {line.split("`")[1]: line for line in text.splitlines() if line.startswith("| `")}
+    for kind, record in {**GENERATORS, **SPECIAL}.items():
+        assert [key for key in records.keys(record) if f"`{key}`" not in rows[kind]] == []
+    assert [key for key in records.keys(Workload) if f"`{key}`" not in text and key != "name"] == []

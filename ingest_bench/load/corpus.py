@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ingest_bench.errors import SpecError
-from ingest_bench.load.lines import OPENERS, action_of, chunks, lines
+from ingest_bench.load.lines import OPENERS, action_and_index, action_of, chunks, lines
 
 # Every line up to here is parsed before anything starts, at about 150 MB/s; of a longer plain file also the last line.
 CHECK_BYTES = 256 * 1024**2
@@ -25,6 +25,8 @@ class Corpus:
     """Ready bulk bodies: action lines stand between the documents and are sent as they are."""
     documents: int | None
     """`None` when the file is longer than what is checked before the start."""
+    indices: tuple[str, ...] = ()
+    """The indices that its action lines name, as far as they were checked."""
 
 
 def check(path: Path, *, bulk: bool | None = None, limit_bytes: int = CHECK_BYTES) -> Corpus:
@@ -43,7 +45,7 @@ def check(path: Path, *, bulk: bool | None = None, limit_bytes: int = CHECK_BYTE
     else:
         return checker.end()
     _check_tail(path)
-    return Corpus(path=path, bulk=bool(checker.bulk), documents=None)
+    return Corpus(path=path, bulk=bool(checker.bulk), documents=None, indices=tuple(sorted(checker.indices)))
 
 
 class _Checker:
@@ -57,6 +59,7 @@ class _Checker:
         self._needs_document = False
         self._ended = True
         self.bulk = bulk
+        self.indices: set[str] = set()
 
     def watch(self, pieces: Iterator[bytes]) -> Iterator[bytes]:
         for piece in pieces:
@@ -72,7 +75,9 @@ class _Checker:
         # A bad last line means something else than a bad line: that is known only when the next one comes.
         self._failure = self._wrong(line)
         if self.bulk and not self._needs_document:
-            action = action_of(line)
+            action, index = action_and_index(line)
+            if index:
+                self.indices.add(index)
             if not action and not self._failure:
                 self._failure = self._error("is no action line of a bulk; the line after a document must be one")
             self._needs_document = action != "delete"
@@ -90,7 +95,9 @@ class _Checker:
             raise self._failure
         if self.bulk and self._needs_document:
             raise self._error("is an action line and the file ends there: its document is missing; get the whole file")
-        return Corpus(path=self._path, bulk=bool(self.bulk), documents=self._documents)
+        return Corpus(
+            path=self._path, bulk=bool(self.bulk), documents=self._documents, indices=tuple(sorted(self.indices))
+        )
 
     def _first(self, line: bytes) -> None:
         for mark, name in _BYTE_ORDER_MARKS.items():

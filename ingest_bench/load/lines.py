@@ -77,14 +77,21 @@ def boundary(path: Path, place: int, bulk: bool) -> int:
 
 def action_of(line: bytes) -> str:
     """The action of a bulk's action line; empty for any other line."""
+    return action_and_index(line)[0]
+
+
+def action_and_index(line: bytes) -> tuple[str, str]:
+    """The action of a bulk's action line and the index that it names; both empty for any other line."""
     try:
         found: Any = json.loads(line)
     except ValueError:
-        return ""
+        return "", ""
     if not isinstance(found, dict) or len(found) != 1:
-        return ""
+        return "", ""
     name, meta = next(iter(found.items()))
-    return name if name in ACTIONS and isinstance(meta, dict) and meta.keys() <= _META else ""
+    if name not in ACTIONS or not isinstance(meta, dict) or not meta.keys() <= _META:
+        return "", ""
+    return name, str(meta.get("_index", ""))
 
 
 def unpack(path: Path, folder: Path) -> Path:
