@@ -18,8 +18,10 @@ from ingest_bench.model.workload import DocumentField, Workload
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-# Documents are made in blocks of this many, each from its own seed: any process can make any block alone.
+# Documents are made in blocks, each from its own seed: any process can make any block alone. A block has this many
+# documents, or fewer when they are large: a block of papers would be 165 MB.
 BLOCK = 4096
+BLOCK_BYTES = 4 * 1024**2
 PROSE_BYTES = 4 * 1024**2
 # A prime, so that the lengths do not fall in step with a bulk size. Every 997 documents have the exact mean.
 LENGTHS = 997
@@ -85,21 +87,23 @@ class Documents:
 
     def __init__(self, workload: Workload, seed: int) -> None:
         self._seed = seed
+        self.size = max(16, min(BLOCK, int(BLOCK_BYTES / workload.mean_document_bytes)))
+        """How many documents a block has."""
         build = _Build(seed, f"workload {workload.name}: fields", {})
         if workload.fields[0].present < 1:
             raise SpecError(f"{build.where}: the first field must be in every document; move another one to the front")
         self._columns = tuple(_columns(workload.fields, build, "", "{", "}"))
 
     def block(self, number: int) -> list[bytes]:
-        """`BLOCK` documents, without line feeds. Block 7 is the same whether or not the others were made."""
+        """`size` documents, without line feeds. Block 7 is the same whether or not the others were made."""
         random = np.random.default_rng([self._seed, number])
         picks: dict[str, NDArray[np.int64]] = {}
         parts = []
         for place, (row, column) in enumerate(self._columns):
             key = row or str(place)
             if key not in picks:
-                picks[key] = random.integers(0, 2**62, BLOCK)
-            parts.append(column.take(number * BLOCK, picks[key]))
+                picks[key] = random.integers(0, 2**62, self.size)
+            parts.append(column.take(number * self.size, picks[key]))
         return [b"".join(pieces) for pieces in zip(*parts, strict=True)]
 
     def blocks(self, part: int = 0, parts: int = 1) -> Iterator[list[bytes]]:
@@ -112,7 +116,16 @@ class Documents:
 
 def check(workload: Workload) -> None:
     """Nothing when documents can be made; SpecError names the field and what is wrong with it. Takes milliseconds."""
-    Documents(replace(workload, fields=tuple(replace(one, distinct=1) for one in workload.fields)), 1)
+    Documents(_with_rows(workload, 1), 1)
+
+
+def example(workload: Workload) -> bytes:
+    """One document, made from small tables: quickly, and not one that a run sends."""
+    return Documents(_with_rows(workload, 64), 1).block(0)[0]
+
+
+def _with_rows(workload: Workload, rows: int) -> Workload:
+    return replace(workload, fields=tuple(replace(one, distinct=rows) for one in workload.fields))
 
 
 def _columns(

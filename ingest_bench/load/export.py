@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import zstandard
 
 from ingest_bench.errors import SpecError
-from ingest_bench.load.documents import Documents
+from ingest_bench.load.documents import Documents, example
 from ingest_bench.model.workload import DocumentField, Workload
 
 
@@ -33,7 +33,7 @@ def describe(workload: Workload) -> list[tuple[str, str]]:
         ("bulk", f"{workload.bulk_documents} documents, {workload.users} users"),
         *_field_rows(workload),
         *((f"query {query.name}", f"weight {query.weight}: {json.dumps(query.body)}") for query in workload.queries),
-        ("example", Documents(workload, 1).block(0)[0][:2000].decode(errors="replace")),
+        ("example", example(workload)[:2000].decode(errors="replace")),
     ]
 
 
