@@ -112,4 +112,4 @@ def _parse(text: str, units: Mapping[str, int], what: str, example: str) -> int:
 
 
 def _short(value: float) -> str:
-    return f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
+    return f"{value:.3g}" if abs(value) < 999.5 else f"{value:.0f}"

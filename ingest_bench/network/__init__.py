@@ -1,10 +1,14 @@
 """The link between load and server: made, put into the state of a profile, and proven by measurement.
 
 `profiles` reads TOML; `commands` and `netem` turn a profile into argv (pure); `link` acts, in namespaces of `sandbox`
-that die with us; `box` is netem in the middle of the path, this kernel's or User-Mode Linux's.
+that die with us; `box` is netem in the middle of the path, this kernel's or User-Mode Linux's. `check` measures what
+was promised (`expected`, `lanes`) with one `meter` at each end; `wire` and `readings` tell of the load's time.
 """
 
+from ingest_bench.network.check import check
 from ingest_bench.network.link import Link, link
 from ingest_bench.network.profiles import load_profile
+from ingest_bench.network.readings import readings
+from ingest_bench.network.wire import watch_wire
 
-__all__ = ["Link", "link", "load_profile"]
+__all__ = ["Link", "check", "link", "load_profile", "readings", "watch_wire"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ingest_bench import system
@@ -47,6 +47,8 @@ class Link:
     """What a box was made for; it may not be changed to more."""
     client_address: str = places.CLIENT_ADDRESS
     server_address: str = places.SERVER_ADDRESS
+    counted_before: dict[str, int] = field(default_factory=dict)
+    """Where the counts of `readings` start."""
 
     @property
     def ends(self) -> tuple[End, End]:

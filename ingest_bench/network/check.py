@@ -1,0 +1,88 @@
+"""Promised against measured: what a profile says about a link, found out in both directions before the load."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from typing import TYPE_CHECKING
+
+from ingest_bench.model.network import Promise
+from ingest_bench.network import expected, netem, qdiscs
+from ingest_bench.network.lanes import Lane, tried
+from ingest_bench.network.probing import Way, meters
+from ingest_bench.network.readings import start
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ingest_bench.model.network import Impairment, Profile
+    from ingest_bench.network.link import Link
+    from ingest_bench.network.places import Direction
+
+_RTT_SHARE = 0.05
+_RTT_NS = 10**6
+
+
+def check(link: Link) -> tuple[Promise, ...]:
+    """Each promise of the link's profile with what was measured. The counters of `readings` start after it.
+
+    A promise that is not kept is measured again, with more probes; `measured` says at which try it was kept.
+    """
+    profile = link.profile
+    with meters(link) as (client, server):
+        runs = itertools.count(1)
+        lanes = (
+            Lane(Way(client, server, runs), "to-server", profile, profile.to_server),
+            Lane(Way(server, client, runs), "to-client", profile, profile.to_client),
+        )
+        promises = [promise for lane in lanes for promise in lane.packets()]
+        promises += _rtt(lanes[0].way, profile)
+        promises += [promise for lane in lanes for promise in lane.transfers()]
+    promises += [_qdisc(link, lane.direction, lane.impairment) for lane in lanes]
+    start(link)
+    return tuple(promises)
+
+
+def _rtt(way: Way, profile: Profile) -> Iterator[Promise]:
+    """The round trip of an idle link. Slots add a wait that depends on when a packet comes: nothing is promised."""
+    impairments = (profile.to_server, profile.to_client)
+    if any(impairment.slot_min_ns is not None for impairment in impairments):
+        return
+    promised_ns = sum(map(expected.delay_ns, impairments))
+    scatter_ns = sum(impairment.jitter_ns for impairment in impairments)
+    wait_s = sum(map(expected.longest_delay_s, impairments)) + 0.3
+    middle = statistics.mean if scatter_ns else statistics.median
+    tolerance_ns = max(_RTT_SHARE * promised_ns, _RTT_NS)
+
+    def measure(attempt: int) -> tuple[str, bool]:
+        plan = expected.pings(impairments, attempt)
+        rtts = way.round_trips_ns(plan.count, 1 / plan.per_s, wait_s)
+        if not rtts:
+            return f"no answer to {plan.count} probes", False
+        found_ns = middle(rtts)
+        # Jitter leaves the mean of so many probes uncertain by three standard errors.
+        uncertain_ns = 3 * scatter_ns / len(rtts) ** 0.5
+        low, high = rtts[len(rtts) // 20], rtts[len(rtts) * 19 // 20]
+        words = f"{_ms(found_ns)} ({middle.__name__} of {len(rtts)}; 5% to 95%: {_ms(low)} to {_ms(high)})"
+        return words, abs(found_ns - promised_ns) <= tolerance_ns + uncertain_ns
+
+    yield tried("rtt", _ms(promised_ns), f"{_ms(tolerance_ns)}, the larger of 5% and 1 ms", measure)
+
+
+def _qdisc(link: Link, direction: Direction, impairment: Impairment) -> Promise:
+    """What the kernel has, read back."""
+    place, device = link.shaper(direction)
+    mtu_bytes = link.profile.mtu_bytes
+    wrong = qdiscs.differences(place.run(qdiscs.show(device)), impairment, mtu_bytes)
+    told = [line.split(" handle ")[1].partition(" ")[2] for line in netem.lines(device, impairment, mtu_bytes)]
+    return Promise(
+        name=f"qdisc {direction}",
+        promised="; ".join(told) or "none",
+        measured="; ".join(wrong) or "as promised",
+        tolerance="1%, for what tc rounds",
+        kept=not wrong,
+    )
+
+
+def _ms(time_ns: float) -> str:
+    return f"{time_ns / 1e6:.2f} ms"

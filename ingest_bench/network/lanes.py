@@ -1,0 +1,219 @@
+"""One direction of a link under test, and the promises that it can be held to."""
+
+from __future__ import annotations
+
+import functools
+import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ingest_bench import units
+from ingest_bench.model.network import Promise
+from ingest_bench.network import expected, frames, losses
+
+if TYPE_CHECKING:
+    from ingest_bench.model.network import Impairment, Profile
+    from ingest_bench.network.places import Direction
+    from ingest_bench.network.probing import Way
+
+# A busy machine can spoil a measurement; it does not make a bad link look good.
+_TRIES = 3
+_PROBE_BYTES = 128
+_RATE_SHARE = 0.05
+_JITTER_SHARE = 0.25
+_JITTER_NS = 500 * 10**3
+_TRANSFER_S = 0.1
+_MILLION = 10**6
+
+# What was measured, in words, and whether that keeps the promise; the argument says which try it is.
+Measure = Callable[[int], tuple[str, bool]]
+
+
+def tried(name: str, promised: str, tolerance: str, measure: Measure) -> Promise:
+    """The promise, measured until it is kept, at most three times."""
+    for attempt in range(1, _TRIES + 1):
+        words, kept = measure(attempt)
+        if kept:
+            break
+    again = f"; try {attempt}" if attempt > 1 else ""
+    return Promise(name=name, promised=promised, measured=words + again, tolerance=tolerance, kept=kept)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What became of a burst of numbered probes."""
+
+    sent: int
+    numbers: list[int]
+    delays_ns: list[int]
+    overflowed: int
+
+    def lost(self) -> int:
+        """Probes that never came. Those for which the receiving socket had no room were not lost on the link."""
+        return max(0, self.sent - len(set(self.numbers)) - self.overflowed)
+
+    def doubled(self) -> int:
+        """Probes that came more than once."""
+        return len(self.numbers) - len(set(self.numbers))
+
+    def hurried(self, delay_ns: float) -> int:
+        """Probes that came in less than half of the delay: netem let them overtake."""
+        return sum(delay < delay_ns / 2 for delay in self.delays_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """One direction of a link under test."""
+
+    way: Way
+    direction: Direction
+    profile: Profile
+    impairment: Impairment
+
+    def packets(self) -> Iterator[Promise]:
+        """The promises that single packets can prove: path MTU, loss, duplicates, reordering, jitter."""
+        yield tried(f"mtu {self.direction}", str(self.profile.mtu_bytes), "exact", self._mtu)
+
+        @functools.cache
+        def burst(attempt: int) -> Seen:
+            plan = expected.burst(self.impairment, attempt)
+            sending = {"count": plan.count, "per_s": plan.per_s, "packet_bytes": _PROBE_BYTES}
+            _, came = self.way.probes("burst", quiet_s=self._quiet_s, tail_s=self._tail_s, **sending)
+            return Seen(plan.count, came["numbers"], came["delays_ns"], came["overflowed"])
+
+        impairment = self.impairment
+        lost = losses.share(impairment)
+        if lost is not None:
+            factor = losses.variance_factor(impairment)
+            yield self._share("loss", lost, lambda attempt: (burst(attempt).lost(), burst(attempt).sent), factor)
+        if impairment.duplicate_ppm and not impairment.duplicate_correlation_ppm:
+            doubled = impairment.duplicate_ppm / _MILLION * (1 - (lost or 0))
+            yield self._share("duplicates", doubled, lambda attempt: (burst(attempt).doubled(), burst(attempt).sent))
+        hurried = expected.reordered_share(impairment)
+        if hurried is not None and impairment.delay_ns >= 4 * _MILLION:
+            yield self._share(
+                "reordered",
+                hurried,
+                lambda attempt: (burst(attempt).hurried(impairment.delay_ns), len(burst(attempt).numbers)),
+            )
+        spread_ns = expected.jitter_ns(impairment)
+        if spread_ns is not None:
+            tolerance_ns = max(_JITTER_SHARE * spread_ns, _JITTER_NS)
+            yield tried(
+                f"jitter {self.direction}",
+                f"{spread_ns / 1e6:.2f} ms",
+                f"{tolerance_ns / 1e6:.2f} ms, the larger of 25% and 0.5 ms; standard deviation of the one-way delay",
+                lambda attempt: _spread(burst(attempt).delays_ns, spread_ns, tolerance_ns),
+            )
+
+    def transfers(self) -> Iterator[Promise]:
+        """The promises that a transfer can prove: MSS, congestion control, sizes on the wire, rate."""
+        yield from self._tcp()
+        rate_bps = expected.rate_bps(self.impairment)
+        if rate_bps is not None:
+            yield tried(
+                f"rate {self.direction}",
+                units.format_bps(rate_bps),
+                "5%, of Ethernet frames without preamble and checksum",
+                functools.partial(self._rate, rate_bps),
+            )
+
+    @property
+    def _quiet_s(self) -> float:
+        """How long nothing may come before nothing more will: the delay, and a busy machine's pause."""
+        return expected.longest_delay_s(self.impairment) + 0.3
+
+    @property
+    def _tail_s(self) -> float:
+        """How long after the end an earlier packet may come: not at all where packets keep their order."""
+        keeps = not (self.impairment.jitter_ns or self.impairment.reorder_ppm)
+        return 0.0 if keeps else expected.longest_delay_s(self.impairment)
+
+    def _mtu(self, attempt: int) -> tuple[str, bool]:
+        fits = min(self.profile.mtu_bytes, expected.LARGEST_PACKET_BYTES)
+        sizes = [size for size in (fits + 1, fits) if size <= expected.LARGEST_PACKET_BYTES]
+        # More than one of each: the link may be one that loses some.
+        sent, came = self.way.probes(
+            "sizes", quiet_s=self._quiet_s, tail_s=self._tail_s, packets_bytes=sizes * 3 * attempt
+        )
+        passed = set(came["packets_bytes"])
+        words = [f"{size} {'passes' if size in passed else 'does not'}" for size in sorted(sizes)]
+        refused = " (the sender's stack refuses it)" if fits + 1 in sent["refused"] else ""
+        return ", ".join(words) + refused, passed == {fits}
+
+    def _share(self, name: str, share: float, count: Callable[[int], tuple[int, int]], factor: float = 1.0) -> Promise:
+        def measure(attempt: int) -> tuple[str, bool]:
+            events, sent = count(attempt)
+            low, high = losses.interval(events, sent, factor) if sent else (0.0, 1.0)
+            words = f"{units.format_ppm(low * _MILLION)} to {units.format_ppm(high * _MILLION)} ({events} of {sent})"
+            # Nothing promised is nothing found: an interval around one lost packet would hold 0 only by its width.
+            return words, bool(sent) and (low <= share <= high if share else events == 0)
+
+        tolerance = "inside the 99% interval" if share else "none"
+        return tried(f"{name} {self.direction}", units.format_ppm(share * _MILLION), tolerance, measure)
+
+    def _tcp(self) -> Iterator[Promise]:
+        @functools.cache
+        def transfer(attempt: int) -> tuple[dict[str, int], dict[int, int], str]:
+            most_bytes = expected.transfer_bytes(self.impairment, _TRANSFER_S)
+            sampled = frames.one_of(expected.rate_bps(self.impairment)) if attempt == 1 else 1
+            sent, came = self.way.transfer(_TRANSFER_S * attempt, most_bytes, sampled)
+            return sent, {int(size): count for size, count in came["frames"].items()}, sent["congestion_control"]
+
+        mss_bytes = expected.mss_bytes(self.profile)
+
+        def mss(attempt: int) -> tuple[str, bool]:
+            found = transfer(attempt)[0]["mss_bytes"]
+            return str(found), found == mss_bytes
+
+        yield tried(f"mss {self.direction}", str(mss_bytes), "exact", mss)
+        if self.profile.congestion_control is not None:
+            found = transfer(1)[2]
+            wanted = self.profile.congestion_control
+            yield tried(f"congestion control {self.direction}", wanted, "exact", lambda _: (found, found == wanted))
+        if self.profile.gso_max_segs == 1:
+            full = expected.full_frame_bytes(self.profile)
+            yield tried(
+                f"frames {self.direction}",
+                f"{full} bytes",
+                "the most frequent, and none larger",
+                lambda attempt: _sizes(transfer(attempt)[1], full),
+            )
+
+    def _rate(self, rate_bps: int, attempt: int) -> tuple[str, bool]:
+        plan = expected.flood(self.impairment, self.profile.mtu_bytes, attempt)
+        most_s = plan.seconds * 2 + self._quiet_s + 1
+        points = self.way.flood(plan.seconds, self.profile.mtu_bytes, plan.per_s, most_s)
+        found_bps = fastest_bps(points, plan.seconds / 5)
+        return f"{found_bps / 1e6:.4g} Mbit/s", abs(found_bps - rate_bps) <= _RATE_SHARE * rate_bps
+
+
+def fastest_bps(points: list[tuple[float, int]], window_s: float) -> float:
+    """The highest rate over any time of at least `window_s`.
+
+    A busy machine may pause the sender, which makes a rate too low; it cannot make a token bucket give more.
+    """
+    best, first = 0.0, 0
+    for index, (at_s, count_bytes) in enumerate(points):
+        while first + 1 < index and points[first + 1][0] <= at_s - window_s:
+            first += 1
+        passed_s = at_s - points[first][0]
+        if passed_s >= window_s:
+            best = max(best, (count_bytes - points[first][1]) * 8 / passed_s)
+    return best
+
+
+def _spread(delays_ns: list[int], promised_ns: float, tolerance_ns: float) -> tuple[str, bool]:
+    if len(delays_ns) < 2:
+        return "too few packets came", False
+    found_ns = statistics.pstdev(delays_ns)
+    return f"{found_ns / 1e6:.2f} ms", abs(found_ns - promised_ns) <= tolerance_ns
+
+
+def _sizes(counts: dict[int, int], full_bytes: int) -> tuple[str, bool]:
+    if not counts:
+        return "no frame was seen", False
+    common, largest = max(counts, key=lambda size: counts[size]), max(counts)
+    words = f"{common} bytes in {counts[common]} of {sum(counts.values())} frames, largest {largest}"
+    return words, common == full_bytes and largest <= full_bytes

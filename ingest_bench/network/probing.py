@@ -1,0 +1,130 @@
+"""One meter at each end of a link, and the measurements that two of them make together."""
+
+from __future__ import annotations
+
+import json
+import select
+import subprocess
+import sys
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ingest_bench import system
+from ingest_bench.errors import RunFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ingest_bench.network.link import End, Link
+
+_ANSWER_S = 60.0
+
+
+@dataclass(slots=True)
+class Remote:
+    """The near end of a meter."""
+
+    process: subprocess.Popen[bytes]
+    address: str
+    ports: dict[str, int]
+
+    def start(self, operation: str, **arguments: Any) -> None:
+        """The operation begins; `answer` has what it says."""
+        assert self.process.stdin is not None  # noqa: S101 - for the type checker
+        self.process.stdin.write(json.dumps({"operation": operation, **arguments}).encode() + b"\n")
+        self.process.stdin.flush()
+
+    def answer(self) -> dict[str, Any]:
+        """The next line that the meter says."""
+        assert self.process.stdout is not None  # noqa: S101 - for the type checker
+        ready, _, _ = select.select([self.process.stdout], [], [], _ANSWER_S)
+        line = self.process.stdout.readline() if ready else b""
+        answer: dict[str, Any] = json.loads(line) if line else {"error": f"no answer after {_ANSWER_S:g} s"}
+        if "error" in answer:
+            raise RunFailed(f"the link could not be measured: the meter at {self.address} says: {answer['error']}")
+        return answer
+
+    def where(self, kind: str) -> list[Any]:
+        """The address of one of its sockets, "udp" or "tcp"."""
+        return [self.address, self.ports[kind]]
+
+
+@dataclass(slots=True)
+class Way:
+    """One direction: who sends and who receives."""
+
+    sender: Remote
+    receiver: Remote
+    runs: Iterator[int]
+
+    def probes(self, operation: str, *, quiet_s: float, tail_s: float = 0.0, **sending: Any) -> tuple[Any, Any]:
+        """What the sender said of its probes, and the receiver of those that came."""
+        run = next(self.runs)
+        return self._both(
+            operation,
+            {"run": run, "to": self.receiver.where("udp"), **sending},
+            "collect",
+            {"run": run, "quiet_s": quiet_s, "tail_s": tail_s, "most_s": _ANSWER_S / 2},
+        )
+
+    def round_trips_ns(self, count: int, every_s: float, wait_s: float) -> list[int]:
+        """Round-trip times, shortest first."""
+        run = next(self.runs)
+        sending = {"run": run, "to": self.receiver.where("udp"), "count": count, "every_s": every_s, "wait_s": wait_s}
+        quiet_s = wait_s + 1
+        said, _ = self._both("ping", sending, "echo", {"run": run, "quiet_s": quiet_s, "most_s": _ANSWER_S / 2})
+        rtts: list[int] = sorted(said["rtts_ns"])
+        return rtts
+
+    def flood(self, seconds: float, mtu_bytes: int, per_s: int, most_s: float) -> list[tuple[float, int]]:
+        """Moments and bytes received until then, while more is sent than the link can carry."""
+        to = self.receiver.where("udp")
+        sending = {"to": to, "seconds": seconds, "mtu_bytes": mtu_bytes, "per_s": per_s}
+        _, said = self._both("flood", sending, "wire", {"seconds": most_s, "quiet_s": 0.05})
+        return [(at, count) for at, count in said["points"]]
+
+    def transfer(self, seconds: float, most_bytes: int, sampled: int) -> tuple[Any, Any]:
+        """What the sender's TCP knew after a short transfer, and the frames that the receiver saw."""
+        sending = {"to": self.receiver.where("tcp"), "seconds": seconds, "most_bytes": most_bytes}
+        return self._both("pour", sending, "sink", {"most_s": _ANSWER_S / 2, "sampled": sampled})
+
+    def _both(self, send: str, sending: dict[str, Any], receive: str, receiving: dict[str, Any]) -> tuple[Any, Any]:
+        self.receiver.start(receive, **receiving)
+        self.receiver.answer()
+        self.sender.start(send, **sending)
+        return self.sender.answer(), self.receiver.answer()
+
+
+@contextmanager
+def meters(link: Link) -> Iterator[tuple[Remote, Remote]]:
+    """A meter in the client's and one in the server's namespace."""
+    with ExitStack() as stack:
+        started = [(end, _start(end, stack)) for end in link.ends]
+        client, server = (_ready(end, process) for end, process in started)
+        yield client, server
+
+
+def _start(end: End, stack: ExitStack) -> subprocess.Popen[bytes]:
+    argv = (sys.executable, "-m", "ingest_bench.network.meter", end.address, end.device)
+    pipe = subprocess.PIPE
+    process = system.start(end.namespace.command(argv), stdin=pipe, stdout=pipe, stderr=pipe)
+    stack.callback(_close, process)
+    return process
+
+
+def _ready(end: End, process: subprocess.Popen[bytes]) -> Remote:
+    assert process.stdout is not None  # noqa: S101 - for the type checker
+    line = process.stdout.readline()
+    if not line:
+        _, said = process.communicate()
+        raise RunFailed(f"the meter at {end.address} did not start: {said.decode(errors='replace').strip()[-500:]}")
+    return Remote(process, end.address, json.loads(line))
+
+
+def _close(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+    for pipe in (process.stdin, process.stdout, process.stderr):
+        if pipe is not None:
+            pipe.close()

@@ -1,0 +1,110 @@
+"""What `tc -j -s qdisc show` says of a device, against what it was told. Pure."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ingest_bench.network import netem
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ingest_bench.model.network import Impairment
+
+# tc keeps times and bursts as ticks of a coarse clock, and shares as 32-bit fractions: 62500 bytes come back as 62375.
+_RELATIVE = 0.01
+_MILLION = 10**6
+
+Path = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """What went through a device's queues, all of them together."""
+
+    packets: int = 0
+    bytes: int = 0
+    drops: int = 0
+    backlog_packets: int = 0
+
+
+def show(device: str) -> tuple[str, ...]:
+    """The argv that reads a device's qdiscs."""
+    return ("tc", "-j", "-s", "qdisc", "show", "dev", device)
+
+
+def differences(shown: str, impairment: Impairment, mtu_bytes: int) -> list[str]:
+    """What the kernel has otherwise than it was told; empty: nothing."""
+    found = {qdisc["kind"]: qdisc for qdisc in json.loads(shown)}
+    told: dict[str, dict[Path, float]] = {}
+    if netem.uses_netem(impairment):
+        told["netem"] = told_netem(impairment, mtu_bytes)
+    if impairment.rate_bps is not None:
+        told["tbf"] = {("rate",): impairment.rate_bps / 8, ("burst",): netem.burst_bytes(impairment, mtu_bytes)}
+    wrong = [f"{kind} is there" for kind in ("netem", "tbf") if kind in found and kind not in told]
+    for kind, options in told.items():
+        if kind not in found:
+            wrong.append(f"{kind} is missing")
+            continue
+        for path, value in options.items():
+            has = _at(found[kind]["options"], path)
+            if has is None or not math.isclose(has, value, rel_tol=_RELATIVE, abs_tol=1e-9):
+                wrong.append(f"{kind} {'.'.join(path)} is {has}, not {value:g}")
+    return wrong
+
+
+def counters(shown: str) -> Counters:
+    """The root's counters: a classful root counts what its child sends and drops."""
+    for qdisc in json.loads(shown):
+        if qdisc.get("root"):
+            return Counters(qdisc["packets"], qdisc["bytes"], qdisc["drops"], qdisc["qlen"])
+    return Counters()
+
+
+def told_netem(impairment: Impairment, mtu_bytes: int) -> dict[Path, float]:
+    """Netem's options the way `tc -j` writes them: seconds, shares of one, bytes a second."""
+    told: dict[Path, float] = {("limit",): netem.queue_limit_packets(impairment, mtu_bytes)}
+    if impairment.delay_ns or impairment.jitter_ns:
+        told["delay", "delay"] = impairment.delay_ns / 1e9
+        told["delay", "jitter"] = impairment.jitter_ns / 1e9
+        told["delay", "correlation"] = impairment.delay_correlation_ppm / _MILLION
+    told |= _shares("loss-state", ("p13", "p31", "p32", "p23", "p14"), impairment.loss_state_ppm)
+    told |= _shares("loss-gemodel", ("p", "r", "1-h", "1-k"), impairment.loss_gemodel_ppm)
+    pairs = (
+        ("loss-random", "loss", impairment.loss_ppm, impairment.loss_correlation_ppm),
+        ("duplicate", "duplicate", impairment.duplicate_ppm, impairment.duplicate_correlation_ppm),
+        ("corrupt", "corrupt", impairment.corrupt_ppm, impairment.corrupt_correlation_ppm),
+        ("reorder", "reorder", impairment.reorder_ppm, impairment.reorder_correlation_ppm),
+    )
+    for table, name, share_ppm, correlation_ppm in pairs:
+        if share_ppm:
+            told |= _shares(table, (name, "correlation"), (share_ppm, correlation_ppm))
+    if impairment.reorder_gap:
+        told["gap",] = impairment.reorder_gap
+    if impairment.netem_rate_bps is not None:
+        told["rate", "rate"] = impairment.netem_rate_bps / 8
+        told["rate", "packetoverhead"] = impairment.packet_overhead_bytes
+        told["rate", "cellsize"] = impairment.cell_bytes
+        told["rate", "celloverhead"] = impairment.cell_overhead_bytes
+    if impairment.slot_min_ns is not None:
+        told["slot", "min-delay"] = impairment.slot_min_ns / 1e9
+        told["slot", "max-delay"] = (impairment.slot_max_ns or impairment.slot_min_ns) / 1e9
+        told["slot", "packets"] = impairment.slot_packets
+        told["slot", "bytes"] = impairment.slot_bytes
+    if impairment.ecn:
+        told["ecn",] = True
+    return told
+
+
+def _shares(table: str, names: Sequence[str], shares_ppm: Sequence[int]) -> dict[Path, float]:
+    return {(table, name): share / _MILLION for name, share in zip(names, shares_ppm, strict=False)}
+
+
+def _at(options: Mapping[str, Any], path: Path) -> float | None:
+    value: Any = options
+    for step in path:
+        value = value.get(step) if isinstance(value, dict) else None
+    return None if value is None else float(value)

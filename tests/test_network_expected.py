@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import pytest
+
+from ingest_bench.model.network import Impairment, Profile
+from ingest_bench.network import expected, frames
+from ingest_bench.network.lanes import Seen, fastest_bps, tried
+from ingest_bench.network.readings import median, parse
+
+MS = 10**6
+
+
+@pytest.mark.parametrize(
+    ("profile", "mss_bytes", "frame_bytes"),
+    [
+        (Profile(name="x", mtu_bytes=1500), 1448, 1514),
+        (Profile(name="x", mtu_bytes=9000), 8948, 9014),
+        (Profile(name="x", mtu_bytes=1500, mss_bytes=536), 524, 590),
+        (Profile(name="x", mtu_bytes=65536), 65483, 65549),
+    ],
+)
+def test_a_full_segment_follows_from_mtu_and_mss(profile: Profile, mss_bytes: int, frame_bytes: int) -> None:
+    assert expected.mss_bytes(profile) == mss_bytes
+    assert expected.full_frame_bytes(profile) == frame_bytes
+
+
+def test_jitter_is_promised_where_netem_keeps_to_it() -> None:
+    assert expected.jitter_ns(Impairment(delay_ns=10 * MS)) is None
+    assert expected.jitter_ns(Impairment(delay_ns=10 * MS, jitter_ns=3 * MS)) == pytest.approx(3 * MS / 3**0.5)
+    assert expected.jitter_ns(Impairment(delay_ns=10 * MS, jitter_ns=3 * MS, distribution="normal")) == 3 * MS
+    assert expected.jitter_ns(Impairment(delay_ns=10 * MS, jitter_ns=6 * MS)) is None
+
+
+def test_a_gap_lets_fewer_packets_overtake() -> None:
+    half = Impairment(delay_ns=10 * MS, reorder_ppm=500_000)
+    assert expected.reordered_share(half) == pytest.approx(0.5)
+    assert expected.reordered_share(Impairment(delay_ns=MS, reorder_ppm=10**6, reorder_gap=5)) == pytest.approx(0.2)
+    assert expected.delay_ns(half) == 10 * MS
+
+
+def test_a_rarer_loss_takes_more_probes_and_a_slow_link_fewer_a_second() -> None:
+    assert expected.burst(Impairment(), 1).count == 1000
+    assert expected.burst(Impairment(loss_ppm=5_000), 1).count == 6000
+    assert expected.burst(Impairment(loss_ppm=5_000), 2).count == 12000
+    slow = expected.burst(Impairment(rate_bps=10**6), 1)
+    assert slow.per_s * 142 * 8 <= 10**6 / 2
+    assert slow.count <= slow.per_s
+
+
+def test_a_flood_is_more_than_the_link_carries() -> None:
+    plan = expected.flood(Impairment(rate_bps=10**8, loss_ppm=100_000), 1500, 1)
+    assert plan.per_s * (1 - 0.1) * 1514 * 8 >= 1.49 * 10**8
+    assert expected.flood(Impairment(rate_bps=10**6), 1500, 1).seconds == 3.0
+
+
+def test_frames_are_sampled_by_a_power_of_two() -> None:
+    for rate_bps in (None, 10**9, 10**8, 10**6):
+        sampled = frames.one_of(rate_bps)
+        assert sampled & (sampled - 1) == 0
+    assert frames.one_of(10**6) == 1
+
+
+def test_the_rate_is_that_of_the_fastest_stretch_and_a_paused_sender_does_not_lower_it() -> None:
+    # 125 bytes a millisecond (1 Mbit/s), with a pause of 0.2 s.
+    points = [(at / 1000, 125 * (min(at, 400) + max(0, at - 600))) for at in range(0, 1000, 5)]
+    assert fastest_bps(points, 0.3) == pytest.approx(10**6)
+    assert fastest_bps(points, 0.9) < 0.85 * 10**6
+    assert fastest_bps([(0.0, 5), (1.0, 5)], 0.5) == 0
+    assert fastest_bps([(0.0, 0), (1.0, 5)], 2.0) == 0
+
+
+def test_probes_that_found_no_room_in_the_socket_are_not_lost_on_the_link() -> None:
+    seen = Seen(10, [0, 1, 2, 2, 4, 5], [5, 1, 5, 5, 5, 5], overflowed=2)
+    assert (seen.lost(), seen.doubled(), seen.hurried(5)) == (3, 1, 1)
+    assert Seen(3, [0, 1, 2], [5, 5, 5], overflowed=1).lost() == 0
+
+
+def test_a_promise_is_tried_three_times_before_it_is_broken() -> None:
+    tries: list[int] = []
+
+    def measure(attempt: int) -> tuple[str, bool]:
+        tries.append(attempt)
+        return "no", attempt == 2
+
+    assert tried("x", "y", "z", measure).measured == "no; try 2"
+    assert tries == [1, 2]
+    broken = tried("x", "y", "z", lambda _: ("no", False))
+    assert (broken.kept, broken.measured) == (False, "no; try 3")
+
+
+def test_the_kernels_tables_of_counters_are_read_by_name() -> None:
+    assert parse("Tcp: A B\nTcp: 1 -1\nTcpExt: C\nTcpExt: 3\n") == {"A": 1, "B": -1, "C": 3}
+
+
+def test_the_median_of_a_histogram_is_a_size_that_was_seen() -> None:
+    assert median({66: 2, 1514: 5}) == 1514
+    assert median({}) is None
