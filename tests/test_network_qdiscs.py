@@ -14,7 +14,7 @@ TBF = {
     "kind": "tbf",
     "handle": "2:",
     "parent": "1:1",
-    "options": {"rate": 125000000, "burst": 62375, "lat": 49501},
+    "options": {"rate": 125000000, "burst": 249875, "lat": 49501},
     **COUNTS,
 }
 # What tc 6.1 printed on a kernel with netem, after each was set.

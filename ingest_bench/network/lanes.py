@@ -185,7 +185,10 @@ class Lane:
         plan = expected.flood(self.impairment, self.profile.mtu_bytes, attempt)
         most_s = plan.seconds * 2 + self._quiet_s + 1
         points = self.way.flood(plan.seconds, self.profile.mtu_bytes, plan.per_s, most_s)
-        found_bps = fastest_bps(points, plan.seconds / 5)
+        # The first bytes are what the bucket had saved up.
+        began = next((at for at, count in points if count != points[0][1]), 0.0)
+        steady = [point for point in points if point[0] > began + plan.seconds / 10]
+        found_bps = fastest_bps(steady, plan.seconds / 3)
         return f"{found_bps / 1e6:.4g} Mbit/s", abs(found_bps - rate_bps) <= _RATE_SHARE * rate_bps
 
 

@@ -34,6 +34,8 @@ _IP_UDP_HEADERS_BYTES = 28
 _FLOOD_SOCKETS = 16
 _PAUSE_S = 0.0005
 _QUIET_BYTES = 1000
+# More than the last words of a connection before, and less than any flood.
+_FLOOD_BYTES = 20_000
 
 
 class Meter:
@@ -141,7 +143,8 @@ class Meter:
         sockets fill the queue, and the link then works on without us.
         """
         packet = mtu_bytes - _IP_UDP_HEADERS_BYTES
-        pieces = max(1, min(44, 65000 // packet))
+        # A block is short beside the link's queue, which would cut off what it cannot hold.
+        pieces = max(1, min(44, 65000 // packet, per_s // 500))
         block = bytes(packet * pieces)
         with ExitStack() as stack:
             outs = [stack.enter_context(_flooding(packet if pieces > 1 else None)) for _ in range(_FLOOD_SOCKETS)]
@@ -151,6 +154,8 @@ class Meter:
                     time.sleep(sent / per_s - (now - began))
                 _, ready, _ = select.select([], outs, [], 0.01)
                 for out in ready:
+                    if sent > per_s * (now - began):
+                        break
                     try:
                         out.sendto(block, tuple(to))
                         sent += pieces
@@ -170,7 +175,7 @@ class Meter:
             if now - before_s < _PAUSE_S:
                 points.append((now, count))
                 earlier = [bytes_then for at, bytes_then in points if at <= now - quiet_s]
-                if earlier and points[0][1] != count and count - earlier[-1] < _QUIET_BYTES:
+                if earlier and count - points[0][1] > _FLOOD_BYTES and count - earlier[-1] < _QUIET_BYTES:
                     break
             time.sleep(0.005)
         self._forget()

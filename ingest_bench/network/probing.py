@@ -106,7 +106,7 @@ def meters(link: Link) -> Iterator[tuple[Remote, Remote]]:
 
 
 def _start(end: End, stack: ExitStack) -> subprocess.Popen[bytes]:
-    argv = (sys.executable, "-m", "ingest_bench.network.meter", end.address, end.device)
+    argv = (sys.executable, "-P", "-m", "ingest_bench.network.meter", end.address, end.device)
     pipe = subprocess.PIPE
     process = system.start(end.namespace.command(argv), stdin=pipe, stdout=pipe, stderr=pipe)
     stack.callback(_close, process)

@@ -52,7 +52,7 @@ def watch_wire(link: Link, raw: Path) -> Iterator[None]:
 
 
 def _start(end: End, sampled: int, stack: ExitStack) -> subprocess.Popen[bytes]:
-    argv = (sys.executable, "-m", "ingest_bench.network.wire", end.device, end.address, str(sampled))
+    argv = (sys.executable, "-P", "-m", "ingest_bench.network.wire", end.device, end.address, str(sampled))
     pipe = subprocess.PIPE
     watcher = system.start(end.namespace.command(argv), stdin=pipe, stdout=pipe, stderr=pipe)
     stack.callback(_close, watcher)
