@@ -24,6 +24,13 @@ if TYPE_CHECKING:
 # The traditional uid of nobody. OpenSearch, Elasticsearch and Cassandra refuse to run as root.
 SERVER_UID = 65534
 _POLL_S = 0.05
+# For a server whose folders lie in a closed one, such as /root. access(2) forgets the capabilities of an ordinary uid
+# unless no_setuid_fixup is set, and the flight recorder asks it whether its folder can be written.
+_WALK_ANYWHERE = (
+    "--inh-caps=+dac_read_search",
+    "--ambient-caps=+dac_read_search",
+    "--securebits=+no_setuid_fixup",
+)
 # A recording of 200 MB is written at the JVM's exit.
 _GRACE_S = 60.0
 
@@ -76,8 +83,7 @@ def drop_privileges(plan: LaunchPlan) -> tuple[str, ...]:
     if not system.is_root():
         return ("unshare", "--user", "--map-user=1000", "--map-group=1000", "--", *death, "--")
     identity = (f"--reuid={SERVER_UID}", f"--regid={SERVER_UID}", "--clear-groups", "--no-new-privs")
-    read_anything = () if reachable(plan) else ("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search")
-    return (*death, *identity, *read_anything, "--")
+    return (*death, *identity, *(() if reachable(plan) else _WALK_ANYWHERE), "--")
 
 
 def reachable(plan: LaunchPlan) -> bool:

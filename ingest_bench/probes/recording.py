@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.sax.saxutils import quoteattr
 
-from ingest_bench import system
+from ingest_bench import jvm, system
 from ingest_bench.errors import SpecError
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 # Says that the recorder itself dropped events: its buffers were full.
 _DATA_LOSS: Events = {"jdk.DataLoss": {"enabled": "true"}}
+READER = Path(jvm.__file__).with_name("JfrReader.java")
 READER_VERSION = 3
 
 

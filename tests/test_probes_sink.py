@@ -1,0 +1,136 @@
+"""Ground truth: what the probes saw of the sink is what the sink counted itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from servers import BULK, Served, served
+
+from ingest_bench import system
+from ingest_bench.jvm.compile import classes
+from ingest_bench.jvm.java import find
+from ingest_bench.model.results import Histogram, Measured, Reading, Remark
+from ingest_bench.model.target import TargetOptions
+from ingest_bench.probes import PROBES, ReadContext, jvm_options, read, recording
+from ingest_bench.targets.sink import Sink
+
+pytestmark = [pytest.mark.jvm, pytest.mark.netns]
+
+DOCUMENT = b'{"index":{}}\n{"text":"%s"}\n' % (b"x" * 4000)
+
+
+def sink(java: int, predictor_bytes: int, **chosen: Any) -> TargetOptions:
+    return TargetOptions(
+        name="sink", version=f"java{java}", heap_bytes=128 << 20, receive_predictor_bytes=(predictor_bytes,), **chosen
+    )
+
+
+@pytest.fixture
+def raw(tmp_path: Path) -> Path:
+    """Below the server's home, which belongs to its user."""
+    made = tmp_path / "home" / "raw"
+    made.mkdir(parents=True)
+    return made
+
+
+def context(raw: Path, java: int, ports: set[int]) -> ReadContext:
+    found = find(java)
+    compiled = classes(found, (recording.READER,))
+    return ReadContext(raw=raw, start_ns=0, end_ns=2**62, ports=frozenset(ports), java=found.java, classes=compiled)
+
+
+def bulks(server: Served, count: int, documents: int) -> None:
+    path = "/test/_bulk"
+    for _ in range(count):
+        assert server.http.request("POST", path, DOCUMENT * documents, BULK).status == 200
+
+
+def counters(server: Served) -> dict[str, Any]:
+    target = server.target
+    assert isinstance(target, Sink)
+    return target.counters(server.http)
+
+
+def busiest(counted: dict[str, Any]) -> int:
+    """The peer's port that sent most: the asker's one connection."""
+    ports: dict[str, dict[str, int]] = counted["by_peer_port"]
+    return int(max(ports, key=lambda port: ports[port]["bytes_read"]))
+
+
+def readings(measured: list[Measured]) -> dict[str, Any]:
+    return {item.name: item.value for item in measured if isinstance(item, Reading)}
+
+
+def histogram(measured: list[Measured], name: str) -> dict[int, int]:
+    return next(item.counts for item in measured if isinstance(item, Histogram) and item.name == name)
+
+
+def test_more_than_a_million_reads_are_exactly_those_that_the_sink_counted(tmp_path: Path, raw: Path) -> None:
+    with served(tmp_path, sink(17, 128), jvm_options(["reads", "gc"], raw, 17)) as server:
+        bulks(server, 33, 1000)
+        counted = counters(server)
+    port = busiest(counted)
+    truth = counted["by_peer_port"][str(port)]
+    assert truth["reads"] > 1_000_000
+    measured = read(["reads"], context(raw, 17, {port}))
+    assert [item for item in measured if isinstance(item, Remark)] == []
+    sizes = histogram(measured, "read_bytes")
+    assert sum(sizes.values()) == truth["reads"]
+    assert sum(size * count for size, count in sizes.items()) == truth["bytes_read"]
+    assert readings(measured)["bytes_read"] == truth["bytes_read"]
+
+
+@pytest.mark.parametrize("java", [11, 17, 25])
+@pytest.mark.parametrize("buffers", ["heap", "direct"])
+def test_reads_are_exact_on_each_java_with_each_kind_of_buffer(
+    java: int, buffers: str, tmp_path: Path, raw: Path
+) -> None:
+    asked = sink(java, 1024, setting={"sink.buffers": buffers})
+    with served(tmp_path, asked, jvm_options(["reads", "gc"], raw, java)) as server:
+        bulks(server, 5, 1000)
+        counted = counters(server)
+    for port, truth in counted["by_peer_port"].items():
+        measured = read(["reads"], context(raw, java, {int(port)}))
+        assert sum(histogram(measured, "read_bytes").values()) == truth["reads"]
+        assert readings(measured)["bytes_read"] == truth["bytes_read"]
+
+
+def test_buffers_that_the_sink_asked_for_are_the_network_layers_allocations(tmp_path: Path, raw: Path) -> None:
+    # Half of G1's smallest region of 1 MiB: each buffer is humongous, and outside of every TLAB.
+    size = 512 << 10
+    with served(tmp_path, sink(17, size), jvm_options(["allocations"], raw, 17)) as server:
+        bulks(server, 20, 1000)
+        counted = counters(server)
+    seen = readings(read(["allocations"], context(raw, 17, set())))
+    assert counted["buffers_allocated"] > 100
+    assert seen["outside_tlab_network_bytes"] == pytest.approx(counted["buffer_bytes_allocated"], rel=0.01)
+    # Netty itself allocates some small objects outside TLABs when it has a small one.
+    assert seen["outside_tlab_network_count"] >= counted["buffers_allocated"]
+
+
+@pytest.mark.bpf
+@pytest.mark.parametrize(("java", "buffers"), [(11, "heap"), (17, "heap"), (17, "direct"), (25, "heap")])
+def test_the_kernel_sees_the_reads_that_the_sink_counted_and_their_room(
+    java: int, buffers: str, tmp_path: Path, raw: Path
+) -> None:
+    if not system.is_root():
+        pytest.skip("needs root")
+    with served(tmp_path, sink(java, 1024, setting={"sink.buffers": buffers})) as server:
+        before = counters(server)
+        with PROBES["kernel-reads"].watch(server.process.jvm_pid, raw):
+            bulks(server, 20, 1000)
+            after = counters(server)
+    port = busiest(after)
+    reads, bytes_read = (
+        after["by_peer_port"][str(port)][name] - before["by_peer_port"][str(port)][name]
+        for name in ("reads", "bytes_read")
+    )
+    measured = read(["kernel-reads"], context(raw, java, {port}))
+    seen = readings(measured)
+    assert [item for item in measured if isinstance(item, Remark)] == []
+    assert seen["kernel_bytes_read"] == bytes_read
+    assert seen["kernel_reads"] == reads
+    assert seen["read_requested_bytes_mean"] == 1024
+    assert seen["read_waste_bytes_mean"] == pytest.approx(1024 - bytes_read / reads)
