@@ -1,0 +1,127 @@
+"""Netty's receive buffers: which size it allocates for the next read, after the reads so far.
+
+From the sources of netty-transport: AdaptiveRecvByteBufAllocator, DefaultMaxMessagesRecvByteBufAllocator,
+DefaultChannelConfig and AbstractNioByteChannel of 4.1.13 to 4.2 (AdaptiveCalculator there).
+
+An allocator that a server sets by ChannelOption.RCVBUF_ALLOCATOR, as Elasticsearch, OpenSearch and our sink do, reads
+once for each event of the selector: 16 reads in a row (ChannelMetadata) are for Netty's own default only. So another
+read follows a filled buffer only when something is left, and an adaptive allocator takes a filled buffer in twice: it
+grows by four steps, and then finds that the same read would have fitted a smaller one.
+Replayed against the sink's own count (4.1.94, loopback and ethernet, 64..65536 and 4096..524288): equal to the byte.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ingest_bench.units import format_bytes
+
+# 16, 32 … 496 in steps of 16, then 512 doubled up to 1 GiB.
+_SIZES = (*range(16, 512, 16), *(512 << power for power in range(22)))
+_INCREMENT, _DECREMENT = 4, 1
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """FixedRecvByteBufAllocator: every buffer has this size."""
+
+    size_bytes: int
+
+    @property
+    def largest_bytes(self) -> int:
+        """The largest buffer that it allocates."""
+        return self.size_bytes
+
+    def predictor(self) -> Predictor:
+        """What one connection allocates, from its first read on."""
+        return Predictor(self.size_bytes, self.size_bytes, self.size_bytes)
+
+    def __str__(self) -> str:
+        return format_bytes(self.size_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Adaptive:
+    """AdaptiveRecvByteBufAllocator. Netty's own default is 64, 2048, 65536; Elasticsearch 5 starts at its minimum.
+
+    `is_old`: before 4.1.43, such as Elasticsearch 5 and 6: it shrinks only when a read fits a buffer two steps smaller.
+    `grows_within`: since 4.1.18, later than Elasticsearch 5: a filled buffer counts at once and again at the end.
+    """
+
+    minimum_bytes: int
+    initial_bytes: int
+    maximum_bytes: int
+    is_old: bool = False
+    grows_within: bool = True
+
+    @property
+    def largest_bytes(self) -> int:
+        """The largest buffer that it allocates."""
+        return self.maximum_bytes
+
+    def predictor(self) -> Predictor:
+        """What one connection allocates, from its first read on."""
+        return Predictor(
+            self.minimum_bytes,
+            self.initial_bytes,
+            self.maximum_bytes,
+            is_old=self.is_old,
+            grows_within=self.grows_within,
+        )
+
+    def __str__(self) -> str:
+        return f"{format_bytes(self.minimum_bytes)}..{format_bytes(self.maximum_bytes)}"
+
+
+Buffers = Fixed | Adaptive
+
+
+class Predictor:
+    """The state of one connection: the size of its next buffer."""
+
+    def __init__(
+        self, minimum: int, initial: int, maximum: int, *, is_old: bool = False, grows_within: bool = True
+    ) -> None:
+        self._minimum, self._maximum = minimum, maximum
+        self._lowest = next(at for at, size in enumerate(_SIZES) if size >= minimum)
+        self._highest = max(at for at, size in enumerate(_SIZES) if size <= maximum)
+        self._at = max(at for at, size in enumerate(_SIZES) if size <= initial)
+        self._shrink = _DECREMENT + (1 if is_old else 0)
+        self._grows_within = grows_within
+        self._is_fixed = minimum == maximum
+        self._shrinks_now = False
+        self.next_bytes = minimum if self._is_fixed else max(_SIZES[self._at], minimum)
+
+    def read(self, got_bytes: int) -> bool:
+        """Take in what the next read got (-1: the stream has ended); whether it did not fill its buffer."""
+        is_short = got_bytes < self.next_bytes
+        if not is_short and self._grows_within:
+            self._record(got_bytes)
+        self._record(max(got_bytes, 0))
+        return is_short
+
+    def sizes(self, available_bytes: int) -> Iterator[int]:
+        """The size of each buffer that is allocated until so many bytes are read; one when there is nothing to read."""
+        left = available_bytes
+        while True:
+            size = self.next_bytes
+            yield size
+            got = min(size, left)
+            self.read(got)
+            left -= got
+            if left == 0:
+                return
+
+    def _record(self, got_bytes: int) -> None:
+        if self._is_fixed:
+            return
+        if got_bytes <= _SIZES[max(0, self._at - self._shrink)]:
+            if self._shrinks_now:
+                self._at = max(self._at - _DECREMENT, self._lowest)
+                self.next_bytes = max(_SIZES[self._at], self._minimum)
+            self._shrinks_now = not self._shrinks_now
+        elif got_bytes >= self.next_bytes:
+            self._at = min(self._at + _INCREMENT, self._highest)
+            self.next_bytes = min(_SIZES[self._at], self._maximum)
+            self._shrinks_now = False
