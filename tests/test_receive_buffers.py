@@ -27,7 +27,7 @@ def drained(*sizes: int) -> list[Bytes]:
 @pytest.mark.parametrize(
     ("buffers", "real_bytes", "real_buffers"),
     [
-        # The sink's own counters, without the connection that asked for them: a buffer of 4096, one of 64 and one of 128.
+        # The sink's own counters, less the connection that asked for them: a buffer of 4096, or one of 64 and of 128.
         (Adaptive(4096, 4096, 524288), 370_585_600 - 4096, 3_099 - 1),
         (Adaptive(64, 64, 65536), 133_135_552 - 64 - 128, 2_384 - 2),
     ],
