@@ -9,6 +9,8 @@ from ingest_bench.analysis import receive_buffers
 from ingest_bench.analysis.netty import Adaptive, Fixed
 from ingest_bench.analysis.receive_buffers import KIB, Bytes, Cost
 from ingest_bench.model.results import READ_FIELDS
+from ingest_bench.model.target import TargetOptions
+from ingest_bench.report import whatif
 
 # Reads of the sink (Netty 4.1.94) over the profile "ethernet": 118 MB in bulks of 1.2 MB on four connections.
 RECORDED = Path(__file__).parent / "data" / "adaptive-reads.npz"
@@ -172,3 +174,30 @@ def test_when_every_size_wastes_the_smallest_waste_is_recommended_and_said() -> 
 
 def test_without_reads_nothing_is_recommended() -> None:
     assert receive_buffers.recommend(receive_buffers.what_if(reads())) is None
+
+
+def test_what_the_server_was_told_says_what_recorded_the_reads() -> None:
+    assert receive_buffers.made_with(TargetOptions()) is None
+    assert receive_buffers.made_with(TargetOptions(receive_predictor_bytes=(65536,))) == Fixed(65536)
+    old = TargetOptions(name="elasticsearch", version="5.6.16", receive_predictor_bytes=(65536, 524288))
+    assert receive_buffers.made_with(old) == Adaptive(65536, 65536, 524288, is_old=True, grows_within=False)
+    new = TargetOptions(name="sink", receive_predictor_bytes=(65536, 524288))
+    assert receive_buffers.made_with(new) == Adaptive(65536, 65536, 524288)
+
+
+def test_costs_of_several_runs_add_up() -> None:
+    one, other = (receive_buffers.what_if(reads(*sizes), tlab_bytes=1e5) for sizes in ([65536, 9], [65536, 65536, 7]))
+    added = receive_buffers.together([one, other])
+    assert [item.buffers for item in added] == list(receive_buffers.CANDIDATES)
+    for total, first, second in zip(added, one, other, strict=True):
+        assert total.allocations == first.allocations + second.allocations
+        assert total.over_limit_bytes == (first.over_limit_bytes or 0) + (second.over_limit_bytes or 0)
+    unknown = receive_buffers.together([one, receive_buffers.what_if(reads(65536, 9))])
+    assert {item.over_limit_bytes for item in unknown} == {None}
+
+
+def test_the_table_marks_extrapolated_sizes_and_leaves_out_what_nobody_knows() -> None:
+    head, *rows = whatif.table(receive_buffers.what_if(reads(65536, 9)))
+    assert head == ["receive buffer", "buffers/GB", "allocated/GB", "wasted/GB"]
+    assert [row[0] for row in rows][3:6] == ["32KiB", "64KiB", "128KiB (extrapolated)"]
+    assert "over a TLAB/GB" in whatif.table(receive_buffers.what_if(reads(65536, 9), tlab_bytes=1e5))[0]

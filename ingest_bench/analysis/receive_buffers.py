@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from ingest_bench.analysis.netty import Adaptive, Buffers, Fixed, Predictor
+from ingest_bench.model.target import TargetOptions
 
 Bytes = np.ndarray[Any, np.dtype[np.int64]]
 KIB = 1024
@@ -112,6 +113,38 @@ def cost(
     )
 
 
+def made_with(target: TargetOptions) -> Buffers | None:
+    """The receive buffers that a server was told to use; None for its default, which the reads must tell."""
+    sizes = target.receive_predictor_bytes
+    if len(sizes) == 1:
+        return Fixed(sizes[0])
+    if not sizes:
+        return None
+    # Elasticsearch 5 has Netty 4.1.13, and 6 had up to 4.1.32; both start at the minimum.
+    version = int((target.version or "99").split(".")[0]) if target.name == "elasticsearch" else 99
+    return Adaptive(sizes[0], sizes[0], sizes[1], is_old=version <= 6, grows_within=version > 5)
+
+
+def together(runs: Iterable[Sequence[Cost]]) -> list[Cost]:
+    """The costs of several runs added up, candidate by candidate; all runs have the same candidates."""
+    return [
+        Cost(
+            buffers=costs[0].buffers,
+            ingested_bytes=sum(item.ingested_bytes for item in costs),
+            allocations=sum(item.allocations for item in costs),
+            allocated_bytes=sum(item.allocated_bytes for item in costs),
+            over_limit_bytes=_sum([item.over_limit_bytes for item in costs]),
+            is_extrapolated=any(item.is_extrapolated for item in costs),
+        )
+        for costs in zip(*runs, strict=True)
+    ]
+
+
+def _sum(values: Sequence[int | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None
+
+
 def what_if(
     reads: np.ndarray[Any, np.dtype[Any]],
     recorded: Buffers | None = None,
@@ -121,15 +154,15 @@ def what_if(
 ) -> list[Cost]:
     """The cost of each candidate. `recorded` is what the reads were made with; None: fixed, found from the reads."""
     connections = sequences(reads)
-    made_with = recorded or Fixed(recorded_size(connections))
-    drained = [available(sequence, made_with) for sequence in connections]
-    filled = any((sequence >= made_with.largest_bytes).any() for sequence in connections)
+    buffers = recorded or Fixed(recorded_size(connections))
+    drained = [available(sequence, buffers) for sequence in connections]
+    filled = any((sequence >= buffers.largest_bytes).any() for sequence in connections)
     return [
         cost(
             drained,
             item,
             tlab_bytes=tlab_bytes,
-            is_extrapolated=filled and item.largest_bytes > made_with.largest_bytes,
+            is_extrapolated=filled and item.largest_bytes > buffers.largest_bytes,
         )
         for item in candidates
     ]

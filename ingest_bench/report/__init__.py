@@ -9,9 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from ingest_bench.analysis import cells
+from ingest_bench import data
+from ingest_bench.analysis import cells, published
+from ingest_bench.analysis.published import Published
 from ingest_bench.model.results import Summary
-from ingest_bench.report import page, plots, plots_layers, plots_time, tables
+from ingest_bench.report import es23185, page, plots, plots_layers, plots_time, tables
 
 Files = dict[str, bytes]
 
@@ -24,9 +26,35 @@ def csv_tables(summaries: Sequence[Summary]) -> Files:
         "histograms.csv": tables.histograms_csv(summaries),
         "report/cells.md": tables.markdown(tables.terminal(summaries), len(cells.varying(summaries)) or 1),
     }
+    compared = tables.comparisons(summaries)
+    if len(compared) > 1:
+        files["report/comparisons.csv"] = tables.csv_text(compared)
     if any("wire_bytes" in run.histograms for run in summaries):
         files["report/wire.csv"] = tables.histograms_csv(summaries, "wire_bytes", "segments")
     return {name: text.encode() for name, text in files.items()}
+
+
+def issue_tables(summaries: Sequence[Summary]) -> Files:
+    """The table of Elasticsearch issue 23185; nothing when no run measured allocations."""
+    known = _published()
+    rows = es23185.table(summaries, known)
+    if not rows:
+        return {}
+    return {
+        "report/es-23185.csv": tables.csv_text(es23185.values(summaries, known)).encode(),
+        "report/es-23185.md": tables.markdown(rows, len(cells.varying(summaries)) + 1).encode(),
+    }
+
+
+def _published() -> list[Published]:
+    """The issue's tables, which travel with the package."""
+    folder = data.folder("results/reference/published")
+    named = {"es-23185-pmc": "pmc", "es-23185-nyc_taxis": "nyc_taxis", "es-23185-network": None}
+    return [
+        row
+        for name, workload in named.items()
+        for row in published.rows((folder / f"{name}.csv").read_text(encoding="utf-8"), workload)
+    ]
 
 
 def pictures(summaries: Sequence[Summary]) -> Files:
@@ -42,11 +70,17 @@ def pictures(summaries: Sequence[Summary]) -> Files:
             if content is not None:
                 name = f"time-{re.sub('[^A-Za-z0-9.=-]+', '-', cell.name)}.png"
                 files[name], captions[name] = content, f"{run.run} over time"
-    files["index.html"] = page.index(summaries, captions).encode()
+    more = [
+        ("What changes from cell to cell", tables.comparisons(summaries)),
+        ("The table of Elasticsearch issue 23185", es23185.table(summaries, _published())),
+    ]
+    sections = [(title, page.table(rows)) for title, rows in more if len(rows) > 1]
+    files["index.html"] = page.index(summaries, captions, sections).encode()
     return {f"report/{name}": content for name, content in files.items()}
 
 
 REPORTS: Mapping[str, Callable[[Sequence[Summary]], Files]] = {
     "tables": csv_tables,
+    "es-23185": issue_tables,
     "pictures": pictures,
 }

@@ -12,7 +12,7 @@ from statistics import median
 from typing import cast, get_args
 
 from ingest_bench import units
-from ingest_bench.analysis import cells, histogram
+from ingest_bench.analysis import cells, compare, histogram
 from ingest_bench.analysis.cells import CellRuns
 from ingest_bench.analysis.columns import COLUMNS
 from ingest_bench.model.experiment import RunState
@@ -155,6 +155,35 @@ def spread(numbers: Sequence[float], text: Callable[[float], str]) -> str:
         return ""
     middle, low, high = text(median(numbers)), text(min(numbers)), text(max(numbers))
     return middle if low == high else f"{middle} ({low}..{high})"
+
+
+_COMPARED = (
+    "docs_per_s_median",
+    "response_ms_p99",
+    "read_bytes_mean",
+    "gc_pause_ms_total",
+    "outside_tlab_network_bytes",
+)
+
+
+def comparisons(summaries: Sequence[Summary]) -> list[list[str]]:
+    """A head and a row for each two cells that differ in one factor, and each column that both have.
+
+    The interval is of the relative difference, at 95%; "" where a side has fewer than two runs.
+    """
+    rows = [["column", "from", "to", "runs", "mean from", "mean to", "change", "95% interval", "distinct"]]
+    for column in _COMPARED:
+        for found in compare.pairs(summaries, column):
+            interval = ""
+            if found.low is not None and found.high is not None and found.first_mean:
+                ends = (found.low / abs(found.first_mean), found.high / abs(found.first_mean))
+                interval = f"{ends[0]:+.1%} to {ends[1]:+.1%}"
+            change = "" if found.relative is None else f"{found.relative:+.1%}"
+            runs = f"{found.first_runs}, {found.second_runs}{' in blocks' if found.paired else ''}"
+            distinct = {True: "yes", False: "no", None: ""}[found.is_distinct]
+            means = (short(found.first_mean), short(found.second_mean))
+            rows.append([column, found.first, found.second, runs, *means, change, interval, distinct])
+    return rows
 
 
 def not_shown(summaries: Sequence[Summary]) -> list[str]:

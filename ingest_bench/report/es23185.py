@@ -1,0 +1,105 @@
+"""The table of Elasticsearch issue 23185 from our own runs, with the published row beneath ours where there is one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ingest_bench.analysis import cells
+from ingest_bench.analysis.cells import CellRuns
+from ingest_bench.analysis.published import Published, matching
+from ingest_bench.model.results import Summary
+from ingest_bench.report.headline import per_gb
+from ingest_bench.report.words import bytes_text, gb_text, key_text, whole
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    column: str
+    head: str
+    text: Callable[[float], str]
+    is_per_gb: bool = False
+
+
+# The issue's columns and their order. Counts and totals grow with what was ingested: they are for each GB of it.
+_COLUMNS: tuple[_Shown, ...] = (
+    _Shown("docs_per_s_median", "docs/s, median", whole),
+    _Shown("outside_tlab_count", "outside TLABs: objects/GB", whole, is_per_gb=True),
+    _Shown("outside_tlab_max_bytes", "max", bytes_text),
+    _Shown("outside_tlab_min_bytes", "min", bytes_text),
+    _Shown("outside_tlab_mean_bytes", "avg", bytes_text),
+    _Shown("outside_tlab_total_bytes", "total/GB", gb_text, is_per_gb=True),
+    _Shown("outside_tlab_bytes_per_s", "rate/s", bytes_text),
+    _Shown("outside_tlab_network_bytes", "network layer/GB", gb_text, is_per_gb=True),
+    _Shown("tlab_count", "TLABs: count/GB", whole, is_per_gb=True),
+    _Shown("tlab_max_bytes", "max", bytes_text),
+    _Shown("tlab_min_bytes", "min", bytes_text),
+    _Shown("tlab_mean_bytes", "avg", bytes_text),
+    _Shown("tlab_total_bytes", "total/GB", gb_text, is_per_gb=True),
+    _Shown("tlab_bytes_per_s", "rate/s", bytes_text),
+)
+
+
+def table(summaries: Sequence[Summary], published: Sequence[Published]) -> list[list[str]]:
+    """A head and a row a cell, each with the issue's row beneath it; empty when no run measured allocations."""
+    rows = cells.group(summaries)
+    if not any(row.numbers("outside_tlab_count") or row.out_of_memory for row in rows):
+        return []
+    keys = cells.varying(summaries) or list(summaries[0].levels)
+    made = [["", *map(key_text, keys), *(shown.head for shown in _COLUMNS)]]
+    for row in rows:
+        levels = [row.levels.get(key, "") for key in keys]
+        made.append(["ours", *levels, *(_ours(row, shown) for shown in _COLUMNS)])
+        made += [
+            ["published", *levels, *(_theirs(theirs, shown) for shown in _COLUMNS)]
+            for theirs in _published(row, published)
+        ]
+    return made
+
+
+def values(summaries: Sequence[Summary], published: Sequence[Published]) -> list[list[object]]:
+    """The same as plain numbers, for a CSV: bytes, and counts and totals for each GB; None where there is none."""
+    heads = [f"{shown.column}_per_gb" if shown.is_per_gb else shown.column for shown in _COLUMNS]
+    made: list[list[object]] = [["source", "cell", *heads]]
+    for row in cells.group(summaries):
+        made.append(["ours", row.name, *(_our_value(row, shown) for shown in _COLUMNS)])
+        made += [
+            ["published", row.name, *(_their_value(theirs, shown) for shown in _COLUMNS)]
+            for theirs in _published(row, published)
+        ]
+    return made
+
+
+def _published(row: CellRuns, published: Sequence[Published]) -> list[Published]:
+    """The issue's rows of these conditions: one of its heap tables, one of loopback against Ethernet."""
+    first = row.runs[0].values
+    workload, predictor, heap = (first.get(name) for name in ("workload", "receive_predictor_bytes", "heap_bytes"))
+    if not isinstance(predictor, int) or not isinstance(heap, int):
+        return []
+    network = str(first.get("network"))
+    heaps = [item for item in published if item.network is None]
+    networks = [item for item in published if item.network is not None]
+    found = [matching(items, str(workload), predictor, heap, network) for items in (heaps, networks)]
+    return [item for item in found if item is not None]
+
+
+def _our_value(row: CellRuns, shown: _Shown) -> float | None:
+    return per_gb(row, shown.column) if shown.is_per_gb else row.typical(shown.column)
+
+
+def _their_value(row: Published, shown: _Shown) -> float | None:
+    return row.per_gb(shown.column) if shown.is_per_gb else row.values.get(shown.column)
+
+
+def _ours(row: CellRuns, shown: _Shown) -> str:
+    if shown.column == "docs_per_s_median" and row.out_of_memory and not row.numbers(shown.column):
+        return "OOM"
+    value = _our_value(row, shown)
+    return "" if value is None else shown.text(value)
+
+
+def _theirs(row: Published, shown: _Shown) -> str:
+    if shown.column == "docs_per_s_median" and row.ran_out_of_memory:
+        return "OOM"
+    value = _their_value(row, shown)
+    return "" if value is None else shown.text(value)

@@ -1,0 +1,26 @@
+"""What other receive buffers would have cost, as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ingest_bench.analysis.receive_buffers import Cost
+from ingest_bench.report.words import gb_text, whole
+
+
+def table(costs: Sequence[Cost]) -> list[list[str]]:
+    """A head and a row for each candidate, all for each GB (10^9 bytes) ingested."""
+    knows_tlab = any(item.over_limit_bytes is not None for item in costs)
+    head = ["receive buffer", "buffers/GB", "allocated/GB", "wasted/GB", *(["over a TLAB/GB"] if knows_tlab else [])]
+    rows = []
+    for item in costs:
+        row = [
+            f"{item.buffers}{' (extrapolated)' if item.is_extrapolated else ''}",
+            whole(item.per_gb(item.allocations)),
+            gb_text(item.per_gb(item.allocated_bytes)),
+            gb_text(item.per_gb(item.wasted_bytes)),
+        ]
+        if knows_tlab:
+            row.append("" if item.over_limit_bytes is None else gb_text(item.per_gb(item.over_limit_bytes)))
+        rows.append(row)
+    return [head, *rows]
