@@ -47,6 +47,8 @@ class Served:
     process: ServerProcess
     http: Http
     home: Path
+    between: Link
+    listen: Endpoint
 
     def bulk(self, documents: int) -> Answer:
         """The answer to a bulk of that many small documents."""
@@ -69,7 +71,7 @@ def served(tmp_path: Path, asked: TargetOptions, jvm_options: tuple[str, ...] = 
             log = tmp_path / "server.log"
             enter = between.server.command
             with serve(plan, enter=enter, log=log, listen=listen, ready=lambda: target.is_ready(http)) as process:
-                yield Served(target, asked, process, http, home)
+                yield Served(target, asked, process, http, home, between, listen)
     assert not psutil.pid_exists(process.jvm_pid)
     assert not [one for one in psutil.process_iter(["cmdline"]) if str(home) in " ".join(one.info["cmdline"] or ())]
     assert snapshot(used) == before

@@ -307,8 +307,9 @@ public final class NettySink {
             if (bulk == null) {
                 control(context, alive, whole.method(), path(whole));
             } else if (BROKEN.next()) {
-                context.writeAndFlush(Unpooled.copiedBuffer("this is not HTTP\r\n\r\n", StandardCharsets.US_ASCII))
-                    .addListener(ChannelFutureListener.CLOSE);
+                // Past the codec: it refuses to write what it did not encode.
+                ByteBuf nonsense = Unpooled.copiedBuffer("this is not HTTP\r\n\r\n", StandardCharsets.US_ASCII);
+                context.pipeline().firstContext().writeAndFlush(nonsense).addListener(ChannelFutureListener.CLOSE);
             } else if (!SILENT.next()) {
                 ByteBuf answer = bulkAnswer(path(whole));
                 if (DELAY_NS > 0) {

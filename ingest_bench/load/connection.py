@@ -172,7 +172,7 @@ class Connection:
                     return False
             except OSError:
                 pass
-        raise self._broken(f"{os.strerror(error.errno or 0)} after {self.bytes_sent} bytes of the request were sent")
+        raise self._broken(f"{os.strerror(error.errno or 0)} in the middle of the request")
 
     def _receive(self, filled: int) -> tuple[int, int, int]:
         """The answer's status and where its body is."""
@@ -268,7 +268,7 @@ class Connection:
     def _broken(self, said: str) -> ConnectionBrokenError:
         self.close()
         if self._expired:
-            return ConnectionBrokenError(self._expired, f"no answer in time ({self.bytes_sent} bytes were sent)")
+            return ConnectionBrokenError(self._expired, "no answer in time")
         return ConnectionBrokenError("connection-error", said)
 
     def _nonsense(self, said: str) -> ConnectionBrokenError:

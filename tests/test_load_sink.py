@@ -1,0 +1,116 @@
+"""Whole loads over a real link into a real JVM that counts what it reads, and that misbehaves when told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from servers import Served, served
+
+from ingest_bench import catalog, load
+from ingest_bench.load import LoadPlan
+from ingest_bench.model.load import OUTCOMES, SAMPLE_FIELDS, LoadOptions, WorkerReport
+from ingest_bench.model.target import TargetOptions
+from ingest_bench.rates import parse_arrivals
+from ingest_bench.targets.sink import Sink
+
+pytestmark = [pytest.mark.jvm, pytest.mark.netns, pytest.mark.processes]
+
+WORKLOAD = catalog.workload("nyc_taxis")
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    report: WorkerReport
+    samples: NDArray[np.void]
+    bytes_read: int
+    counted: int
+
+    def documents(self, *outcomes: str) -> int:
+        chosen = np.isin(self.samples["outcome"], [OUTCOMES.index(name) for name in outcomes])
+        return int(self.samples["documents"][chosen].sum())
+
+    @property
+    def acked(self) -> int:
+        return int(self.samples["documents_acked"].sum())
+
+
+@contextmanager
+def sink(tmp_path: Path, **setting: str) -> Iterator[Served]:
+    chosen = {f"sink.{name}": value for name, value in setting.items()}
+    with served(tmp_path, TargetOptions(name="sink", heap_bytes=256 << 20, setting=chosen)) as server:
+        yield server
+
+
+def loaded(server: Served, out: Path, **options: Any) -> Loaded:
+    """One load, and what the sink read and took of it."""
+    chosen: dict[str, Any] = {"warm_up_ns": 500_000_000, "measure_ns": 2 * 10**9, "users": 4, "bulk_documents": 200}
+    plan = LoadPlan(
+        address=server.listen,
+        bulk_path=server.target.bulk_path(server.asked, WORKLOAD),
+        workload=WORKLOAD,
+        options=LoadOptions(**(chosen | options)),
+        out=out,
+    )
+    before, question = bytes_read(server), -bytes_read(server)
+    question += bytes_read(server)
+    counted = server.target.count_documents(server.http, WORKLOAD)
+    asked = -bytes_read(server)
+    report = load.start(plan, server.between.client.command).wait(lambda _: None)
+    read = bytes_read(server) + asked - question
+    assert before > 0
+    files = sorted(out.glob("samples-*.bin"))
+    samples = np.concatenate([np.fromfile(file, dtype=np.dtype(list(SAMPLE_FIELDS))) for file in files])
+    return Loaded(report, samples, read, server.target.count_documents(server.http, WORKLOAD) - counted)
+
+
+def bytes_read(server: Served) -> int:
+    assert isinstance(server.target, Sink)
+    return int(server.target.counters(server.http)["bytes_read"])
+
+
+def test_bytes_and_documents_agree_with_the_jvm_to_the_last_one(tmp_path: Path) -> None:
+    with sink(tmp_path) as server:
+        one = loaded(server, tmp_path / "one")
+        two = loaded(server, tmp_path / "two", processes=2)
+        zipped = loaded(server, tmp_path / "zipped", gzip=True, users=1)
+    for done in (one, two):
+        assert done.report.bytes_written == done.bytes_read == done.samples["bytes_sent"].sum()
+        assert done.acked == done.counted > 0
+        assert done.report.errors == ()
+    assert set(two.samples["user"]) == {0, 1, 2, 3}
+    assert zipped.report.bytes_written == zipped.bytes_read
+
+
+def test_documents_are_exact_when_some_are_rejected_and_sent_again(tmp_path: Path) -> None:
+    with sink(tmp_path, reject="20%") as server:
+        done = loaded(server, tmp_path / "load")
+    assert done.report.documents_resent > 0
+    assert done.acked == done.counted
+    assert done.report.bytes_written == done.bytes_read
+    offered = int(done.samples["documents"].sum()) - done.report.documents_resent
+    assert offered == done.acked + int(done.samples["documents_failed"].sum())
+
+
+def test_documents_are_within_the_unknown_when_connections_break(tmp_path: Path) -> None:
+    with sink(tmp_path, close="3%", broken="3%", silent="1%") as server:
+        done = loaded(server, tmp_path / "load", timeout_ns=300_000_000)
+    unknown = done.documents("connection-error", "broken-answer", "timeout", "cut-off")
+    assert {"ok", "connection-error", "broken-answer", "timeout"} <= {OUTCOMES[n] for n in done.samples["outcome"]}
+    assert done.acked <= done.counted <= done.acked + unknown
+    assert done.bytes_read <= done.report.bytes_written
+
+
+def test_a_stall_of_a_second_is_in_the_response_times_of_an_open_loop(tmp_path: Path) -> None:
+    with sink(tmp_path, stall="1s", stall_after="2s") as server:
+        done = loaded(server, tmp_path / "load", arrivals=parse_arrivals("500/s"), measure_ns=4 * 10**9)
+    response_ns = done.samples["done_ns"] - done.samples["planned_ns"]
+    assert np.percentile(response_ns, 99.9) >= 0.9e9
+    assert len(done.samples) == 2250
+    assert done.acked == done.counted == 200 * 2250
