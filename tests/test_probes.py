@@ -56,7 +56,7 @@ def test_without_probes_the_jvm_gets_no_recording_but_still_tells_of_its_end(tmp
         "-XX:+CrashOnOutOfMemoryError",
         "-XX:-CreateCoredumpOnCrash",
         f"-XX:ErrorFile={tmp_path}/hs_err.log",
-        f"-Xlog:exceptions=info:file={tmp_path}/exceptions.log:time,uptime,level,tags",
+        f"-Xlog:exceptions=info:file={tmp_path}/exceptions.log:time,uptime,level,tags:filecount=2,filesize=8m",
     )
     assert list(tmp_path.iterdir()) == []
 

@@ -49,12 +49,15 @@ class OutOfMemory:
 
 
 def jvm_options(raw: Path) -> tuple[str, ...]:
-    """Options that end the JVM at the first OutOfMemoryError of its own, and leave what tells of it below `raw`."""
+    """Options that end the JVM at the first OutOfMemoryError of its own, and leave what tells of it below `raw`.
+
+    The log holds every exception that is thrown: at most 24 MB of them.
+    """
     return (
         "-XX:+CrashOnOutOfMemoryError",
         "-XX:-CreateCoredumpOnCrash",
         f"-XX:ErrorFile={raw / 'hs_err.log'}",
-        f"-Xlog:exceptions=info:file={raw / 'exceptions.log'}:time,uptime,level,tags",
+        f"-Xlog:exceptions=info:file={raw / 'exceptions.log'}:time,uptime,level,tags:filecount=2,filesize=8m",
     )
 
 
