@@ -10,6 +10,8 @@ from pathlib import Path
 import nox
 
 nox.options.sessions = ["lint", "quick", "real", "netem", "newcomer", "ordinary"]
+# CI keeps the environments where an ordinary user can read them, wherever its checkout is.
+nox.options.envdir = os.environ.get("NOX_ENVDIR", ".nox")
 nox.options.error_on_missing_interpreters = True
 nox.needs_version = ">=2024.10.9"
 

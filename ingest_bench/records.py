@@ -11,6 +11,7 @@ import difflib
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from ingest_bench import rates, units
@@ -76,7 +77,7 @@ def to_json(value: Any) -> Any:
         return {key: to_json(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [to_json(item) for item in value]
-    return value
+    return str(value) if isinstance(value, Path) else value
 
 
 def _hints(record: type) -> dict[str, Any]:
@@ -183,4 +184,4 @@ def _restore(hint: Any, value: Any) -> Any:
     if origin is dict:
         key_type, item_type = get_args(kind)
         return {(int(key) if key_type is int else key): _restore(item_type, item) for key, item in value.items()}
-    return value
+    return Path(value) if kind is Path else value

@@ -158,4 +158,5 @@ def _count(value: Any, where: str) -> int:
 
 def _name(levels: Mapping[str, str]) -> str:
     parts = (f"{key.rpartition('.')[2]}={level}" for key, level in levels.items())
-    return re.sub(r"[^A-Za-z0-9=.,_+-]+", "_", ",".join(parts)) or "only"
+    # It is a folder's name too, and the JVM's options take no path with a comma, a colon, a quote or a space.
+    return "+".join(re.sub(r"[^A-Za-z0-9=._-]+", "_", part) for part in parts) or "only"

@@ -38,7 +38,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "report": {"analysis", "model", "units", "data"},
     "gate": {"analysis", "report", "records", "model", "units", "errors"},
     "runner": {"targets", "network", "probes", "load", "jvm", "store", "facts", *PARTS},
-    "analyse": {"probes", "report", "analysis", "load", "jvm", "store", *PARTS},
+    "analyse": {"network", "probes", "report", "analysis", "load", "jvm", "store", *PARTS},
     "conduct": {"analyse", "runner", "targets", "network", "probes", "load", "jvm", "store", "facts", *PARTS},
 }
 FENCES = {

@@ -31,10 +31,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_every_combination_of_levels_becomes_a_cell() -> None:
     cells = spec.cells(spec.load("x.toml"))
     assert [cell.name for cell in cells] == [
-        "heap=1g,receive_predictor=32KiB",
-        "heap=1g,receive_predictor=512KiB",
-        "heap=2g,receive_predictor=32KiB",
-        "heap=2g,receive_predictor=512KiB",
+        "heap=1g+receive_predictor=32KiB",
+        "heap=1g+receive_predictor=512KiB",
+        "heap=2g+receive_predictor=32KiB",
+        "heap=2g+receive_predictor=512KiB",
     ]
     assert cells[3].target.heap_bytes == 2 << 30
     assert cells[3].target.receive_predictor_bytes == (524288,)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ingest_bench import system
 from ingest_bench.errors import RunFailed
+from ingest_bench.model.results import Histogram
 from ingest_bench.network import diag, frames
 
 if TYPE_CHECKING:
@@ -49,6 +50,16 @@ def watch_wire(link: Link, raw: Path) -> Iterator[None]:
         finally:
             seen = {direction: _end(watcher) for direction, watcher in watchers.items()}
             (raw / FILE).write_text(json.dumps(seen), encoding="utf-8")
+
+
+def frame_sizes(raw: Path) -> tuple[Histogram, ...]:
+    """The sampled sizes of frames to the server, as `watch_wire` left them; nothing where it saw nothing."""
+    try:
+        seen = json.loads((raw / FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return ()
+    counts = {int(size): count for size, count in (seen.get("to-server") or {}).get("frames", {}).items()}
+    return (Histogram("wire_bytes", counts),) if counts else ()
 
 
 def _start(end: End, sampled: int, stack: ExitStack) -> subprocess.Popen[bytes]:

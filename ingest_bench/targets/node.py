@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ingest_bench.jvm import artifacts
 from ingest_bench.model.target import LaunchPlan
-from ingest_bench.targets import node_options
+from ingest_bench.targets import modules, node_options
 from ingest_bench.targets.http import NoAnswer
 from ingest_bench.targets.version import Requirements, chosen
 
@@ -53,7 +53,7 @@ class Node:
     ) -> LaunchPlan:
         """How to start a node with an empty home, which is made here. The archive stays as it is."""
         version = self.version(asked)
-        dist = artifacts.unpacked(version.archive)
+        dist = modules.added(artifacts.unpacked(version.archive), version.modules)
         for folder in ("config", "data", "logs", "tmp"):
             (home / folder).mkdir(parents=True, exist_ok=True)
         for name, text in node_options.config_files(self.name, version, asked, java, home, dist, jvm_options).items():
@@ -106,4 +106,7 @@ class Node:
 
 
 def _requirements(version: Version) -> Requirements:
-    return Requirements(artifacts=(version.archive,), java_version=version.java_version, full_jdk=version.full_jdk)
+    jars = (module.jar for module in version.modules)
+    return Requirements(
+        artifacts=(version.archive, *jars), java_version=version.java_version, full_jdk=version.full_jdk
+    )

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ingest_bench.jvm.artifacts import Artifact
     from ingest_bench.jvm.java import Java
     from ingest_bench.model.target import Allocator, Collector, Endpoint, TargetOptions
+    from ingest_bench.targets.modules import Module
 
 # The type of every document where there are types (before 7).
 TYPE = "doc"
@@ -53,6 +54,8 @@ class Version:
     typed: bool = False
     """Documents have a type, and the mapping is below it."""
     allocator_property: str = "{family}.use_unpooled_allocator"
+    modules: tuple[Module, ...] = ()
+    """What the workloads need and the archive leaves out."""
     launcher: str | None = None
     """A start script that forks the server; None: the JVM is started directly."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ingest_bench.jvm.artifacts import Artifact
+from ingest_bench.targets.modules import opensearch
 from ingest_bench.targets.node import Node
 from ingest_bench.targets.node_options import Version
 
@@ -32,6 +33,9 @@ _G1 = ("-XX:G1ReservePercent=25", "-XX:InitiatingHeapOccupancyPercent=30")
 _THREADS = "org.opensearch.secure_sm.SecuredForkJoinWorkerThreadFactory"
 _GROUP = "org.opensearch.distribution.integ-test-zip"
 
+_MAPPERS = "org.opensearch.index.mapper.MapperExtrasPlugin"
+_PERCOLATOR = "org.opensearch.percolator.PercolatorPlugin"
+
 OPENSEARCH = Node(
     name="opensearch",
     default_version="2.19.6",
@@ -43,6 +47,20 @@ OPENSEARCH = Node(
                 version="2.19.6",
                 packaging="zip",
                 sha256="71d6d8b1c637f3faecda0752b184b1cc526fc6eaad59ec1408c6327bb00b9293",
+            ),
+            modules=(
+                opensearch(
+                    "mapper-extras",
+                    "2.19.6",
+                    "4a486870432b71a190dca3aaba91f1fba58837e4a4146b2982e8a938164a9a34",
+                    _MAPPERS,
+                ),
+                opensearch(
+                    "percolator",
+                    "2.19.6",
+                    "3a931b2089e8d6140f8b811ea8a5cbfb0cd1d2202a070c25568a7249875cd787",
+                    _PERCOLATOR,
+                ),
             ),
             java_version=17,
             family="opensearch",
@@ -64,6 +82,20 @@ OPENSEARCH = Node(
                 # Its other modules are not needed to take bulk requests; some fail on pip's runtime (Thai locale).
                 leave_out=("modules/",),
                 keep=("modules/transport-netty4/",),
+            ),
+            modules=(
+                opensearch(
+                    "mapper-extras",
+                    "3.8.0",
+                    "dde7a9f69ccd3ae4bb5229e8f52d0b8c81bbde65443ca3eaa472c81bd7dff43d",
+                    _MAPPERS,
+                ),
+                opensearch(
+                    "percolator",
+                    "3.8.0",
+                    "6141a797c9a3ebffdae50b469c1a0b8ad176b6e75bcf383deee39e2b931c9987",
+                    _PERCOLATOR,
+                ),
             ),
             java_version=25,
             family="opensearch",

@@ -1,0 +1,67 @@
+"""From the files of runs to summaries and reports. Repeatable at any time: it needs no root, no server, no network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ingest_bench import jvm, network, probes, report
+from ingest_bench.analysis import cells, summary
+from ingest_bench.jvm.compile import classes
+from ingest_bench.jvm.java import Java
+from ingest_bench.model.experiment import Plan, Run
+from ingest_bench.model.results import Measured, RunRecord, Summary
+from ingest_bench.records import from_json
+from ingest_bench.store import Results, RunFolder
+
+
+def run_summary(plan: Plan, planned: Run, folder: RunFolder, record: RunRecord) -> Summary:
+    """One run as one row, from its raw files."""
+    return summary.summarise(
+        record,
+        planned.cell,
+        folder.samples(),
+        folder.load_report(),
+        _measured(planned, folder, record),
+        experiment=plan.experiment,
+    )
+
+
+def summaries(results: Results) -> list[Summary]:
+    """A row for each run that was started, in the order in which the experiment lists its levels."""
+    plan, records = results.plan, results.records()
+    found = [run_summary(plan, run, results.run(run), records[run.id]) for run in plan.runs if run.id in records]
+    return cells.in_order(found, plan.factors)
+
+
+def write_tables(results: Results, found: list[Summary]) -> None:
+    """Write summary.csv, summary.json and histograms.csv anew."""
+    results.write(report.REPORTS["tables"](cells.in_order(found, results.plan.factors)))
+
+
+def write_report(results: Results, found: list[Summary]) -> tuple[Path, ...]:
+    """Write everything that can be rebuilt. The paths of the pictures, the main one first."""
+    ordered = cells.in_order(found, results.plan.factors)
+    files = {name: content for build in report.REPORTS.values() for name, content in build(ordered).items()}
+    results.write(files)
+    return tuple(results.path / name for name in files if name.endswith(".png"))
+
+
+def reader(java: Java) -> Path:
+    """The classes that read recordings, compiled once."""
+    return classes(java, (Path(jvm.__file__).with_name("JfrReader.java"),))
+
+
+def _measured(planned: Run, folder: RunFolder, record: RunRecord) -> list[Measured]:
+    load = folder.load_report()
+    if load is None or record.measure_start_realtime_ns is None or record.measure_end_realtime_ns is None:
+        return []
+    java = from_json(Java, record.server["runtime"])
+    context = probes.ReadContext(
+        raw=folder.raw,
+        start_ns=record.measure_start_realtime_ns,
+        end_ns=record.measure_end_realtime_ns,
+        ports=frozenset(load.local_ports),
+        java=java.java,
+        classes=reader(java),
+    )
+    return [*probes.read(planned.cell.probes, context), *network.frame_sizes(folder.raw)]

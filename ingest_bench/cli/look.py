@@ -1,0 +1,68 @@
+"""`list`, `fetch` and `doctor`: what there is, and what this machine can do."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ingest_bench import analyse, catalog, data, facts, probes, targets
+from ingest_bench.cli import screen
+from ingest_bench.model.target import TargetOptions
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the commands of this module."""
+    app.command("list")(show_list)
+    app.command("fetch")(fetch)
+    app.command("doctor")(doctor)
+
+
+def show_list() -> None:
+    """List the experiments, network profiles, workloads, targets and probes."""
+    for title, folder in (
+        ("experiments", catalog.EXPERIMENTS),
+        ("network profiles", catalog.NETWORKS),
+        ("workloads", catalog.WORKLOADS),
+    ):
+        found = data.files(folder)
+        rows = [[name, str(catalog.table(path).get("description", ""))] for name, path in found.items()]
+        _names(title, rows)
+    _names("targets", [[name, ", ".join(target.versions)] for name, target in targets.TARGETS.items()])
+    _names("probes", [[name, _first_line(probe)] for name, probe in probes.PROBES.items()])
+
+
+def fetch(
+    target: Annotated[str, typer.Argument(help="A target by name, see `list`.")],
+    version: Annotated[str | None, typer.Option(help="Its version; without it, the default one.")] = None,
+) -> None:
+    """Fill the cache with a server and its JDK, so that later runs need no network."""
+    needed = targets.named(target).requirements(TargetOptions(name=target, version=version))
+    with screen.downloads() as tell:
+        java = targets.fetch(needed, None, tell)
+        analyse.reader(java)
+    screen.say(f"{target}: everything is in the cache")
+
+
+def doctor() -> None:
+    """Say what this machine can do, and what to do about what it cannot."""
+    known = facts.facts()
+    screen.say(
+        f"{known['distribution']}, kernel {known['kernel']}, {known['cores']} cores, "
+        f"{known['memory_bytes'] / 2**30:.0f} GiB, Python {known['python']}, uid {known['uid']}"
+    )
+    for each in (probes.capability(),):
+        screen.mark(each.present, each.name, each.detail)
+        if not each.present and each.remedy:
+            screen.say(f"      {each.remedy}")
+
+
+def _names(title: str, rows: list[list[str]]) -> None:
+    screen.heading(title)
+    width = max((len(row[0]) for row in rows), default=0)
+    for name, said in rows:
+        screen.say(f"  {name:<{width}}  {said}")
+
+
+def _first_line(thing: object) -> str:
+    return (type(thing).__doc__ or "").strip().partition("\n")[0]

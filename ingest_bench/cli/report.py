@@ -1,0 +1,42 @@
+"""`report`: tables and pictures of a results folder, built anew."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ingest_bench import analyse, store
+from ingest_bench.cli import screen
+from ingest_bench.model.results import Summary
+from ingest_bench.report import tables
+from ingest_bench.store import Results
+
+_INVALID = 3
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the commands of this module."""
+    app.command("report")(rebuild)
+
+
+def rebuild(folder: Annotated[Path, typer.Argument(help="A results folder: results/<experiment>/<start>.")]) -> int:
+    """Rebuild the tables and pictures of a results folder from its raw files."""
+    results = store.open_results(folder)
+    found = analyse.summaries(results)
+    return show(results, found, analyse.write_report(results, found))
+
+
+def show(results: Results, found: list[Summary], pictures: tuple[Path, ...]) -> int:
+    """Print the table and where the picture is; the exit code: 3 when a run is not valid."""
+    head, *rows = tables.terminal(found)
+    screen.table(results.plan.description, head, rows)
+    for summary in found:
+        if summary.state not in {"measured", "oom"}:
+            screen.say(f"{summary.state}: {summary.run}: {summary.reason}")
+    if pictures:
+        screen.say(f"picture: {pictures[0]}")
+    screen.say(f"tables:  {results.path / 'summary.csv'}")
+    complete = len(found) == len(results.plan.runs) and all(each.state in {"measured", "oom"} for each in found)
+    return 0 if complete else _INVALID

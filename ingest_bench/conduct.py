@@ -1,0 +1,102 @@
+"""An experiment from its plan to its results: preflight, each run, the summaries after each.
+
+Every result is written as soon as it is there: Ctrl-C or a crash costs the run that was under way, and no other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+from ingest_bench import analyse, catalog, probes, records, runner, targets
+from ingest_bench.errors import SpecError
+from ingest_bench.facts import memory_bytes
+from ingest_bench.jvm.artifacts import Progress as Download
+from ingest_bench.load import Progress, corpus
+from ingest_bench.model.experiment import Cell, Plan
+from ingest_bench.model.results import RunRecord, Summary
+from ingest_bench.store import Results
+from ingest_bench.units import format_bytes
+
+_DONE = {"measured", "oom", "invalid"}
+
+
+class Watcher(Protocol):
+    """Whoever wants to know how far it is."""
+
+    def begin(self, number: int, name: str) -> None:
+        """A run begins."""
+
+    def stage(self, name: str) -> None:
+        """A stage of the run begins."""
+
+    def load(self, seen: Progress) -> None:
+        """The load says how far it is."""
+
+    def end(self, said: str) -> None:
+        """A run ended."""
+
+
+def preflight(plan: Plan) -> None:
+    """Refuse what cannot work before anything starts: SpecError (exit 2) or MissingCapability (exit 4)."""
+    for cell in unique_cells(plan):
+        targets.named(cell.target.name).requirements(cell.target)
+        for name in cell.probes:
+            if name not in probes.PROBES:
+                raise SpecError(f'there is no probe "{name}"; {records.nearest(name, probes.PROBES)}')
+        _fits(cell)
+        _workload(cell)
+
+
+def fetch(plan: Plan, options: runner.RunOptions, tell: Download) -> None:
+    """Fill the cache with every server and JDK that the plan needs, before the first run."""
+    for cell in unique_cells(plan):
+        jdk = targets.fetch(targets.named(cell.target.name).requirements(cell.target), options.java_home, tell)
+        analyse.reader(jdk)
+
+
+def unique_cells(plan: Plan) -> Iterator[Cell]:
+    """Each cell of the plan once."""
+    return iter({run.cell.name: run.cell for run in plan.runs}.values())
+
+
+def carry_out(results: Results, options: runner.RunOptions, watcher: Watcher) -> list[Summary]:
+    """The summaries of all runs, after doing each one that was not done yet; tables and pictures are up to date."""
+    plan = results.plan
+    records_before = results.records()
+    todo = [run for run in plan.runs if run.id not in records_before or records_before[run.id].state not in _DONE]
+    found = {summary.run: summary for summary in analyse.summaries(results)} if len(todo) < len(plan.runs) else {}
+    for number, planned in enumerate(todo, 1):
+        watcher.begin(number, planned.id)
+        folder = results.run(planned)
+        record = runner.run(planned, folder, options, on_stage=watcher.stage, on_progress=watcher.load)
+        watcher.stage("analysis")
+        found[planned.id] = analyse.run_summary(plan, planned, folder, record)
+        watcher.end(_said(record, found[planned.id]))
+        ordered = [found[run.id] for run in plan.runs if run.id in found]
+        analyse.write_tables(results, ordered)
+    return [found[run.id] for run in plan.runs if run.id in found]
+
+
+def _workload(cell: Cell) -> None:
+    catalog.workload(cell.load.workload)
+    if cell.load.documents is not None:
+        corpus.check(Path(cell.load.documents))
+
+
+def _fits(cell: Cell) -> None:
+    heap, memory = cell.target.heap_bytes, memory_bytes()
+    if heap > memory:
+        raise SpecError(f"heap {format_bytes(heap)} is larger than this machine's memory, {format_bytes(memory)}")
+
+
+def _said(record: RunRecord, summary: Summary) -> str:
+    seconds = sum(stage.seconds for stage in record.stages)
+    if summary.state != "measured":
+        return f"{summary.state}: {summary.reason}"
+    rate, mean, pauses = (summary.values.get(name) for name in ("docs_per_s_median", "read_bytes_mean", "gc_pauses"))
+    shown = [f"{rate:,.0f} docs/s"] if isinstance(rate, (int, float)) else []
+    shown += [f"{mean:,.0f} bytes a read"] if isinstance(mean, (int, float)) else []
+    shown += [f"{pauses} GC pauses"] if pauses is not None else []
+    return f"{', '.join(shown)} ({seconds:.0f} s)"
