@@ -159,6 +159,8 @@ def test_the_guest_makes_itself_a_router_with_netem() -> None:
         "busybox insmod $modules/sch_tbf.ko",
         "ip link set dev vec0 name to-server address 02:00:c6:12:02:fe",
         "ip link set dev vec1 name to-client address 02:00:c6:12:01:fe",
+        "ethtool -K to-server gro off",
+        "ethtool -K to-client gro off",
         "echo 1 > /proc/sys/net/ipv4/ip_forward",
     ]
 
@@ -182,6 +184,24 @@ def test_the_guest_makes_itself_a_router_with_netem() -> None:
 )
 def test_what_the_box_cannot_carry_is_refused(profile: Profile, said: str) -> None:
     assert uml.refusal(profile) == said
+
+
+def test_the_box_says_what_it_makes_of_a_profile() -> None:
+    profile = Profile(
+        name="x",
+        offloads={"gro": True},
+        to_server=Impairment(rate_bps=10**8, delay_ns=MS),
+        to_client=Impairment(rate_bps=10**5),
+    )
+    assert uml.carried(profile) == Profile(
+        name="x",
+        gso_max_segs=1,
+        offloads={"gro": True, "tx": False},
+        to_server=Impairment(rate_bps=10**8, delay_ns=MS, burst_bytes=125_000),
+        to_client=Impairment(rate_bps=10**5, burst_bytes=2 * 1514),
+    )
+    chosen = Profile(name="x", to_server=Impairment(rate_bps=10**8, burst_bytes=5000))
+    assert uml.carried(chosen).to_server == chosen.to_server
 
 
 def test_each_device_gets_the_number_of_its_socket() -> None:
@@ -225,6 +245,20 @@ class TestWithPackets:
                 dropped = qdiscs(made)["to-server"]["drops"] - before
                 spread = 2.576 * math.sqrt(count * 0.01 * 0.99)  # the 99% interval of a binomial count
                 return came + dropped == count and abs(dropped - count * 0.01) < spread, (came, dropped)
+
+            within(4, attempt)
+
+    def test_a_stream_loses_single_segments(self) -> None:
+        with link(Profile(name="x", to_server=Impairment(loss_ppm=10_000)), netem="uml") as made:
+
+            def attempt() -> tuple[bool, Any]:
+                before = qdiscs(made)["to-server"]
+                pour(made, 5 * 10**6)
+                after = qdiscs(made)["to-server"]
+                lost = after["drops"] - before["drops"]
+                sent = after["packets"] - before["packets"] + lost
+                spread = 2.576 * math.sqrt(sent * 0.01 * 0.99)
+                return sent >= 5 * 10**6 / 1448 and abs(lost - sent * 0.01) < spread, (lost, sent)
 
             within(4, attempt)
 

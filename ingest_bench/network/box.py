@@ -69,12 +69,14 @@ class BoxKind:
     open: Opener
     refusal: Callable[[Profile], str] = lambda _: ""
     """Why it cannot carry such a profile; empty: it can."""
+    carried: Callable[[Profile], Profile] = lambda profile: profile
+    """The profile with what the box itself decides where the profile left it open."""
 
 
 # In the order of preference.
 BOXES: Mapping[str, BoxKind] = {
     "kernel": BoxKind(kernel_complaint, kernel_box),
-    "uml": BoxKind(uml.complaint, uml.uml_box, uml.refusal),
+    "uml": BoxKind(uml.complaint, uml.uml_box, uml.refusal, uml.carried),
 }
 
 

@@ -88,6 +88,7 @@ class Link:
                 said = f"this link was made for MTUs of at most {self.largest_mtu_bytes}, not {profile.mtu_bytes}"
             if said:
                 raise SpecError(f'profile "{profile.name}": {said}')
+            profile = boxes.BOXES[self.backend].carried(profile)
         before, self.profile = self.profile, profile
         self._settle(before)
 
@@ -149,8 +150,9 @@ def link(profile: Profile, *, netem: str = "auto", later: Sequence[Profile] = ()
             server = opened.add()
             box = None
             if backend != "plain":
-                opener = boxes.BOXES[backend].open
-                box = stack.enter_context(opener(opened, client, server, mtu_bytes=mtu_bytes))
+                kind = boxes.BOXES[backend]
+                profile = kind.carried(profile)
+                box = stack.enter_context(kind.open(opened, client, server, mtu_bytes=mtu_bytes))
             made = Link(profile=profile, client=client, server=server, backend=backend, box=box)
             made.largest_mtu_bytes = mtu_bytes
             if box is None:
