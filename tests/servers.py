@@ -15,7 +15,7 @@ from ingest_bench import targets
 from ingest_bench.errors import MissingCapability
 from ingest_bench.jvm import cache
 from ingest_bench.jvm.process import ServerProcess, serve
-from ingest_bench.model.network import Profile
+from ingest_bench.model.network import Medium, Profile
 from ingest_bench.model.target import Endpoint, TargetOptions
 from ingest_bench.model.workload import Workload
 from ingest_bench.network.link import Link, link
@@ -57,12 +57,14 @@ class Served:
 
 
 @contextmanager
-def served(tmp_path: Path, asked: TargetOptions, jvm_options: tuple[str, ...] = ()) -> Iterator[Served]:
+def served(
+    tmp_path: Path, asked: TargetOptions, jvm_options: tuple[str, ...] = (), *, medium: Medium = "veth"
+) -> Iterator[Served]:
     """A ready server; afterwards none of its processes is left, and the cache is what it was."""
     target = targets.named(asked.name)
     java = targets.fetch(target.requirements(asked))
     home = tmp_path / "home"
-    with opened_link() as between:
+    with opened_link(medium) as between:
         listen = Endpoint(between.server_address, PORT)
         plan = target.launch_plan(asked, java, home, listen, jvm_options)
         used = (*in_cache(plan.argv), java.home)
@@ -78,11 +80,13 @@ def served(tmp_path: Path, asked: TargetOptions, jvm_options: tuple[str, ...] = 
 
 
 @contextmanager
-def opened_link() -> Iterator[Link]:
+def opened_link(medium: Medium = "veth") -> Iterator[Link]:
     """A plain link with offloads: the quickest that has two addresses. A skip where there can be none."""
+    mtu_bytes = 65536 if medium == "loopback" else 1500
+    profile = Profile(name="test", medium=medium, mtu_bytes=mtu_bytes, congestion_control=None)
     with ExitStack() as stack:
         try:
-            opened = stack.enter_context(link(Profile(name="test", congestion_control=None)))
+            opened = stack.enter_context(link(profile))
         except MissingCapability as error:
             pytest.skip(str(error))
         yield opened
