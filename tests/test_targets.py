@@ -12,6 +12,7 @@ from ingest_bench.jvm.java import Java
 from ingest_bench.jvm.process import environment
 from ingest_bench.model.target import Endpoint, LaunchPlan, TargetOptions
 from ingest_bench.targets import TARGETS, named, node_options, sink
+from ingest_bench.targets.elasticsearch import ELASTICSEARCH
 from ingest_bench.targets.opensearch import OPENSEARCH
 
 HOME = Path("/results/run/home")
@@ -90,9 +91,29 @@ def test_the_vector_module_is_asked_for_only_where_it_is() -> None:
     assert "--add-modules=jdk.incubator.vector" in version.jvm
 
 
-@pytest.mark.parametrize(("allocator", "value"), [("pooled", "false"), ("unpooled", "true")])
-def test_an_allocator_is_chosen_by_opensearchs_own_property(allocator: str, value: str) -> None:
-    assert f"-Dopensearch.use_unpooled_allocator={value}" in opensearch(allocator=allocator)
+@pytest.mark.parametrize(
+    ("chosen", "flags"),
+    [
+        ({"allocator": "unpooled"}, ["-Dopensearch.use_unpooled_allocator=true"]),
+        (
+            {"allocator": "pooled", "heap_bytes": 1 << 30},
+            [
+                "-Dopensearch.unsafe.use_netty_default_allocator=true",
+                "-Dio.netty.allocator.type=pooled",
+                "-Dio.netty.allocator.maxOrder=5",
+            ],
+        ),
+        ({"allocator": "pooled", "heap_bytes": 2 << 30}, []),
+        (
+            {"name": "elasticsearch", "version": "5.6.16", "allocator": "pooled"},
+            ["-Dio.netty.allocator.type=pooled"],
+        ),
+    ],
+)
+def test_an_allocator_is_chosen_in_each_versions_own_way(chosen: dict[str, Any], flags: list[str]) -> None:
+    asked = TargetOptions(**chosen)
+    node = {"opensearch": OPENSEARCH, "elasticsearch": ELASTICSEARCH}[asked.name]
+    assert list(node_options.allocator_flags(node.version(asked), asked)) == flags
 
 
 def test_settings_and_the_socket_buffer_become_options_of_the_node() -> None:
@@ -168,6 +189,7 @@ def test_a_version_with_types_gets_the_mapping_below_its_type() -> None:
 def told(**changed: Any) -> dict[str, Any]:
     node = {
         "version": "2.19.6",
+        "settings": {"http": {"port": "9200"}},
         "jvm": {"gc_collectors": ["G1 Young Generation"], "mem": {"heap_max_in_bytes": 1 << 30}},
     }
     return json.loads(json.dumps(node | changed))  # type: ignore[no-any-return]
@@ -184,6 +206,11 @@ def test_a_node_that_runs_as_asked_passes() -> None:
         (told(version="2.19.5"), "unpooled", "version 2.19.6 was asked for, it is 2.19.5"),
         (told(), "opensearch_configured", "allocator unpooled was asked for, its log says opensearch_configured"),
         (told(), None, "its log says nothing"),
+        (
+            told(settings={"http": {"netty": {"receive_predictor_size": "1b"}}}),
+            "unpooled",
+            "receive predictor default was asked for, it has 1b",
+        ),
         (
             told(jvm={"gc_collectors": ["Copy", "MarkSweepCompact"], "mem": {"heap_max_in_bytes": 1 << 30}}),
             "unpooled",
@@ -207,6 +234,9 @@ def test_a_node_that_does_not_run_as_asked_is_an_invalid_run(
 def test_the_allocator_is_read_from_the_log() -> None:
     line = "[o.o.t.NettyAllocator] creating NettyAllocator with the following configs: [name=unpooled, suggested"
     assert node_options.logged_allocator(line) == "unpooled"
+    assert (
+        node_options.logged_allocator("[name=netty_default, fac\nDEBUG -Dio.netty.allocator.type: pooled") == "pooled"
+    )
     assert node_options.logged_allocator("DEBUG -Dio.netty.allocator.type: pooled") == "pooled"
     assert node_options.logged_allocator("nothing of it") is None
 

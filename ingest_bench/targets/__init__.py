@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from ingest_bench import records
 from ingest_bench.errors import SpecError
 from ingest_bench.jvm import artifacts, java
+from ingest_bench.targets.elasticsearch import ELASTICSEARCH
 from ingest_bench.targets.opensearch import OPENSEARCH
 from ingest_bench.targets.sink import Sink
 from ingest_bench.targets.version import Requirements
@@ -62,7 +63,7 @@ class Target(Protocol):
         """What the server says about itself; InvalidRun when that is not what was asked."""
 
 
-TARGETS: Mapping[str, Target] = {target.name: target for target in (OPENSEARCH, Sink())}
+TARGETS: Mapping[str, Target] = {target.name: target for target in (OPENSEARCH, ELASTICSEARCH, Sink())}
 
 
 def named(name: str) -> Target:

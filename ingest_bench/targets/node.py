@@ -76,12 +76,12 @@ class Node:
 
     def create_index(self, http: Http, asked: TargetOptions, workload: Workload) -> None:
         """The workload's index with one shard and no replica, unless its mapping says otherwise."""
-        body = node_options.index_body(workload.mapping, typed=self.version(asked).typed)
+        body = node_options.index_body(workload.mapping, typed=self.version(asked).before_7)
         http.expect("PUT", f"/{workload.index}", json.dumps(body).encode())
 
     def bulk_path(self, asked: TargetOptions, workload: Workload) -> str:
         """Where bulk requests go."""
-        kind = f"/{node_options.TYPE}" if self.version(asked).typed else ""
+        kind = f"/{node_options.TYPE}" if self.version(asked).before_7 else ""
         return f"/{workload.index}{kind}/_bulk"
 
     def count_documents(self, http: Http, workload: Workload) -> int:
@@ -94,14 +94,13 @@ class Node:
         (told,) = http.expect("GET", "/_nodes/_local/jvm,settings")["nodes"].values()
         allocator = node_options.logged_allocator(log.read_text(encoding="utf-8", errors="replace"))
         node_options.check(self.version(asked), asked, told, allocator)
-        network = node_options.http_settings(told["settings"])
         return {
             "version": told["version"],
             "java": told["jvm"]["version"],
             "collectors": ", ".join(told["jvm"]["gc_collectors"]),
             "heap_bytes": told["jvm"]["mem"]["heap_max_in_bytes"],
             "allocator": allocator,
-            "receive_predictor": network.get("netty.receive_predictor_size", "default"),
+            "receive_predictor": node_options.told_receive_predictor(told["settings"]),
         }
 
 

@@ -16,13 +16,14 @@ if TYPE_CHECKING:
 
     from ingest_bench.jvm.artifacts import Artifact
     from ingest_bench.jvm.java import Java
-    from ingest_bench.model.target import Allocator, Collector, Endpoint, TargetOptions
+    from ingest_bench.model.target import Collector, Endpoint, TargetOptions
     from ingest_bench.targets.modules import Module
 
 # The type of every document where there are types (before 7).
 TYPE = "doc"
 _OURS = ("path.", "network.", "http.port", "transport.", "discovery.type", "node.name", "cluster.name")
-_ALLOCATOR = re.compile(r"NettyAllocator with the following configs: \[name=(\w+)|-Dio\.netty\.allocator\.type: (\w+)")
+_OWN_ALLOCATOR = re.compile(r"NettyAllocator with the following configs: \[name=(\w+)")
+_NETTYS_ALLOCATOR = re.compile(r"-Dio\.netty\.allocator\.type: (\w+)")
 
 LOGGING = """\
 status = error
@@ -32,6 +33,9 @@ appender.console.layout.type = PatternLayout
 appender.console.layout.pattern = [%d{ISO8601}][%-5p][%-25c{1.}] %marker%m%n
 rootLogger.level = info
 rootLogger.appenderRef.console.ref = console
+# Elasticsearch 5 does not name its allocator, nor does any node that uses Netty's default; Netty does.
+logger.allocator.name = io.netty.buffer.ByteBufUtil
+logger.allocator.level = debug
 """
 
 
@@ -49,13 +53,14 @@ class Version:
     gc: Collector = "g1"
     gc_options: tuple[str, ...] = ()
     """Tuning that its own files give to that collector."""
+    small_heap_gc_options: tuple[str, ...] | None = None
+    """The same for a heap below 8 GiB, where that is another one."""
     settings: tuple[tuple[str, str], ...] = ()
     full_jdk: bool = False
-    typed: bool = False
-    """Documents have a type, and the mapping is below it."""
-    allocator_property: str = "{family}.use_unpooled_allocator"
     modules: tuple[Module, ...] = ()
     """What the workloads need and the archive leaves out."""
+    before_7: bool = False
+    """Documents have a type, and some settings have their old names."""
     launcher: str | None = None
     """A start script that forks the server; None: the JVM is started directly."""
 
@@ -83,9 +88,7 @@ def argv(
         *asked.jvm,
         *jvm_options,
         f"-D{version.family}.path.home={dist}",
-        f"-D{version.family}.path.conf={home / 'config'}",
-        f"-D{version.family}.distribution.type=zip",
-        f"-D{version.family}.bundled_jdk=false",
+        *(() if version.before_7 else _kind(version, home)),
         "-cp",
         str(dist / "lib" / "*"),
         version.main,
@@ -93,10 +96,19 @@ def argv(
     )
 
 
+def _kind(version: Version, home: Path) -> tuple[str, ...]:
+    return (
+        f"-D{version.family}.path.conf={home / 'config'}",
+        f"-D{version.family}.distribution.type=zip",
+        f"-D{version.family}.bundled_jdk=false",
+        *(("-Des.distribution.flavor=default",) if version.family == "es" else ()),
+    )
+
+
 def env(version: Version, java: Java, home: Path) -> dict[str, str]:
-    """The environment of a start script; a JVM that is started directly needs none."""
+    """What a start script is told, or what the script would have told the JVM."""
     if version.launcher is None:
-        return {}
+        return {"LIBFFI_TMPDIR": str(home / "tmp")}
     return {"ES_JAVA_HOME": str(java.home), "ES_TMPDIR": str(home / "tmp"), "ES_PATH_CONF": str(home / "config")}
 
 
@@ -131,23 +143,41 @@ def jvm_flags(version: Version, asked: TargetOptions, java: Java, home: Path, di
         *options.heap(asked.heap_bytes),
         f"-XX:MaxDirectMemorySize={asked.heap_bytes // 2}",
         *gc_flags(version, asked, java.version),
-        *allocator_flags(version, asked.allocator),
+        *allocator_flags(version, asked),
     )
 
 
 def gc_flags(version: Version, asked: TargetOptions, java_version: int) -> tuple[str, ...]:
     """The collector's options: the distribution's tuning only where its own collector is used."""
     gc = version.gc if asked.gc == "default" else asked.gc
-    return (*options.collector(gc, java_version), *(version.gc_options if gc == version.gc else ()))
+    tuning = version.gc_options
+    if version.small_heap_gc_options is not None and asked.heap_bytes < 8 << 30:
+        tuning = version.small_heap_gc_options
+    return (*options.collector(gc, java_version), *(tuning if gc == version.gc else ()))
 
 
-def allocator_flags(version: Version, allocator: Allocator) -> tuple[str, ...]:
-    """The system property that chooses Netty's allocator in that version."""
-    if allocator == "default":
+def allocator_flags(version: Version, asked: TargetOptions) -> tuple[str, ...]:
+    """The system properties that choose Netty's allocator in that version.
+
+    Since 7 the node's own choice is unpooled up to a heap of 1 GiB and pooled above. Its property
+    use_unpooled_allocator=false means unpooled too (NettyAllocator.useUnpooled, Elasticsearch 7 to OpenSearch 3), so
+    a small heap gets Netty's own pool, with chunks as the node would make them: below half a region of G1.
+    """
+    if asked.allocator == "default":
         return ()
-    name = version.allocator_property.format(family=version.family)
-    value = str(allocator == "unpooled").lower() if name.endswith("use_unpooled_allocator") else allocator
-    return (f"-D{name}={value}",)
+    if version.before_7:
+        return (f"-Dio.netty.allocator.type={asked.allocator}",)
+    if asked.allocator == "unpooled":
+        return (f"-D{version.family}.use_unpooled_allocator=true",)
+    if asked.heap_bytes > 1 << 30:
+        return ()
+    gc = version.gc if asked.gc == "default" else asked.gc
+    max_order = 5 if gc == "g1" and version.family == "opensearch" else 7
+    return (
+        f"-D{version.family}.unsafe.use_netty_default_allocator=true",
+        "-Dio.netty.allocator.type=pooled",
+        f"-Dio.netty.allocator.maxOrder={max_order}",
+    )
 
 
 def settings(version: Version, asked: TargetOptions) -> tuple[tuple[str, str], ...]:
@@ -174,7 +204,7 @@ def receive_predictor(version: Version, sizes_bytes: tuple[int, ...]) -> dict[st
     if len(sizes_bytes) > 2:
         raise SpecError(f"target.receive_predictor: {len(sizes_bytes)} sizes; write one, or two as 64KiB..512KiB")
     if len(sizes_bytes) == 2:
-        if not version.typed:
+        if not version.before_7:
             raise SpecError(
                 "target.receive_predictor: a range (an adaptive buffer) is for Elasticsearch 5.6 and the sink; later "
                 "versions have one fixed size"
@@ -191,8 +221,9 @@ def receive_predictor(version: Version, sizes_bytes: tuple[int, ...]) -> dict[st
 
 def address(version: Version, listen: Endpoint, home: Path) -> tuple[tuple[str, str], ...]:
     """Where it listens, on that address only, and its folders."""
-    transport = "transport.tcp.port" if version.typed else "transport.port"
+    transport = "transport.tcp.port" if version.before_7 else "transport.port"
     return (
+        *((("path.conf", str(home / "config")),) if version.before_7 else ()),
         ("network.host", listen.host),
         ("http.port", str(listen.port)),
         (transport, "0"),
@@ -215,24 +246,20 @@ def index_body(mapping: Mapping[str, Any], *, typed: bool) -> dict[str, Any]:
 
 
 def logged_allocator(log: str) -> str | None:
-    """The allocator that the node's log names: unpooled, netty_default, opensearch_configured and so on."""
-    found = _ALLOCATOR.search(log)
-    return None if found is None else found[1] or found[2]
+    """The allocator that the node's log names: unpooled, opensearch_configured; or Netty's own: pooled, unpooled."""
+    own = _OWN_ALLOCATOR.search(log)
+    if own is not None and own[1] != "netty_default":
+        return own[1]
+    nettys = _NETTYS_ALLOCATOR.search(log)
+    return None if nettys is None else nettys[1]
 
 
-def http_settings(told: Mapping[str, Any]) -> dict[str, str]:
-    """The node's `http.` settings by the rest of their name, whether it answers them nested or flat."""
-    flat: dict[str, str] = {}
-
-    def walk(prefix: str, value: Any) -> None:
-        if isinstance(value, dict):
-            for key, below in value.items():
-                walk(f"{prefix}.{key}" if prefix else key, below)
-        else:
-            flat[prefix] = str(value)
-
-    walk("", told.get("http", {}))
-    return flat
+def told_receive_predictor(told: Mapping[str, Any]) -> str:
+    """The receive buffer in the node's settings: "32768b", "65536b..524288b", or "default"."""
+    found = told.get("http", {}).get("netty", {})
+    if "receive_predictor_min" in found:
+        return f"{found['receive_predictor_min']}..{found['receive_predictor_max']}"
+    return str(found.get("receive_predictor_size", "default"))
 
 
 def check(version: Version, asked: TargetOptions, told: Mapping[str, Any], allocator: str | None) -> None:
@@ -250,5 +277,10 @@ def check(version: Version, asked: TargetOptions, told: Mapping[str, Any], alloc
         wrong.append(f"a heap of {asked.heap_bytes} bytes was asked for, it has {heap_bytes}")
     if asked.allocator != "default" and (allocator == "unpooled") != (asked.allocator == "unpooled"):
         wrong.append(f"allocator {asked.allocator} was asked for, its log says {allocator or 'nothing'}")
+    wanted = "..".join(f"{size}b" for size in asked.receive_predictor_bytes) or "default"
+    has = told_receive_predictor(told["settings"])
+    by_setting = any(key.startswith("http.netty.receive_predictor") for key in asked.setting)
+    if has != wanted and not by_setting:
+        wrong.append(f"receive predictor {wanted} was asked for, it has {has}")
     if wrong:
         raise InvalidRun(f"server: it does not run as asked: {'; '.join(wrong)}")

@@ -1,0 +1,186 @@
+"""Real nodes of OpenSearch and Elasticsearch: started, filled, asked, ended."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from servers import WORKLOAD, served
+
+from ingest_bench import system, targets
+from ingest_bench.errors import MissingCapability
+from ingest_bench.jvm import artifacts
+from ingest_bench.jvm.java import Java
+from ingest_bench.model.target import TargetOptions
+from ingest_bench.targets import node_options
+from ingest_bench.targets.elasticsearch import ELASTICSEARCH
+from ingest_bench.targets.node import Node
+from ingest_bench.targets.opensearch import OPENSEARCH
+
+opensearch = [pytest.mark.opensearch, pytest.mark.netns]
+elasticsearch = [pytest.mark.elasticsearch, pytest.mark.netns]
+HEAP_BYTES = 512 << 20
+
+# Each line: what is asked for, and what the node must say of itself.
+NODES = [
+    pytest.param(
+        {"name": "opensearch", "receive_predictor_bytes": (32768,), "socket_receive_buffer_bytes": 65536},
+        {"version": "2.19.6", "allocator": "unpooled", "receive_predictor": "32768b"},
+        marks=opensearch,
+        id="opensearch-2",
+    ),
+    pytest.param(
+        {"name": "opensearch", "allocator": "pooled", "gc": "parallel"},
+        {"allocator": "pooled", "collectors": "PS MarkSweep, PS Scavenge"},
+        marks=opensearch,
+        id="opensearch-2-pooled-parallel",
+    ),
+    pytest.param(
+        {"name": "opensearch", "version": "3.8.0", "gc": "zgc", "receive_predictor_bytes": (524288,)},
+        {"version": "3.8.0", "receive_predictor": "524288b"},
+        marks=opensearch,
+        id="opensearch-3-zgc",
+    ),
+    pytest.param(
+        {"name": "elasticsearch", "version": "5.6.16", "allocator": "unpooled", "receive_predictor_bytes": (32768,)},
+        {"allocator": "unpooled", "collectors": "ParNew, ConcurrentMarkSweep", "receive_predictor": "32768b"},
+        marks=elasticsearch,
+        id="elasticsearch-5-cms",
+    ),
+    pytest.param(
+        {
+            "name": "elasticsearch",
+            "version": "5.6.16",
+            "gc": "g1",
+            "allocator": "pooled",
+            "receive_predictor_bytes": (65536, 524288),
+        },
+        {"allocator": "pooled", "receive_predictor": "65536b..524288b"},
+        marks=elasticsearch,
+        id="elasticsearch-5-g1-adaptive",
+    ),
+    pytest.param(
+        {"name": "elasticsearch", "version": "7.17.29", "allocator": "pooled"},
+        {"version": "7.17.29", "allocator": "pooled"},
+        marks=elasticsearch,
+        id="elasticsearch-7-pooled",
+    ),
+    pytest.param(
+        {"name": "elasticsearch", "version": "8.19.21", "allocator": "pooled", "heap_bytes": (1 << 30) + (64 << 20)},
+        {"version": "8.19.21", "allocator": "elasticsearch_configured"},
+        marks=elasticsearch,
+        id="elasticsearch-8",
+    ),
+]
+
+
+@pytest.mark.parametrize(("chosen", "says"), NODES)
+def test_a_node_takes_documents_counts_them_and_runs_as_asked(
+    tmp_path: Path, chosen: dict[str, Any], says: dict[str, str]
+) -> None:
+    asked = TargetOptions(**{"heap_bytes": HEAP_BYTES} | chosen)
+    recording = tmp_path / "home" / "recording.jfr"
+    gc_log = tmp_path / "home" / "gc.log"
+    probes = (
+        f"-XX:StartFlightRecording=filename={recording},settings=none",
+        f"-Xlog:gc:file={gc_log}:time:filecount=0",
+    )
+    skip_without_java(asked)
+    with served(tmp_path, asked, probes) as server:
+        server.target.create_index(server.http, asked, WORKLOAD)
+        assert server.bulk(500).json()["errors"] is False
+        assert server.bulk(7).json()["errors"] is False
+        assert server.target.count_documents(server.http, WORKLOAD) == 507
+        told = server.target.describe(server.http, asked, server.process.log)
+        name = Path(f"/proc/{server.process.jvm_pid}/comm").read_text(encoding="utf-8")
+    assert {key: told[key] for key in says} == says
+    assert name == "java\n"
+    assert recording.read_bytes()[:4] == b"FLR\0"
+    assert gc_log.read_text(encoding="utf-8").count("Using ") == 1
+
+
+def skip_without_java(asked: TargetOptions) -> None:
+    try:
+        targets.fetch(targets.named(asked.name).requirements(asked))
+    except MissingCapability as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.opensearch
+@pytest.mark.netns
+@pytest.mark.parametrize("version", ["2.19.6", "3.8.0"])
+def test_a_node_runs_on_the_java_that_pip_brings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    monkeypatch.setenv("INGEST_BENCH_JAVA", "wheel")
+    asked = TargetOptions(version=version, heap_bytes=HEAP_BYTES)
+    with served(tmp_path, asked) as server:
+        server.target.create_index(server.http, asked, WORKLOAD)
+        assert server.bulk(10).json()["errors"] is False
+        assert server.target.count_documents(server.http, WORKLOAD) == 10
+
+
+# What the distribution's own scripts add and we leave out on purpose, and its own log of collections.
+LEFT_OUT = ("-Xlog:gc", "-XX:+HeapDumpOnOutOfMemoryError", "-XX:HeapDumpPath=", "-XX:+ExitOnOutOfMemoryError")
+# The same for both, at another place.
+ELSEWHERE = ("-Djava.io.tmpdir=", "-XX:ErrorFile=", "-Xms", "-Xmx", "-javaagent:", "-Xshare:")
+
+
+@pytest.mark.parametrize("heap_bytes", [512 << 20, 2 << 30])
+@pytest.mark.parametrize(
+    ("node", "version", "parser"),
+    [
+        pytest.param(OPENSEARCH, "2.19.6", "org.opensearch.tools.launchers.JvmOptionsParser", marks=opensearch),
+        pytest.param(OPENSEARCH, "3.8.0", "org.opensearch.tools.launchers.JvmOptionsParser", marks=opensearch),
+        pytest.param(
+            ELASTICSEARCH, "7.17.29", "org.elasticsearch.tools.launchers.JvmOptionsParser", marks=elasticsearch
+        ),
+    ],
+)
+def test_the_jvms_options_are_those_of_the_distributions_own_script(
+    node: Node, version: str, parser: str, heap_bytes: int
+) -> None:
+    asked = TargetOptions(name=node.name, version=version, heap_bytes=heap_bytes)
+    skip_without_java(asked)
+    java = targets.fetch(node.requirements(asked))
+    if not java.is_full:
+        pytest.skip("the script's options need a full JDK")
+    line = node.version(asked)
+    dist = artifacts.unpacked(line.archive)
+    theirs = options_of_the_script(java, dist, parser, heap_bytes)
+    ours = set(node_options.jvm_flags(line, asked, java, Path("/home"), dist))
+    assert {flag for flag in ours if not flag.startswith(ELSEWHERE)} == {
+        flag for flag in theirs if not flag.startswith((*ELSEWHERE, *LEFT_OUT))
+    }
+
+
+def options_of_the_script(java: Java, dist: Path, parser: str, heap_bytes: int) -> set[str]:
+    heap = f"-Xms{heap_bytes} -Xmx{heap_bytes}"
+    tmp = "/home/tmp"
+    words = [f"ES_JAVA_OPTS={heap}", f"OPENSEARCH_JAVA_OPTS={heap}", f"ES_TMPDIR={tmp}", f"OPENSEARCH_TMPDIR={tmp}"]
+    classpath = f"{dist}/lib/*:{dist}/lib/tools/launchers/*"
+    argv = ["env", "-C", str(dist), *words, str(java.java), "-cp", classpath, parser, "config"]
+    if "elasticsearch" in parser:
+        argv.append(str(dist / "plugins"))
+    return set(system.run(argv, timeout_s=120).split())
+
+
+@pytest.mark.opensearch
+@pytest.mark.netns
+def test_a_node_writes_nothing_outside_its_home(tmp_path: Path) -> None:
+    asked = TargetOptions(heap_bytes=HEAP_BYTES)
+    with served(tmp_path, asked) as server:
+        server.target.create_index(server.http, asked, WORKLOAD)
+        written = open_to_write(server.process.jvm_pid)
+    assert any(path.is_relative_to(server.home) for path in written)
+    assert not [path for path in written if not path.is_relative_to(tmp_path) and "hsperfdata_" not in str(path)]
+
+
+def open_to_write(pid: int) -> set[Path]:
+    """The files that a process has open to write."""
+    found = set()
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        flags = Path(f"/proc/{pid}/fdinfo/{link.name}").read_text(encoding="utf-8").split("flags:")[1].split()[0]
+        path = link.readlink()
+        if int(flags, 8) & 0o3 and path.is_file():
+            found.add(path)
+    return found
