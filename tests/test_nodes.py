@@ -6,13 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from servers import WORKLOAD, served
+from servers import BULK, WORKLOAD, Served, served
 
-from ingest_bench import system, targets
-from ingest_bench.errors import MissingCapability
+from ingest_bench import catalog, data, system, targets
+from ingest_bench.errors import MissingCapability, RunFailed
 from ingest_bench.jvm import artifacts
 from ingest_bench.jvm.java import Java
+from ingest_bench.load.documents import example
 from ingest_bench.model.target import TargetOptions
+from ingest_bench.model.workload import Workload
 from ingest_bench.targets import node_options
 from ingest_bench.targets.elasticsearch import ELASTICSEARCH
 from ingest_bench.targets.node import Node
@@ -92,12 +94,27 @@ def test_a_node_takes_documents_counts_them_and_runs_as_asked(
         assert server.bulk(500).json()["errors"] is False
         assert server.bulk(7).json()["errors"] is False
         assert server.target.count_documents(server.http, WORKLOAD) == 507
+        for name in sorted(data.files("workloads")):
+            takes_a_document_of(server, catalog.workload(name))
         told = server.target.describe(server.http, asked, server.process.log)
         name = Path(f"/proc/{server.process.jvm_pid}/comm").read_text(encoding="utf-8")
     assert {key: told[key] for key in says} == says
     assert name == "java\n"
     assert recording.read_bytes()[:4] == b"FLR\0"
     assert gc_log.read_text(encoding="utf-8").count("Using ") == 1
+
+
+def takes_a_document_of(server: Served, workload: Workload) -> None:
+    """The workload's own mapping and a document of its shape."""
+    if workload.name == "percolator" and server.asked.version == "8.19.21":
+        with pytest.raises(RunFailed, match='has no type "percolator"'):
+            server.target.create_index(server.http, server.asked, workload)
+        return
+    server.target.create_index(server.http, server.asked, workload)
+    body = b'{"index":{}}\n' + example(workload).strip() + b"\n"
+    answer = server.http.request("POST", server.target.bulk_path(server.asked, workload), body, BULK)
+    assert answer.json()["errors"] is False, answer.body
+    assert server.target.count_documents(server.http, workload) == 1
 
 
 def skip_without_java(asked: TargetOptions) -> None:

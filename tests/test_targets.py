@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ingest_bench.errors import InvalidRun, SpecError
+from ingest_bench.errors import InvalidRun, RunFailed, SpecError
 from ingest_bench.jvm import options
 from ingest_bench.jvm.java import Java
 from ingest_bench.jvm.process import environment
@@ -172,18 +172,37 @@ def test_the_sinks_options_become_system_properties() -> None:
     )
 
 
+EIGHT = ELASTICSEARCH.table["8.19.21"]
+NEWEST = OPENSEARCH.table["2.19.6"]
+
+
 def test_an_index_has_one_shard_and_no_replica_unless_its_mapping_says_so() -> None:
     mapping = {"mappings": {"properties": {"a": {"type": "long"}}}}
-    body = node_options.index_body(mapping, typed=False)
+    body = node_options.index_body(mapping, NEWEST)
     assert body == {"settings": {"index.number_of_shards": 1, "index.number_of_replicas": 0}, **mapping}
     given = {"settings": {"index": {"number_of_shards": 3}}}
-    assert node_options.index_body(given, typed=False)["settings"]["index"]["number_of_shards"] == 3
-    assert "index.number_of_shards" not in node_options.index_body(given, typed=False)["settings"]
+    assert node_options.index_body(given, NEWEST)["settings"]["index"]["number_of_shards"] == 3
+    assert "index.number_of_shards" not in node_options.index_body(given, NEWEST)["settings"]
 
 
 def test_a_version_with_types_gets_the_mapping_below_its_type() -> None:
-    body = node_options.index_body({"mappings": {"properties": {}}}, typed=True)
+    body = node_options.index_body({"mappings": {"properties": {}}}, ELASTICSEARCH.table["5.6.16"])
     assert body["mappings"] == {"doc": {"properties": {}}}
+
+
+def test_a_mapping_gets_other_types_where_a_version_has_not_its_own() -> None:
+    fare = {"type": "scaled_float", "scaling_factor": 100}
+    body = {"type": "text", "analyzer": "english"}
+    mapping = {"mappings": {"properties": {"fare": fare, "body": body}}}
+    replaced = node_options.index_body(mapping, ELASTICSEARCH.table["8.19.21"])["mappings"]["properties"]
+    assert replaced == {"fare": {"type": "double"}, "body": {"type": "text", "analyzer": "standard"}}
+    kept = node_options.index_body(mapping, ELASTICSEARCH.table["5.6.16"])["mappings"]["doc"]["properties"]
+    assert kept == {"fare": fare, "body": body}
+
+
+def test_a_type_that_nothing_replaces_is_an_error_that_names_it() -> None:
+    with pytest.raises(RunFailed, match=r'elasticsearch 8\.19\.21: it has no type "percolator"'):
+        node_options.index_body({"mappings": {"properties": {"query": {"type": "percolator"}}}}, EIGHT)
 
 
 def told(**changed: Any) -> dict[str, Any]:

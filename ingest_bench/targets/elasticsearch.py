@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from ingest_bench.jvm.artifacts import Artifact
+from ingest_bench.targets.modules import for_clients
 from ingest_bench.targets.node import Node
-from ingest_bench.targets.node_options import Version
+from ingest_bench.targets.node_options import NO_ANALYZERS, Version
 
 _GROUP = "org.elasticsearch.distribution.integ-test-zip"
 _MAIN = "org.elasticsearch.bootstrap.Elasticsearch"
@@ -42,6 +43,16 @@ ELASTICSEARCH = Node(
             jvm=(*_COMMON, "-Djdk.io.permissionsUseCanonicalPath=true", "-Dlog4j.skipJansi=true"),
             gc="cms",
             before_7=True,
+            modules=(
+                for_clients(
+                    "elasticsearch",
+                    "percolator",
+                    "5.6.16",
+                    plugin="org.elasticsearch.percolator.PercolatorPlugin",
+                    sha256="5e07ea8188dfdaf5913cd32fa3c2c3e0a48b4aa3c9eccb0315522a2f31ed542b",
+                ),
+            ),
+            replaced={},
         ),
         "7.17.29": Version(
             archive=_archive("7.17.29", "841ee00be1a72ba8e707b5a2fb55f23fe7a4184369b4585393238b1c903eedaf"),
@@ -58,6 +69,22 @@ ELASTICSEARCH = Node(
                 "-Dlog4j2.formatMsgNoLookups=true",
                 "-Djava.locale.providers=SPI,COMPAT",
                 "--add-opens=java.base/java.io=ALL-UNNAMED",
+            ),
+            modules=(
+                for_clients(
+                    "elasticsearch",
+                    "mapper-extras",
+                    "7.17.29",
+                    plugin="org.elasticsearch.index.mapper.MapperExtrasPlugin",
+                    sha256="3fc4139860139a524b0e56309261c943c90863da0c1bb2d1b0fc86d78f1525cd",
+                ),
+                for_clients(
+                    "elasticsearch",
+                    "percolator",
+                    "7.17.29",
+                    plugin="org.elasticsearch.percolator.PercolatorPlugin",
+                    sha256="8279f5f47323d06c265424bbae5de83d8d94dd32457f15fcde87146942829c32",
+                ),
             ),
             gc_options=("-XX:G1ReservePercent=25", "-XX:InitiatingHeapOccupancyPercent=30"),
             small_heap_gc_options=(
@@ -79,6 +106,8 @@ ELASTICSEARCH = Node(
                 "-Dorg.apache.lucene.store.MMapDirectory.sharedArenaMaxPermits=1",
             ),
             settings=(("xpack.security.enabled", "false"),),
+            # The jars of these modules are not published any more.
+            replaced={**NO_ANALYZERS, "scaled_float": "double", "percolator": None},
             full_jdk=True,
             launcher="bin/elasticsearch",
         ),

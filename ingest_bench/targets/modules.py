@@ -25,14 +25,11 @@ class Module:
     plugin: str
 
 
-def opensearch(name: str, version: str, plugin: str, sha256: str) -> Module:
-    """A module of OpenSearch from the jar that is published for clients."""
-    return Module(name=name, jar=_client_jar("org.opensearch.plugin", name, version, sha256), plugin=plugin)
-
-
-def elasticsearch(name: str, version: str, plugin: str, sha256: str) -> Module:
-    """A module of Elasticsearch from the jar that is published for clients."""
-    return Module(name=name, jar=_client_jar("org.elasticsearch.plugin", name, version, sha256), plugin=plugin)
+def for_clients(server: str, name: str, version: str, *, plugin: str, sha256: str) -> Module:
+    """A module from the jar that a project publishes for Java clients. `server` is "opensearch" or "elasticsearch"."""
+    group = f"org.{server}.plugin"
+    jar = Artifact(group=group, name=f"{name}-client", version=version, packaging="jar", sha256=sha256)
+    return Module(name=name, jar=jar, plugin=plugin)
 
 
 def added(dist: Path, modules: tuple[Module, ...], progress: artifacts.Progress = artifacts.no_progress) -> Path:
@@ -57,7 +54,3 @@ def _fill(dist: Path, jars: dict[Module, Path], into: Path) -> None:
         own = told | {"name": module.name, "description": module.name, "classname": module.plugin}
         lines = [f"{key}={value}" for key, value in own.items()]
         (folder / "plugin-descriptor.properties").write_text("\n".join(lines) + "\n")
-
-
-def _client_jar(group: str, name: str, version: str, sha256: str) -> Artifact:
-    return Artifact(group=group, name=f"{name}-client", version=version, packaging="jar", sha256=sha256)

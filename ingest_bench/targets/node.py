@@ -76,7 +76,7 @@ class Node:
 
     def create_index(self, http: Http, asked: TargetOptions, workload: Workload) -> None:
         """The workload's index with one shard and no replica, unless its mapping says otherwise."""
-        body = node_options.index_body(workload.mapping, typed=self.version(asked).before_7)
+        body = node_options.index_body(workload.mapping, self.version(asked))
         http.expect("PUT", f"/{workload.index}", json.dumps(body).encode())
 
     def bulk_path(self, asked: TargetOptions, workload: Workload) -> str:
@@ -93,13 +93,15 @@ class Node:
         """What the node says about itself; InvalidRun when that is not what was asked."""
         (told,) = http.expect("GET", "/_nodes/_local/jvm,settings")["nodes"].values()
         allocator = node_options.logged_allocator(log.read_text(encoding="utf-8", errors="replace"))
-        node_options.check(self.version(asked), asked, told, allocator)
+        version = self.version(asked)
+        node_options.check(version, asked, told, allocator)
         return {
             "version": told["version"],
             "java": told["jvm"]["version"],
             "collectors": ", ".join(told["jvm"]["gc_collectors"]),
             "heap_bytes": told["jvm"]["mem"]["heap_max_in_bytes"],
             "allocator": allocator,
+            "replaced": ", ".join(f"{old} by {new or 'nothing'}" for old, new in version.replaced.items()),
             "receive_predictor": node_options.told_receive_predictor(told["settings"]),
         }
 

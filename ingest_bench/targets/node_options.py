@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import copy
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from ingest_bench.errors import InvalidRun, SpecError
+from ingest_bench.errors import InvalidRun, RunFailed, SpecError
 from ingest_bench.jvm import options
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
 
     from ingest_bench.jvm.artifacts import Artifact
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from ingest_bench.model.target import Collector, Endpoint, TargetOptions
     from ingest_bench.targets.modules import Module
 
+# Language analyzers are in a module that is not published as a jar, and that fails on pip's Java.
+NO_ANALYZERS: Mapping[str, str | None] = {"english": "standard"}
 # The type of every document where there are types (before 7).
 TYPE = "doc"
 _OURS = ("path.", "network.", "http.port", "transport.", "discovery.type", "node.name", "cluster.name")
@@ -59,6 +61,8 @@ class Version:
     full_jdk: bool = False
     modules: tuple[Module, ...] = ()
     """What the workloads need and the archive leaves out."""
+    replaced: Mapping[str, str | None] = field(default_factory=lambda: NO_ANALYZERS)
+    """Field types and analyzers that it has not, and what a mapping gets in their place; None: nothing will do."""
     before_7: bool = False
     """Documents have a type, and some settings have their old names."""
     launcher: str | None = None
@@ -232,17 +236,34 @@ def address(version: Version, listen: Endpoint, home: Path) -> tuple[tuple[str, 
     )
 
 
-def index_body(mapping: Mapping[str, Any], *, typed: bool) -> dict[str, Any]:
-    """The body of an index's creation, for a version with or without types."""
+def index_body(mapping: Mapping[str, Any], version: Version) -> dict[str, Any]:
+    """The body of an index's creation, as that version understands it: one shard and no replica, unless it says so."""
     body = copy.deepcopy(dict(mapping))
     given = body.setdefault("settings", {})
     flat = given.get("index", given)
     for key in ("number_of_shards", "number_of_replicas"):
         if key not in flat and f"index.{key}" not in given:
             given[f"index.{key}"] = 1 if key == "number_of_shards" else 0
-    if typed and "mappings" in body:
+    _replace(body.get("mappings", {}), version)
+    if version.before_7 and "mappings" in body:
         body["mappings"] = {TYPE: body["mappings"]}
     return body
+
+
+def _replace(mapping: dict[str, Any], version: Version) -> None:
+    """Other field types and analyzers, in place, where the version has not those of the mapping."""
+    for key, value in list(mapping.items()):
+        if isinstance(value, dict):
+            _replace(value, version)
+        elif key in ("type", "analyzer") and value in version.replaced:
+            other = version.replaced[value]
+            if other is None:
+                raise RunFailed(
+                    f'{version.archive.name} {version.archive.version}: it has no {key} "{value}", the module is not '
+                    "published. Choose another version or workload."
+                )
+            mapping[key] = other
+            mapping.pop("scaling_factor", None)
 
 
 def logged_allocator(log: str) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ingest_bench.jvm.artifacts import Artifact
-from ingest_bench.targets.modules import opensearch
+from ingest_bench.targets.modules import for_clients
 from ingest_bench.targets.node import Node
 from ingest_bench.targets.node_options import Version
 
@@ -33,9 +33,6 @@ _G1 = ("-XX:G1ReservePercent=25", "-XX:InitiatingHeapOccupancyPercent=30")
 _THREADS = "org.opensearch.secure_sm.SecuredForkJoinWorkerThreadFactory"
 _GROUP = "org.opensearch.distribution.integ-test-zip"
 
-_MAPPERS = "org.opensearch.index.mapper.MapperExtrasPlugin"
-_PERCOLATOR = "org.opensearch.percolator.PercolatorPlugin"
-
 OPENSEARCH = Node(
     name="opensearch",
     default_version="2.19.6",
@@ -49,17 +46,19 @@ OPENSEARCH = Node(
                 sha256="71d6d8b1c637f3faecda0752b184b1cc526fc6eaad59ec1408c6327bb00b9293",
             ),
             modules=(
-                opensearch(
+                for_clients(
+                    "opensearch",
                     "mapper-extras",
                     "2.19.6",
-                    "4a486870432b71a190dca3aaba91f1fba58837e4a4146b2982e8a938164a9a34",
-                    _MAPPERS,
+                    plugin="org.opensearch.index.mapper.MapperExtrasPlugin",
+                    sha256="4a486870432b71a190dca3aaba91f1fba58837e4a4146b2982e8a938164a9a34",
                 ),
-                opensearch(
+                for_clients(
+                    "opensearch",
                     "percolator",
                     "2.19.6",
-                    "3a931b2089e8d6140f8b811ea8a5cbfb0cd1d2202a070c25568a7249875cd787",
-                    _PERCOLATOR,
+                    plugin="org.opensearch.percolator.PercolatorPlugin",
+                    sha256="3a931b2089e8d6140f8b811ea8a5cbfb0cd1d2202a070c25568a7249875cd787",
                 ),
             ),
             java_version=17,
@@ -79,23 +78,9 @@ OPENSEARCH = Node(
                 version="3.8.0",
                 packaging="zip",
                 sha256="196c3cf4602c394f2e40e6174ccbf2a924eae37246f08fa6bbb6b75f9fd5ff1f",
-                # Its other modules are not needed to take bulk requests; some fail on pip's runtime (Thai locale).
+                # What the workloads need. Others fail on pip's runtime: analysis-common wants the Thai locale.
                 leave_out=("modules/",),
-                keep=("modules/transport-netty4/",),
-            ),
-            modules=(
-                opensearch(
-                    "mapper-extras",
-                    "3.8.0",
-                    "dde7a9f69ccd3ae4bb5229e8f52d0b8c81bbde65443ca3eaa472c81bd7dff43d",
-                    _MAPPERS,
-                ),
-                opensearch(
-                    "percolator",
-                    "3.8.0",
-                    "6141a797c9a3ebffdae50b469c1a0b8ad176b6e75bcf383deee39e2b931c9987",
-                    _PERCOLATOR,
-                ),
+                keep=("modules/transport-netty4/", "modules/mapper-extras/", "modules/percolator/"),
             ),
             java_version=25,
             family="opensearch",
