@@ -34,6 +34,11 @@ FULL = Profile(
     to_server=SLOW,
     to_client=SLOW,
 )
+FAR = Profile(
+    name="far",
+    to_server=Impairment(delay_ns=40 * 10**6, loss_ppm=50_000),
+    to_client=Impairment(delay_ns=40 * 10**6, rate_bps=100 * 10**6),
+)
 PLAIN = Profile(name="plain", congestion_control=None, to_server=SLOW, to_client=SLOW)
 
 
@@ -56,7 +61,7 @@ def stages(kill_at: int) -> Callable[[str], None]:
 def tool(kill_at: int, dog_kill_at: int, variant: str = "route") -> None:
     if dog_kill_at >= 0:
         watchdog.COMMAND = (sys.executable, __file__, "watchdog", str(dog_kill_at))
-    profile = PLAIN if variant.startswith("plain") else FULL
+    profile = {"plain": PLAIN, "far": FAR}.get(variant.partition("-")[0], FULL)
     limit_s = float(variant.partition("-")[2] or 300)
     to = Endpoint("fd00:40::2" if variant == "ipv6" else "198.18.40.2", 9200)
     with interface.shaped(

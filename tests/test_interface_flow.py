@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from interface_lab import PORT, SERVER, Lab, lab
+from interface_lab import NEEDS_IPV6, PORT, SERVER, Lab, lab
 
 pytestmark = pytest.mark.netns
 
@@ -67,7 +67,9 @@ def ifb_of(place: Lab) -> str:
     return next(str(link["ifname"]) for link in links if link["ifname"].startswith("ibench"))
 
 
-@pytest.mark.parametrize(("variant", "address"), [("plain", SERVER), ("ipv6", "fd00:40::2")])
+@pytest.mark.parametrize(
+    ("variant", "address"), [("plain", SERVER), pytest.param("ipv6", "fd00:40::2", marks=NEEDS_IPV6)]
+)
 def test_only_the_named_flow_is_shaped_in_both_directions(place: Lab, variant: str, address: str) -> None:
     with echo(place, address), shaped(place, variant):
         flow = send(place, address, PORT)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from interface_lab import Lab, lab
+from interface_lab import HAS_IPV6, NEEDS_IPV6, Lab, lab
 
 pytestmark = pytest.mark.netns
 
@@ -36,7 +36,7 @@ def put_back(place: Lab, before: str, when: str) -> None:
     assert place.leftovers() == [], when
 
 
-@pytest.mark.parametrize("variant", ["route", "mtu", "ipv6"])
+@pytest.mark.parametrize("variant", ["route", "mtu", pytest.param("ipv6", marks=NEEDS_IPV6)])
 def test_a_session_that_ends_by_itself_leaves_everything_as_it_was(place: Lab, variant: str) -> None:
     before = place.snapshot()
     process = place.drive("tool", "-1", "-1", variant)
@@ -110,7 +110,9 @@ def test_kills_at_random_moments_leave_nothing(place: Lab) -> None:
     dice = random.Random(seed)  # noqa: S311 - dice, not a secret
     before = place.snapshot()
     for number in range(RANDOM_KILLS):
-        process = place.drive("tool", "-1", "-1", dice.choice(["route", "mtu", "plain", "ipv6"]))
+        process = place.drive(
+            "tool", "-1", "-1", dice.choice(["route", "mtu", "plain", *(["ipv6"] if HAS_IPV6 else [])])
+        )
         try:
             process.communicate(dice.choice([None, "\n"]), timeout=dice.uniform(0.05, 0.6))
         except subprocess.TimeoutExpired:

@@ -1,0 +1,80 @@
+"""netem on one flow of a real interface: on this kernel's own, else this file runs once more in User-Mode Linux."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from interface_lab import PORT, SERVER, Lab, lab
+
+from ingest_bench.network.box import kernel_complaint
+
+pytestmark = pytest.mark.netem
+
+HERE = Path(__file__)
+RTT = HERE.with_name("flow_rtt.py")
+INSIDE = "INGEST_BENCH_TEST_IN_UML" in os.environ
+OTHER_PORT = 9300
+# The driver's profile "far": 40 ms each way, 5% lost on the way to the server.
+FAR_S = 0.080
+
+
+def rtt_s(place: Lab, port: int, count: int) -> list[float]:
+    said = place.run(sys.executable, str(RTT), "ask", SERVER, str(port), str(count))
+    return [float(second) for second in json.loads(said)["seconds"]]
+
+
+def only_the_named_flow_is_far(state: Path) -> None:
+    with lab(state) as place:
+        before = place.snapshot()
+        argv = (*place.server, sys.executable, str(RTT), "serve", SERVER, str(PORT), str(OTHER_PORT))
+        with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as server:
+            try:
+                assert server.stdout is not None
+                assert server.stdout.readline() == "ready\n"
+                process = place.drive("tool", "-1", "-1", "far")
+                assert process.stdout is not None
+                while process.stdout.readline() != "running\n":
+                    assert process.poll() is None, process.communicate()
+                far, near = rtt_s(place, PORT, 100), rtt_s(place, OTHER_PORT, 30)
+                counters = json.loads(place.run("tc", "-s", "-j", "qdisc", "show", "dev", "eth0"))
+                _, errors = process.communicate("\n", timeout=120)
+                assert process.returncode == 0, errors
+            finally:
+                server.kill()
+        place.wait_until_free()
+        after = place.snapshot()
+    # No packet is early; the slow machine that this may be only ever adds to it.
+    assert min(far) >= FAR_S
+    assert sorted(far)[len(far) // 2] < 2 * FAR_S
+    assert min(near) < FAR_S / 2
+    netem = next(qdisc for qdisc in counters if qdisc["kind"] == "netem")
+    # 100 packets of data at 5%, and some acknowledgements: none lost has a chance below 1%.
+    assert netem["drops"] > 0
+    # A lost packet is sent again after a timeout of 200 ms at least: TCP was not told of the loss.
+    assert max(far) > FAR_S + 0.1
+    assert after == before
+
+
+def test_netem_delays_and_loses_packets_of_the_named_flow_only(tmp_path: Path) -> None:
+    if INSIDE or not kernel_complaint():
+        only_the_named_flow_is_far(tmp_path / "state")
+        return
+    if not shutil.which("linux.uml"):
+        pytest.skip(f"{kernel_complaint()} and User-Mode Linux is not installed (Debian: user-mode-linux)")
+    command = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--color=no", str(HERE))
+    done = subprocess.run(
+        ("bash", str(HERE.with_name("in_uml.sh")), "300", str(tmp_path), *command),
+        capture_output=True,
+        text=True,
+        timeout=360,
+        check=False,
+        env={**os.environ, "INGEST_BENCH_TEST_IN_UML": "1"},
+    )
+    assert done.returncode == 0, done.stdout[-5000:] + (tmp_path / "errors").read_text(encoding="utf-8")[-2000:]
+    assert "1 passed" in done.stdout
