@@ -36,7 +36,7 @@ FULL = Profile(
 )
 FAR = Profile(
     name="far",
-    to_server=Impairment(delay_ns=40 * 10**6, loss_ppm=50_000),
+    to_server=Impairment(delay_ns=40 * 10**6, loss_ppm=150_000),
     to_client=Impairment(delay_ns=40 * 10**6, rate_bps=100 * 10**6),
 )
 PLAIN = Profile(name="plain", congestion_control=None, to_server=SLOW, to_client=SLOW)

@@ -110,6 +110,27 @@ def test_however_it_ends_no_process_and_no_namespace_is_left(tmp_path: Path, end
         wait_until_empty(namespace)
 
 
+def test_check_prints_promised_against_measured_and_fails_when_a_promise_is_broken() -> None:
+    done = net("check", "ethernet-100m")
+    assert done.returncode == 0, done.stdout
+    assert "│ kept │ mtu to-server" in done.stdout
+    assert "promises are kept" in done.stdout
+    # No machine of today does this between two namespaces.
+    done = net("check", "ethernet-100m", "--set", "to_server.rate=200gbit")
+    assert done.returncode == 3
+    assert "│ BROKEN │ rate to-server" in done.stdout
+    assert "broken: rate to-server" in done.stdout
+
+
+def test_a_dry_run_prints_the_commands_of_the_link_and_runs_nothing(tmp_path: Path) -> None:
+    touched = tmp_path / "touched"
+    done = net("exec", "jumbo", "--dry-run", "--server", "cat -", "--", "touch", str(touched))
+    assert done.returncode == 0, done.stderr
+    assert "client: ip link set dev client0 mtu 9000 gso_max_segs 1\n" in done.stdout
+    assert done.stdout.endswith(f"server: cat -\nclient: touch {touched}\n")
+    assert not touched.exists()
+
+
 NOWHERE = ("apply", "ethernet", "--interface", "nosuch0")
 
 

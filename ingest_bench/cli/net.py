@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import shlex
+import sys
 from contextlib import ExitStack
 from datetime import datetime
 from typing import Annotated, Any, Literal
@@ -13,11 +13,12 @@ from rich.console import Console
 from rich.table import Table
 
 from ingest_bench import network, units
-from ingest_bench.errors import SpecError
+from ingest_bench.errors import InvalidRun, SpecError
 from ingest_bench.ledger import Step
-from ingest_bench.model.network import Profile
+from ingest_bench.model.network import Profile, Promise
 from ingest_bench.model.target import Endpoint
-from ingest_bench.network import inside, interface
+from ingest_bench.network import inside, interface, link_plan
+from ingest_bench.network.box import choose
 
 app = typer.Typer(
     help="Shape a link of your own, or one flow of a real interface, and take it back.",
@@ -48,6 +49,7 @@ def execute(
     ] = None,
     netem: Backend = "auto",
     sets: Sets = [],  # noqa: B006 - typer copies it
+    dry_run: DryRun = False,
 ) -> int:
     """Run a command on the client's side of a shaped link.
 
@@ -57,13 +59,44 @@ def execute(
     """
     if server_port is not None and server is None:
         raise SpecError("--server-port: there is nothing to wait for; add --server COMMAND")
+    chosen = _profile(profile, sets)
+    if dry_run:
+        _print_link(chosen, netem, (*((f"server: {server}",) if server else ()), f"client: {shlex.join(command)}"))
+        return 0
     with ExitStack() as stack:
-        link = stack.enter_context(network.link(_profile(profile, sets), netem=netem))
+        link = stack.enter_context(network.link(chosen, netem=netem))
         # Not on the standard output: that one is the command's.
         typer.echo(f"client {link.client_address}, server {link.server_address}, netem: {link.backend}", err=True)
         if server is not None:
             stack.enter_context(inside.server(link, shlex.split(server), port=server_port))
         return inside.run(link, command)
+
+
+@app.command()
+def check(
+    profile: ProfileName,
+    netem: Backend = "auto",
+    sets: Sets = [],  # noqa: B006 - typer copies it
+    dry_run: DryRun = False,
+) -> int:
+    """Make a link, measure what its profile promises, and print promised against measured.
+
+    The exit code is 3 when a promise is broken.
+    """
+    chosen = _profile(profile, sets)
+    if dry_run:
+        _print_link(chosen, netem, ())
+        return 0
+    with network.link(chosen, netem=netem) as link:
+        promises = network.check(link)
+    typer.echo(f"{chosen.name}: {chosen.description} (netem: {link.backend})")
+    table = Table("", "promise", "promised", "measured", "tolerance")
+    for promise in promises:
+        table.add_row("kept" if promise.kept else "BROKEN", *_words(promise))
+    _print_table(table)
+    broken = [promise.name for promise in promises if not promise.kept]
+    typer.echo(f"broken: {', '.join(broken)}" if broken else f"all {len(promises)} promises are kept")
+    return InvalidRun.exit_code if broken else 0
 
 
 @app.command()
@@ -126,7 +159,7 @@ def show() -> None:
             _state(session),
             ", ".join(session.steps),
         )
-    Console(width=None if os.isatty(1) else 400).print(table)
+    _print_table(table)
 
 
 @app.command()
@@ -142,6 +175,22 @@ def _state(session: interface.Applied) -> str:
     if not session.here:
         return "in another network namespace"
     return "applied" if session.alive else "left behind: ingest-bench net restore"
+
+
+def _words(promise: Promise) -> tuple[str, ...]:
+    return (promise.name, promise.promised, promise.measured, promise.tolerance)
+
+
+def _print_table(table: Table) -> None:
+    """A table; away from a terminal it may be as wide as it likes."""
+    Console(width=None if sys.stdout.isatty() else 400).print(table)
+
+
+def _print_link(profile: Profile, netem: str, then: tuple[str, ...]) -> None:
+    """The commands that make the link, each after the namespace that it runs in."""
+    backend = choose(netem, (profile,)) if profile.needs_netem else "plain"
+    for line in (*link_plan.lines(profile, backend), *then):
+        typer.echo(line)
 
 
 def _print_steps(steps: tuple[Step, ...]) -> None:
