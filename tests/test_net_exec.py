@@ -11,7 +11,7 @@ import pytest
 
 pytestmark = [pytest.mark.netns, pytest.mark.processes]
 
-NET = (sys.executable, str(Path(__file__).with_name("net_driver.py")))
+NET = (sys.executable, "-c", "from ingest_bench.cli import main; main()", "net")
 LIMIT_S = 90
 
 
@@ -113,12 +113,12 @@ def test_however_it_ends_no_process_and_no_namespace_is_left(tmp_path: Path, end
 def test_check_prints_promised_against_measured_and_fails_when_a_promise_is_broken() -> None:
     done = net("check", "ethernet-100m")
     assert done.returncode == 0, done.stdout
-    assert "│ kept │ mtu to-server" in done.stdout
+    assert "│ mtu to-server" in done.stdout
     assert "promises are kept" in done.stdout
     # No machine of today does this between two namespaces.
     done = net("check", "ethernet-100m", "--set", "to_server.rate=200gbit")
     assert done.returncode == 3
-    assert "│ BROKEN │ rate to-server" in done.stdout
+    assert " NO │" in done.stdout
     assert "broken: rate to-server" in done.stdout
 
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from contextlib import ExitStack
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from ingest_bench import network, units
+from ingest_bench.cli import screen
 from ingest_bench.errors import InvalidRun, SpecError
 from ingest_bench.ledger import Step
 from ingest_bench.model.network import Profile, Promise
@@ -66,7 +64,8 @@ def execute(
     with ExitStack() as stack:
         link = stack.enter_context(network.link(chosen, netem=netem))
         # Not on the standard output: that one is the command's.
-        typer.echo(f"client {link.client_address}, server {link.server_address}, netem: {link.backend}", err=True)
+        who = f"client {link.client_address}, server {link.server_address}, netem: {link.backend}"
+        screen.ERRORS.print(who, soft_wrap=True, highlight=False)
         if server is not None:
             stack.enter_context(inside.server(link, shlex.split(server), port=server_port))
         return inside.run(link, command)
@@ -89,13 +88,13 @@ def check(
         return 0
     with network.link(chosen, netem=netem) as link:
         promises = network.check(link)
-    typer.echo(f"{chosen.name}: {chosen.description} (netem: {link.backend})")
-    table = Table("", "promise", "promised", "measured", "tolerance")
-    for promise in promises:
-        table.add_row("kept" if promise.kept else "BROKEN", *_words(promise))
-    _print_table(table)
+    screen.table(
+        f"{chosen.name}, netem: {link.backend}",
+        ("promise", "promised", "measured", "tolerance", "kept"),
+        [(*_words(promise), "yes" if promise.kept else "NO") for promise in promises],
+    )
     broken = [promise.name for promise in promises if not promise.kept]
-    typer.echo(f"broken: {', '.join(broken)}" if broken else f"all {len(promises)} promises are kept")
+    screen.say(f"broken: {', '.join(broken)}" if broken else f"all {len(promises)} promises are kept")
     return InvalidRun.exit_code if broken else 0
 
 
@@ -137,9 +136,9 @@ def apply(
         _print_steps(interface.plan(interface_name, endpoint, chosen, **flags))
         return
     with interface.shaped(interface_name, endpoint, chosen, time_limit_s=time_limit_s, **flags) as shaped:
-        typer.echo(f"{chosen.name} on {interface_name} to {endpoint} for {time_limit}; Ctrl-C ends it")
+        screen.say(f"{chosen.name} on {interface_name} to {endpoint} for {time_limit}; Ctrl-C ends it")
         shaped.wait()
-    typer.echo("everything is put back")
+    screen.say("everything is put back")
 
 
 @app.command()
@@ -147,19 +146,14 @@ def show() -> None:
     """Show what is applied to real interfaces and host settings: by whom, until when."""
     applied = interface.show()
     if not applied:
-        typer.echo("nothing is applied")
+        screen.say("nothing is applied")
         return
-    table = Table("what", "process", "until", "state", "changes")
+    rows = []
     for session in applied:
         until = datetime.fromtimestamp(session.until_realtime_ns / 1e9).astimezone()
-        table.add_row(
-            session.what,
-            str(session.pid),
-            until.isoformat(sep=" ", timespec="seconds"),
-            _state(session),
-            ", ".join(session.steps),
-        )
-    _print_table(table)
+        words = (session.what, str(session.pid), until.isoformat(sep=" ", timespec="seconds"), _state(session))
+        rows.append((*words, ", ".join(session.steps)))
+    screen.table("", ("what", "process", "until", "state", "changes"), rows)
 
 
 @app.command()
@@ -167,8 +161,8 @@ def restore() -> None:
     """Put everything back now, also what a killed program left behind."""
     undone = interface.restore()
     for command in undone:
-        typer.echo(command)
-    typer.echo(f"{len(undone)} changes put back" if undone else "nothing to put back")
+        screen.say(command)
+    screen.say(f"{len(undone)} changes put back" if undone else "nothing to put back")
 
 
 def _state(session: interface.Applied) -> str:
@@ -181,26 +175,21 @@ def _words(promise: Promise) -> tuple[str, ...]:
     return (promise.name, promise.promised, promise.measured, promise.tolerance)
 
 
-def _print_table(table: Table) -> None:
-    """A table; away from a terminal it may be as wide as it likes."""
-    Console(width=None if sys.stdout.isatty() else 400).print(table)
-
-
 def _print_link(profile: Profile, netem: str, then: tuple[str, ...]) -> None:
     """The commands that make the link, each after the namespace that it runs in."""
     backend = choose(netem, (profile,)) if profile.needs_netem else "plain"
     for line in (*link_plan.lines(profile, backend), *then):
-        typer.echo(line)
+        screen.say(line)
 
 
 def _print_steps(steps: tuple[Step, ...]) -> None:
     """The commands in their order, then the way back in its own."""
     for step in steps:
-        typer.echo(str(step.do))
-    typer.echo("# and back:")
+        screen.say(str(step.do))
+    screen.say("# and back:")
     for step in reversed(steps):
         for undo in step.undo:
-            typer.echo(str(undo.action))
+            screen.say(str(undo.action))
 
 
 def _profile(name: str, sets: list[str]) -> Profile:
