@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
-from ingest_bench import analyse, catalog, probes, records, runner, targets
+from ingest_bench import analyse, catalog, faults, network, probes, records, runner, targets
 from ingest_bench.errors import SpecError
 from ingest_bench.facts import memory_bytes
 from ingest_bench.jvm.artifacts import Progress as Download
@@ -38,7 +38,7 @@ class Watcher(Protocol):
         """A run ended."""
 
 
-def preflight(plan: Plan) -> None:
+def preflight(plan: Plan, options: runner.RunOptions) -> None:
     """Refuse what cannot work before anything starts: SpecError (exit 2) or MissingCapability (exit 4)."""
     for cell in unique_cells(plan):
         targets.named(cell.target.name).requirements(cell.target)
@@ -47,6 +47,8 @@ def preflight(plan: Plan) -> None:
                 raise SpecError(f'there is no probe "{name}"; {records.nearest(name, probes.PROBES)}')
         _fits(cell)
         _workload(cell)
+        faults.check(cell)
+        network.require((cell.network, *faults.states(cell)), options.netem)
 
 
 def fetch(plan: Plan, options: runner.RunOptions, tell: Download) -> None:

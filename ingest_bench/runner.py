@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from ingest_bench import catalog, load, network, probes, records, targets
+from ingest_bench import catalog, faults, load, network, probes, records, targets
 from ingest_bench.errors import InvalidRun, RunFailed
 from ingest_bench.jvm import process
 from ingest_bench.load import LoadPlan, Progress
-from ingest_bench.model.experiment import Run
+from ingest_bench.model.experiment import Cell, Run
 from ingest_bench.model.load import WorkerReport
 from ingest_bench.model.results import RunRecord, Stage
 from ingest_bench.model.target import Endpoint
@@ -106,33 +106,34 @@ def _carry_out(
     workload = catalog.workload(cell.load.workload)
     with contextlib.ExitStack() as stack:
         with stages.stage("link"):
-            link = stack.enter_context(network.link(cell.network, netem=options.netem))
+            link = stack.enter_context(network.link(cell.network, netem=options.netem, later=faults.states(cell)))
         with stages.stage("check"):
             promises = network.check(link)
-        record = dataclasses.replace(record, promises=promises, netem_backend=link.backend)
         listen = Endpoint(link.server_address, _PORT)
         jdk = targets.fetch(target.requirements(cell.target), options.java_home)
-        launch = target.launch_plan(
-            cell.target, jdk, folder.home, listen, probes.jvm_options(cell.probes, folder.raw, jdk.version)
-        )
+        jvm_options = probes.jvm_options(cell.probes, folder.raw, jdk.version)
+        launch = target.launch_plan(cell.target, jdk, folder.home, listen, jvm_options)
         launch = dataclasses.replace(launch, writable=(*launch.writable, folder.raw))
-        serving = contextlib.ExitStack()
-        stack.push(serving)
+        serving = stack.enter_context(contextlib.ExitStack())
         with stages.stage("boot"):
             http = stack.enter_context(ask(link.server.command, listen))
-            server = serving.enter_context(
-                process.serve(
-                    launch,
-                    enter=link.server.command,
-                    log=folder.log,
-                    listen=listen,
-                    ready=lambda: target.is_ready(http),
-                    timeout_s=_BOOT_LIMIT_S,
-                )
+            served = process.serve(
+                launch,
+                enter=link.server.command,
+                log=folder.log,
+                listen=listen,
+                ready=lambda: target.is_ready(http),
+                timeout_s=_BOOT_LIMIT_S,
             )
+            server = serving.enter_context(served)
             description = target.describe(http, cell.target, folder.log)
             target.create_index(http, cell.target, workload)
-        record = dataclasses.replace(record, server={**description, "runtime": records.to_json(jdk)})
+        record = dataclasses.replace(
+            record,
+            promises=promises,
+            netem_backend=link.backend,
+            server={**description, "runtime": records.to_json(jdk)},
+        )
         sending = LoadPlan(
             address=listen,
             bulk_path=target.bulk_path(cell.target, workload),
@@ -140,31 +141,57 @@ def _carry_out(
             options=cell.load,
             out=folder.load,
         )
-        with (
-            probes.watch(cell.probes, server.jvm_pid, folder.raw),
-            network.watch_wire(link, folder.raw),
-            stages.stage("load"),
-        ):
-            report = _load(sending, link, on_progress)
-        with stages.stage("count"):
-            counted = target.count_documents(http, workload)
-            readings = network.readings(link, folder.raw / network.WIRE)
-        with stages.stage("stop"):
-            serving.close()
-    offset = report.realtime_minus_monotonic_ns
+        try:
+            with (
+                probes.watch(cell.probes, server.jvm_pid, folder.raw),
+                network.watch_wire(link, folder.raw),
+                stages.stage("load"),
+            ):
+                report, happened = _load(sending, faults.Stage(link, server.jvm_pid, listen.port), cell, on_progress)
+            with stages.stage("count"):
+                counted = target.count_documents(http, workload)
+                readings = network.readings(link, folder.raw / network.WIRE)
+        except RunFailed as error:
+            return _broken(record, folder, server, error)
+        finally:
+            with stages.stage("stop"):
+                serving.close()
     return dataclasses.replace(
-        record,
-        state="measured",
-        documents_counted=counted,
-        measure_start_realtime_ns=report.warm_up_end_ns + offset,
-        measure_end_realtime_ns=report.measure_end_ns + offset,
-        link=readings,
+        record, state="measured", documents_counted=counted, link=readings, faults=happened, **_window(report)
     )
 
 
-def _load(sending: LoadPlan, link: network.Link, on_progress: Callable[[Progress], None]) -> WorkerReport:
-    process = load.start(sending, link.client.command)
+def _window(report: WorkerReport | None) -> dict[str, Any]:
+    """The measurement on the wall's clock, as far as the load got to say."""
+    if report is None:
+        return {}
+    offset_ns = report.realtime_minus_monotonic_ns
+    return {
+        "measure_start_realtime_ns": report.warm_up_end_ns + offset_ns,
+        "measure_end_realtime_ns": report.measure_end_ns + offset_ns,
+    }
+
+
+def _load(
+    sending: LoadPlan, stage: faults.Stage, cell: Cell, on_progress: Callable[[Progress], None]
+) -> tuple[WorkerReport, tuple[dict[str, Any], ...]]:
+    """The load's report, and the faults that happened during it."""
+    sender = load.start(sending, stage.link.client.command)
     try:
-        return process.wait(on_progress)
+        with faults.happening(cell.faults, stage, lambda: sender.measure_start_ns) as happened:
+            report = sender.wait(on_progress)
+        return report, tuple(happened.records)
     finally:
-        process.stop()
+        sender.stop()
+
+
+def _broken(record: RunRecord, folder: RunFolder, server: process.ServerProcess, error: RunFailed) -> RunRecord:
+    """A run that ended early: an OutOfMemoryError is a result, everything else is a failure that says why."""
+    out_of_memory = probes.find_oom(folder.raw, folder.log)
+    if out_of_memory is not None:
+        said = f"{out_of_memory.kind}: {out_of_memory.text} ({out_of_memory.source})"
+        return dataclasses.replace(record, state="oom", reason=said, **_window(folder.load_report()))
+    reason = str(error)
+    if server.popen.poll() is not None:
+        reason = f"the server ended during the run; its log ends:\n{process.last_lines(folder.log)}\n{reason}"
+    return dataclasses.replace(record, state="failed", reason=reason)

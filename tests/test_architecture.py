@@ -37,9 +37,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "analysis": {"model", "units"},
     "report": {"analysis", "model", "units", "data"},
     "gate": {"analysis", "report", "records", "model", "units", "errors"},
-    "runner": {"targets", "network", "probes", "load", "jvm", "store", "facts", *PARTS},
+    "faults": {"network", *PARTS},
+    "runner": {"faults", "targets", "network", "probes", "load", "jvm", "store", "facts", *PARTS},
     "analyse": {"network", "probes", "report", "analysis", "load", "jvm", "store", *PARTS},
-    "conduct": {"analyse", "runner", "targets", "network", "probes", "load", "jvm", "store", "facts", *PARTS},
+    "conduct": {"faults", "analyse", "runner", "targets", "network", "probes", "load", "jvm", "store", "facts", *PARTS},
 }
 FENCES = {
     "locust": ("load",),

@@ -52,12 +52,12 @@ def run(
         if experiment or sets or replicates or measure or warm_up or documents:
             raise SpecError("--resume takes its plan from the folder: give no experiment and no settings beside it")
         results = store.open_results(resume)
-        conduct.preflight(results.plan)
+        conduct.preflight(results.plan, options)
     else:
         if experiment is None:
             raise SpecError("which experiment? Try: ingest-bench run quickstart (`ingest-bench list` shows all)")
         ordered = _plan(experiment, sets, replicates, measure, warm_up, documents)
-        conduct.preflight(ordered)
+        conduct.preflight(ordered, options)
         results = store.create(out, ordered, facts())
     with screen.downloads() as tell:
         conduct.fetch(results.plan, options, tell)

@@ -102,6 +102,8 @@ class LoadProcess:
     def __init__(self, workers: Sequence[_Worker]) -> None:
         self._workers = workers
         self._plan = workers[0].plan
+        self.measure_start_ns: int | None = None
+        """When the measurement begins (CLOCK_MONOTONIC); None until the load has begun."""
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -113,13 +115,23 @@ class LoadProcess:
         try:
             self._until(lambda: all(worker.said["phase"] == "ready" for worker in self._workers), _PREPARE_LIMIT_S)
             start_ns = time.monotonic_ns() + _START_DELAY_NS
+            self.measure_start_ns = start_ns + self._plan.options.warm_up_ns
             for worker in self._workers:
                 worker.tell({"start_ns": start_ns})
             options = self._plan.options
             limit_s = (options.warm_up_ns + options.measure_ns) / 1e9 + _END_LIMIT_S
             self._until(lambda: all(worker.said["phase"] == "done" for worker in self._workers), limit_s, on_progress)
+        except RunFailed:
+            self.stop()
+            # What was measured until then is kept: the server may have ended out of memory, which is a result.
+            if all(worker.plan.report.exists() for worker in self._workers):
+                self._merged()
+            raise
         finally:
             self.stop()
+        return self._merged()
+
+    def _merged(self) -> WorkerReport:
         report = merge([_read_report(worker) for worker in self._workers])
         (self._plan.out / "load.json").write_text(json.dumps(to_json(report), indent=1))
         return report

@@ -6,10 +6,10 @@ was promised (`expected`, `lanes`) with one `meter` at each end; `wire` and `rea
 """
 
 from ingest_bench.network.check import check
-from ingest_bench.network.link import Link, link
+from ingest_bench.network.link import Link, link, require
 from ingest_bench.network.profiles import load_profile
 from ingest_bench.network.readings import readings
 from ingest_bench.network.wire import FILE as WIRE
 from ingest_bench.network.wire import frame_sizes, watch_wire
 
-__all__ = ["WIRE", "Link", "check", "frame_sizes", "link", "load_profile", "readings", "watch_wire"]
+__all__ = ["WIRE", "Link", "check", "frame_sizes", "link", "load_profile", "readings", "require", "watch_wire"]

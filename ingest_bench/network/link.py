@@ -134,6 +134,12 @@ class Link:
                 place.run(("tc", "-batch", "-"), stdin=commands.text(changes))
 
 
+def require(states: Sequence[Profile], netem: str = "auto") -> None:
+    """MissingCapability when this machine has no backend for a link that is to be in these states."""
+    if any(state.needs_netem for state in states):
+        boxes.choose(netem, states)
+
+
 @contextmanager
 def link(profile: Profile, *, netem: str = "auto", later: Sequence[Profile] = ()) -> Iterator[Link]:
     """A link in that state. `later` are the states that it may be changed to: with netem, it is made for them too."""

@@ -1,0 +1,186 @@
+"""Faults: what happens to a link or a server at a moment of a run, and how it ends again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ingest_bench import catalog
+from ingest_bench.errors import IngestBenchError, RunFailed, SpecError
+from ingest_bench.model.experiment import Cell, Fault
+from ingest_bench.model.network import Profile
+from ingest_bench.network import Link
+from ingest_bench.network.places import Direction
+
+Act = Callable[[], object]
+_NEEDS_TIME = ("partition", "blackhole", "profile", "pause")
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What faults act on: the link, and the server's JVM."""
+
+    link: Link
+    jvm_pid: int
+    port: int
+
+
+def check(cell: Cell) -> None:
+    """Refuse faults that cannot happen as written, before anything starts."""
+    for fault in cell.faults:
+        if fault.kind in _NEEDS_TIME and fault.for_ns <= 0:
+            raise SpecError(f'fault {fault.kind}: how long does it last? Add for = "5s"')
+        if fault.at_ns + fault.for_ns > cell.load.measure_ns:
+            raise SpecError(f"fault {fault.kind}: it ends after the measurement; measure longer")
+        if (fault.kind == "profile") != (fault.profile is not None):
+            raise SpecError(f'fault {fault.kind}: only kind "profile" has a profile, and it needs one')
+        if fault.kind not in ("pause", "reset") and cell.network.medium == "loopback":
+            raise SpecError(f'fault {fault.kind}: profile "{cell.network.name}" is a loopback, which cannot have it')
+
+
+def states(cell: Cell) -> tuple[Profile, ...]:
+    """The states that faults will bring the link into: netem must be there for them from the start."""
+    return tuple(catalog.profile(fault.profile, {}) for fault in cell.faults if fault.profile is not None)
+
+
+@contextlib.contextmanager
+def happening(
+    faults: tuple[Fault, ...], stage: Stage, measure_start_ns: Callable[[], int | None]
+) -> Iterator[Happened]:
+    """While the block lasts, each fault happens at its moment; each that began has ended when the block ends.
+
+    `measure_start_ns` says when the measurement begins (CLOCK_MONOTONIC), None as long as nobody knows.
+    """
+    happened = Happened(faults, stage, measure_start_ns)
+    if not faults:
+        yield happened
+        return
+    thread = threading.Thread(target=happened.follow, name="faults", daemon=True)
+    thread.start()
+    try:
+        yield happened
+    finally:
+        happened.over.set()
+        thread.join()
+    if happened.error is not None:
+        raise RunFailed(f"fault: {happened.error}")
+
+
+class Happened:
+    """The faults of a run, and what became of them."""
+
+    def __init__(self, faults: tuple[Fault, ...], stage: Stage, measure_start_ns: Callable[[], int | None]) -> None:
+        self.over = threading.Event()
+        self.error: Exception | None = None
+        self.records: list[dict[str, Any]] = []
+        self._stage = stage
+        self._measure_start_ns = measure_start_ns
+        begins = [(fault.at_ns, 1, number, fault) for number, fault in enumerate(faults)]
+        ends = [(fault.at_ns + fault.for_ns, 0, number, fault) for number, fault in enumerate(faults) if fault.for_ns]
+        self._moments = sorted(begins + ends, key=lambda moment: moment[:3])
+        self._ends: dict[int, tuple[Act, dict[str, Any]]] = {}
+
+    def follow(self) -> None:
+        """Let each fault begin and end at its moment."""
+        try:
+            for at_ns, begins, number, fault in self._moments:
+                if not self._wait_until(at_ns):
+                    return
+                if begins:
+                    self._begin(number, fault)
+                else:
+                    self._end(number)
+        except (IngestBenchError, OSError) as error:
+            self.error = error
+        finally:
+            for number in list(self._ends):
+                self._end(number)
+
+    def _wait_until(self, at_ns: int) -> bool:
+        """Whether that moment of the measurement came before the block ended."""
+        while (start_ns := self._measure_start_ns()) is None:
+            if self.over.wait(0.02):
+                return False
+        return not self.over.wait(max(0, start_ns + at_ns - time.monotonic_ns()) / 1e9)
+
+    def _begin(self, number: int, fault: Fault) -> None:
+        record: dict[str, Any] = {"kind": fault.kind, "started": time.time_ns(), "ended": None}
+        if fault.kind != "reset":
+            record["direction"] = fault.direction
+        self.records.append(record)
+        self._ends[number] = (begin(fault, self._stage), record)
+        if not fault.for_ns:
+            self._end(number)
+
+    def _end(self, number: int) -> None:
+        if number not in self._ends:
+            return
+        end, record = self._ends.pop(number)
+        end()
+        record["ended"] = time.time_ns()
+
+
+def begin(fault: Fault, stage: Stage) -> Act:
+    """Let a fault begin; what is returned ends it."""
+    return {
+        "partition": _partition,
+        "blackhole": _blackhole,
+        "profile": _profile,
+        "reset": _reset,
+        "pause": _pause,
+    }[fault.kind](fault, stage)
+
+
+def _partition(fault: Fault, stage: Stage) -> Act:
+    """Silence between the two sides, in one direction or both."""
+    cut = _directions(fault)
+    for direction in cut:
+        stage.link.cut(direction)
+
+    def mend() -> None:
+        for direction in cut:
+            stage.link.mend(direction)
+
+    return mend
+
+
+def _blackhole(_fault: Fault, stage: Stage) -> Act:
+    """The client's way to the server is a black hole: connections hear nothing, new ones fail at once (EINVAL)."""
+    rule = ("to", stage.link.server_address, "blackhole", "pref", "10")
+    stage.link.client.run(("ip", "rule", "add", *rule))
+    return lambda: stage.link.client.run(("ip", "rule", "del", *rule))
+
+
+def _profile(fault: Fault, stage: Stage) -> Act:
+    """Another state of the link."""
+    before = stage.link.profile
+    stage.link.change(catalog.profile(str(fault.profile), {}))
+    return lambda: stage.link.change(before)
+
+
+def _reset(_fault: Fault, stage: Stage) -> Act:
+    """The server's connections to the client are aborted and the client is sent a RST (INET_DIAG_DESTROY)."""
+    client = stage.link.client_address
+    stage.link.server.run(("ss", "-K", "-tnH", "dst", client, "sport", "=", str(stage.port)))
+    return lambda: None
+
+
+def _pause(_fault: Fault, stage: Stage) -> Act:
+    """The JVM stands still, as in a long stop-the-world pause."""
+    os.kill(stage.jvm_pid, signal.SIGSTOP)
+
+    def go_on() -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(stage.jvm_pid, signal.SIGCONT)
+
+    return go_on
+
+
+def _directions(fault: Fault) -> tuple[Direction, ...]:
+    return ("to-server", "to-client") if fault.direction == "both" else (fault.direction,)

@@ -1,0 +1,108 @@
+"""Whole runs: an experiment in a file, the sink as the server, namespaces, the load, the probes, the summary."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ingest_bench import conduct, plan, spec, store
+from ingest_bench.errors import SpecError
+from ingest_bench.load import Progress
+from ingest_bench.model.results import Summary
+from ingest_bench.runner import RunOptions
+from ingest_bench.store import Results
+
+SINK = """
+probes = ["reads", "gc"]
+[target]
+name = "sink"
+heap = "256m"
+[load]
+workload = "nyc_taxis"
+users = 2
+bulk_documents = 200
+warm_up = "1s"
+"""
+
+
+class Silent:
+    """Nobody watches."""
+
+    def begin(self, number: int, name: str) -> None: ...
+
+    def stage(self, name: str) -> None: ...
+
+    def load(self, seen: Progress) -> None: ...
+
+    def end(self, said: str) -> None: ...
+
+
+def carried_out(folder: Path, text: str) -> tuple[Results, list[Summary]]:
+    (folder / "x.toml").write_text(text)
+    ordered = plan.order(spec.load(str(folder / "x.toml")))
+    conduct.preflight(ordered, RunOptions())
+    results = store.create(folder / "results", ordered, {})
+    return results, conduct.carry_out(results, RunOptions(), Silent())
+
+
+@pytest.mark.jvm
+@pytest.mark.netns
+def test_a_run_of_each_cell_is_measured_and_its_counts_agree(tmp_path: Path) -> None:
+    text = SINK + 'measure = "2s"\n[factors]\nnetwork = ["loopback", "ethernet"]\n'
+    results, found = carried_out(tmp_path, text)
+    assert {summary.state for summary in found} == {"measured"}, [summary.reason for summary in found]
+    for summary in found:
+        assert summary.values["bytes_read"] == summary.values["bytes_sent"]
+        assert summary.values["documents_counted"] == summary.values["documents_acked"]
+    sizes = {summary.values["network"]: summary.values["wire_bytes_p50"] for summary in found}
+    assert sizes["ethernet"] == 1514
+    assert len((results.path / "summary.csv").read_text().splitlines()) == 3
+
+
+@pytest.mark.jvm
+@pytest.mark.netns
+def test_faults_happen_at_their_moments_and_every_acknowledged_document_is_there(tmp_path: Path) -> None:
+    faults = """
+measure = "9s"
+[network]
+profile = "ethernet"
+[[fault]]
+kind = "partition"
+at = "2s"
+for = "2s"
+[[fault]]
+kind = "reset"
+at = "5s"
+[[fault]]
+kind = "pause"
+at = "6s"
+for = "1s"
+"""
+    _, (summary,) = carried_out(tmp_path, SINK + faults)
+    assert summary.state == "measured", summary.reason
+    assert [fault["kind"] for fault in summary.faults] == ["partition", "reset", "pause"]
+    lasted = [(fault["ended"] - fault["started"]) / 1e9 for fault in summary.faults]
+    assert 1.5 < lasted[0] < 4
+    stalled, failed = summary.values["stalled_s"], summary.values["requests_failed"]
+    assert isinstance(stalled, (int, float))
+    assert stalled >= 1
+    assert isinstance(failed, int)
+    assert failed >= 1
+    assert summary.values["documents_counted"] is not None
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ('kind = "partition"\nat = "1s"', 'how long does it last\\? Add for = "5s"'),
+        ('kind = "pause"\nat = "8s"\nfor = "5s"', "it ends after the measurement"),
+        ('kind = "profile"\nat = "1s"\nfor = "1s"', "needs one"),
+        ('kind = "partition"\nat = "1s"\nfor = "1s"', "is a loopback"),
+        ('kind = "parttion"\nat = "1s"', "is not one of"),
+    ],
+)
+def test_a_fault_that_cannot_happen_is_refused_before_anything_starts(tmp_path: Path, fault: str, message: str) -> None:
+    (tmp_path / "x.toml").write_text(f'{SINK}measure = "9s"\n[network]\nprofile = "loopback"\n[[fault]]\n{fault}\n')
+    with pytest.raises(SpecError, match=message):
+        conduct.preflight(plan.order(spec.load(str(tmp_path / "x.toml"))), RunOptions())
