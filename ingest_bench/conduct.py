@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ingest_bench import analyse, catalog, faults, network, probes, records, runner, targets
+from ingest_bench.analysis import cells
 from ingest_bench.errors import SpecError
 from ingest_bench.facts import memory_bytes
 from ingest_bench.jvm.artifacts import Progress as Download
@@ -78,7 +79,7 @@ def carry_out(results: Results, options: runner.RunOptions, watcher: Watcher) ->
         watcher.end(_said(record, found[planned.id]))
         ordered = [found[run.id] for run in plan.runs if run.id in found]
         analyse.write_tables(results, ordered)
-    return [found[run.id] for run in plan.runs if run.id in found]
+    return cells.in_order(found.values(), plan.factors)
 
 
 def _workload(cell: Cell) -> None:

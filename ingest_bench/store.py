@@ -32,11 +32,12 @@ class RunFolder:
     """The files of one run."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self.raw = path / "raw"
-        self.load = path / "load"
-        self.home = path / "home"
-        self.log = path / "server.log"
+        # Absolute: servers and workers run in folders of their own.
+        self.path = path.absolute()
+        self.raw = self.path / "raw"
+        self.load = self.path / "load"
+        self.home = self.path / "home"
+        self.log = self.path / "server.log"
 
     def create(self) -> None:
         """Make the folders; what a broken try of the same run left is moved aside, not lost."""
