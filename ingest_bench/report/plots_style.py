@@ -21,6 +21,7 @@ PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#0
 INK, FAINT, RULE = "#222222", "#6b6b6b", "#d9d9d9"
 FAULT = "#E69F00"
 WIDTH_IN, HEIGHT_IN, DPI = 13.33, 7.5, 120
+_TITLE_SIZE = 21
 
 _STYLE: Any = {
     "font.family": "DejaVu Sans",
@@ -68,9 +69,9 @@ def colours(levels: Iterable[str]) -> Mapping[str, str]:
 def headed(made: Figure, title: str, below: str) -> float:
     """Write the takeaway and the conditions; the share of the height that they leave for the rest."""
     height_in = float(made.get_size_inches()[1])
-    title = "\n".join(textwrap.wrap(title, 76))
+    title = _wrapped(made, title)
     lines = title.count("\n") + 1
-    made.text(0.02, 1 - 0.22 / height_in, title, fontsize=21, fontweight="bold", va="top", linespacing=1.25)
+    made.text(0.02, 1 - 0.22 / height_in, title, fontsize=_TITLE_SIZE, fontweight="bold", va="top", linespacing=1.25)
     at = 0.22 + 0.40 * lines + 0.06
     made.text(0.02, 1 - at / height_in, below, fontsize=13, color=FAINT, va="top")
     return 1 - (at + 0.30 * (below.count("\n") + 1) + 0.1) / height_in
@@ -100,3 +101,12 @@ def text_width_in(made: Figure, text: str, size: int, *, bold: bool = False) -> 
     width_px = float(probe.get_window_extent().width)
     probe.remove()
     return width_px / made.dpi
+
+
+def _wrapped(made: Figure, title: str) -> str:
+    """The title in as few lines as fit the page."""
+    for characters in range(90, 30, -2):
+        lines = textwrap.wrap(title, characters)
+        if all(text_width_in(made, line, _TITLE_SIZE, bold=True) <= 0.96 * WIDTH_IN for line in lines):
+            break
+    return "\n".join(lines)
