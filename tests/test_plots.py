@@ -106,8 +106,8 @@ def test_the_wire_has_a_panel_only_when_it_was_captured() -> None:
     with figures() as saved:
         plots.overview(FOUR)
         plots.overview([made.with_wire(run) for run in FOUR])
-    assert "Wire segments" not in words(saved[0])
-    assert "Wire segments" in words(saved[1])
+    assert "Wire frames" not in words(saved[0])
+    assert "Wire frames" in words(saved[1])
 
 
 def test_a_cell_out_of_memory_says_so_in_its_row() -> None:

@@ -64,7 +64,7 @@ def test_the_terminal_table_has_a_row_a_cell_with_the_median_and_the_ends() -> N
 def test_the_terminal_table_names_only_the_factors_that_vary_and_leaves_out_what_nobody_measured() -> None:
     head, *body = tables.terminal(FOUR)
     assert head[:3] == ["network", "receive_predictor", "runs"]
-    assert "segment, median" not in head
+    assert "frame, median" not in head
     assert "failed requests" not in head
     assert [row[:2] for row in body] == [
         ["loopback", "32KiB"],

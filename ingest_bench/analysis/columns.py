@@ -54,7 +54,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("tickets_waited", "open loop: requests that were due when no user was free"),
     Column("tickets_unsent", "open loop: requests that were due and never sent"),
     # The wire.
-    Column("wire_bytes_p50", "median segment on the wire towards the server"),
+    Column("wire_bytes_p50", "median frame on the wire towards the server, headers included"),
     Column("mss", "TCP's maximum segment size"),
     Column("rtt_ms", "median round trip, measured before the load"),
     Column("loss_ppm", "packets lost on the link under load"),
@@ -140,7 +140,7 @@ COLUMNS: tuple[Column, ...] = (
 HISTOGRAMS = {
     "read_bytes": "bytes of a socket read of the load's connections, within the measurement",
     "kernel_read_bytes": "the same, as the kernel saw it",
-    "wire_bytes": "bytes of a TCP segment's payload on the wire towards the server",
+    "wire_bytes": "bytes of a frame on the wire towards the server, headers included",
 }
 SERIES = {
     "docs_per_s": "acknowledged documents of each second, at its start (computed from the samples)",

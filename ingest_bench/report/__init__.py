@@ -30,7 +30,7 @@ def csv_tables(summaries: Sequence[Summary]) -> Files:
     if len(compared) > 1:
         files["report/comparisons.csv"] = tables.csv_text(compared)
     if any("wire_bytes" in run.histograms for run in summaries):
-        files["report/wire.csv"] = tables.histograms_csv(summaries, "wire_bytes", "segments")
+        files["report/wire.csv"] = tables.histograms_csv(summaries, "wire_bytes", "frames")
     return {name: text.encode() for name, text in files.items()}
 
 

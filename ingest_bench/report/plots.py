@@ -31,7 +31,7 @@ _NUMBER_IN = 1.0  # a point, and "21,066" at 14 points
 
 
 def overview(summaries: Sequence[Summary]) -> bytes:
-    """A PNG with a row for each cell: segment sizes on the wire (when captured), read sizes, throughput, GC pauses."""
+    """A PNG with a row for each cell: frame sizes on the wire (when captured), read sizes, throughput, GC pauses."""
     rows, keys = cells.group(summaries), cells.varying(summaries)
     with style():
         made = figure(_height_in(len(rows)))
@@ -62,7 +62,8 @@ def conditions(summaries: Sequence[Summary]) -> str:
             common.append(found.pop())
     varying = cells.varying(summaries)
     levels = summaries[0].levels if summaries else {}
-    common += [f"{key} {level}" for key, level in levels.items() if key not in varying and level not in common]
+    said = ("target", "workload", "network", "network.profile", *varying)
+    common += [f"{key_text(key)} {level}" for key, level in levels.items() if key not in said]
     runs = sorted({len(row.valid) for row in cells.group(summaries)})
     count = " to ".join(dict.fromkeys([str(runs[0]), str(runs[-1])])) if runs else "0"
     rows = [f"rows: {' · '.join(map(key_text, varying))}"] if varying else []
@@ -95,7 +96,7 @@ def _height_in(rows: int) -> float:
 
 
 def _panels(rows: Sequence[CellRuns]) -> list[tuple[str, str, str]]:
-    wire = [("sizes", "wire_bytes", "Wire segments")] if any(row.counts("wire_bytes") for row in rows) else []
+    wire = [("sizes", "wire_bytes", "Wire frames")] if any(row.counts("wire_bytes") for row in rows) else []
     return [
         *wire,
         ("sizes", "read_bytes", "Socket reads"),

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import log2
+from math import ceil, log2
 
 from matplotlib.axes import Axes
 
 from ingest_bench.analysis import histogram
 from ingest_bench.analysis.cells import CellRuns
 from ingest_bench.report.plots_style import FAINT, RULE, bare
-from ingest_bench.report.words import bytes_text, short, whole
+from ingest_bench.report.words import bytes_text, counted, exact_bytes
 
 _BINS_PER_OCTAVE = 3
 _RIDGE = 0.72  # of the row's height
+# A histogram's typical value: its column, what it is called, and how it is written.
+_TYPICAL = {
+    "read_bytes": ("read_bytes_mean", "mean", bytes_text),
+    "wire_bytes": ("wire_bytes_p50", "median", exact_bytes),
+}
 _TICK_IN = 0.68  # a label such as "256 KiB", with space around it
 
 
@@ -28,8 +33,10 @@ def frame(axes: Axes, title: str, rows: int) -> None:
 
 def size_limits(rows: Sequence[CellRuns]) -> tuple[float, float]:
     """The ends of the logarithmic axis that the wire and the reads share, so that they can be compared by eye."""
-    known = [log2(size) for row in rows for name in ("wire_bytes", "read_bytes") for size in row.counts(name)]
-    low, high = (min(known), max(known)) if known else (10.0, 16.0)
+    known = [counts for row in rows for name in ("wire_bytes", "read_bytes") if (counts := row.counts(name))]
+    # A bar below 0.5% is too low to be seen: rare small frames and first reads would only squeeze the others.
+    low = min((log2(histogram.percentile(counts, 0.5) or 1) for counts in known), default=10.0)
+    high = max((log2(max(counts)) for counts in known), default=16.0)
     return low - 0.5, max(high, low + 4) + 0.3
 
 
@@ -42,23 +49,23 @@ def sizes(
     value_in: float,
 ) -> None:
     """A histogram of sizes in each row, and the typical size to the right of the panel, `value_in` inches wide."""
-    counted = [row.counts(name) for row in rows]
+    histograms = [row.counts(name) for row in rows]
     axes.set_xlim(*limits)
     _ticks(axes, *limits)
-    axes.set_xlabel(f"bytes a {'read' if name == 'read_bytes' else 'segment'} (log)")
-    column, middle = ("read_bytes_mean", "mean") if name == "read_bytes" else ("wire_bytes_p50", "median")
+    axes.set_xlabel(f"bytes a {'read' if name == 'read_bytes' else 'frame'} (log)")
+    column, middle, text = _TYPICAL[name]
     right = 1 + value_in / _inches(axes)
     axes.annotate(
         middle, (right, 1), xycoords="axes fraction", xytext=(0, 10), textcoords="offset points", ha="right",
         va="bottom", color=FAINT, fontsize=12,
     )  # fmt: skip
-    for number, (row, counts) in enumerate(zip(rows, counted, strict=True)):
+    for number, (row, counts) in enumerate(zip(rows, histograms, strict=True)):
         if not counts:
             missing(axes, number, row)
             continue
         _ridge(axes, number, counts, paint[row.name])
         axes.text(
-            right, number, bytes_text(row.typical(column) or 0), transform=axes.get_yaxis_transform(), ha="right",
+            right, number, text(row.typical(column) or 0), transform=axes.get_yaxis_transform(), ha="right",
             va="center", fontsize=14, fontweight="bold",
         )  # fmt: skip
 
@@ -80,7 +87,7 @@ def points(axes: Axes, rows: Sequence[CellRuns], column: str, paint: Mapping[str
         axes.plot([0, middle], [number, number], color=paint[row.name], linewidth=2, alpha=0.35, zorder=1)
         axes.scatter(values, [number] * len(values), s=70, color=paint[row.name], alpha=0.75, linewidths=0, zorder=2)
         axes.annotate(
-            whole(middle) if middle >= 10 or float(middle).is_integer() else short(middle), (max(values), number),
+            counted(middle), (max(values), number),
             xytext=(9, 0), textcoords="offset points", va="center", fontsize=14, fontweight="bold",
         )  # fmt: skip
 
@@ -106,9 +113,12 @@ def _ridge(axes: Axes, number: int, counts: Mapping[int, int], colour: str) -> N
 
 def _ticks(axes: Axes, low: float, high: float) -> None:
     most = max(3, int(_inches(axes) / _TICK_IN))
-    step = next(step for step in (1, 2, 3, 4, 5, 10, 20) if (high - low) / step <= most)
-    powers = [power for power in range(0, 41, step) if low <= power <= high]
-    axes.set_xticks(powers, [bytes_text(1 << power) for power in powers])
+    first = ceil(low)
+    step = next(step for step in range(1, 64) if (high - first) / step < most)
+    # Even powers of two are the rounder sizes: 1, 4, 16, 64, 256 KiB.
+    first += first % 2 if step % 2 == 0 else 0
+    powers = range(first, int(high) + 1, step)
+    axes.set_xticks(list(powers), [bytes_text(1 << power) for power in powers])
 
 
 def _inches(axes: Axes) -> float:

@@ -6,6 +6,7 @@ Figures are made without pyplot: it keeps every figure in a global list and look
 from __future__ import annotations
 
 import io
+import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -104,9 +105,14 @@ def text_width_in(made: Figure, text: str, size: int, *, bold: bool = False) -> 
 
 
 def _wrapped(made: Figure, title: str) -> str:
-    """The title in as few lines as fit the page."""
-    for characters in range(90, 30, -2):
-        lines = textwrap.wrap(title, characters)
-        if all(text_width_in(made, line, _TITLE_SIZE, bold=True) <= 0.96 * WIDTH_IN for line in lines):
-            break
-    return "\n".join(lines)
+    """The title in as few lines as fit the page, and those about equally long; a number stays with its unit."""
+    title = re.sub(r"(?<=[0-9]) (?=[A-Za-z]{1,3}\b)", "\u00a0", title)
+    wrapped = [textwrap.wrap(title, characters) for characters in range(90, 30, -2)]
+    fitting = [
+        lines
+        for lines in wrapped
+        if all(text_width_in(made, line, _TITLE_SIZE, bold=True) <= 0.96 * WIDTH_IN for line in lines)
+    ]
+    if not fitting:
+        return "\n".join(wrapped[-1])
+    return "\n".join([lines for lines in fitting if len(lines) == len(fitting[0])][-1])

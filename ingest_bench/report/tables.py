@@ -17,7 +17,7 @@ from ingest_bench.analysis.cells import CellRuns
 from ingest_bench.analysis.columns import COLUMNS
 from ingest_bench.model.experiment import RunState
 from ingest_bench.model.results import Summary, Value
-from ingest_bench.report.words import gigabytes, short, whole
+from ingest_bench.report.words import exact_bytes, gigabytes, short, whole
 
 _HEAD = ("experiment", "run", "replicate", "state", "reason")
 # Whether costly probes watched the run: its rates and times then count nowhere.
@@ -113,7 +113,7 @@ class Shown:
 SHOWN: tuple[Shown, ...] = (
     Shown("docs_per_s_median", "docs/s", whole),
     Shown("response_ms_p99", "response p99, ms", short),
-    Shown("wire_bytes_p50", "segment, median", units.format_bytes),
+    Shown("wire_bytes_p50", "frame, median", exact_bytes),
     Shown("reads", "reads", whole),
     Shown("read_bytes_mean", "mean read", units.format_bytes),
     Shown("gc_pauses", "GC pauses", whole),

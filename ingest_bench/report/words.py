@@ -12,6 +12,18 @@ def whole(value: float) -> str:
     return f"{value:,.0f}"
 
 
+def counted(value: float) -> str:
+    """A number that fits a picture: "12,345", "3.5", "1.09 M"."""
+    if value >= 1e6:
+        return f"{value / 1e6:.3g} M"
+    return whole(value) if value >= 10 or float(value).is_integer() else short(value)
+
+
+def exact_bytes(value: float) -> str:
+    """Bytes as they are, for sizes that people know by heart: "1,514 B"."""
+    return f"{whole(value)} B"
+
+
 def short(value: float) -> str:
     """Three digits, without an exponent above 0.0001: "0.0123", "1.23", "12,300"."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
