@@ -40,7 +40,20 @@ MAY_IMPORT: dict[str, set[str]] = {
     "faults": {"network", *PARTS},
     "runner": {"faults", "targets", "network", "probes", "load", "jvm", "store", "facts", *PARTS},
     "analyse": {"network", "probes", "report", "analysis", "load", "jvm", "store", *PARTS},
-    "conduct": {"faults", "analysis", "analyse", "runner", "targets", "network", "probes", "load", "jvm", "store", "facts", *PARTS},
+    "conduct": {
+        "faults",
+        "analysis",
+        "analyse",
+        "runner",
+        "targets",
+        "network",
+        "probes",
+        "load",
+        "jvm",
+        "store",
+        "facts",
+        *PARTS,
+    },
 }
 FENCES = {
     "locust": ("load",),
