@@ -28,7 +28,8 @@ def test_jitter_is_promised_where_netem_keeps_to_it() -> None:
     assert expected.jitter_ns(Impairment(delay_ns=10 * MS)) is None
     assert expected.jitter_ns(Impairment(delay_ns=10 * MS, jitter_ns=3 * MS)) == pytest.approx(3 * MS / 3**0.5)
     assert expected.jitter_ns(Impairment(delay_ns=10 * MS, jitter_ns=3 * MS, distribution="normal")) == 3 * MS
-    assert expected.jitter_ns(Impairment(delay_ns=10 * MS, jitter_ns=6 * MS)) is None
+    assert expected.jitter_ns(Impairment(delay_ns=10 * MS, jitter_ns=12 * MS)) is None
+    assert expected.delay_ns(Impairment(delay_ns=10 * MS, jitter_ns=4 * MS, distribution="normal")) is None
 
 
 def test_a_gap_lets_fewer_packets_overtake() -> None:
@@ -50,7 +51,13 @@ def test_a_rarer_loss_takes_more_probes_and_a_slow_link_fewer_a_second() -> None
 def test_a_flood_is_more_than_the_link_carries() -> None:
     plan = expected.flood(Impairment(rate_bps=10**8, loss_ppm=100_000), 1500, 1)
     assert plan.per_s * (1 - 0.1) * 1514 * 8 >= 1.49 * 10**8
-    assert expected.flood(Impairment(rate_bps=10**6), 1500, 1).seconds == 3.0
+    assert plan.seconds > plan.window_s >= 0.1
+    assert expected.flood(Impairment(rate_bps=10**6), 1500, 1).window_s == 1.0
+
+
+def test_what_a_bucket_has_saved_up_is_little_beside_the_time_of_a_rate() -> None:
+    plan = expected.flood(Impairment(rate_bps=10**8, burst_bytes=125_000), 1500, 1)
+    assert 125_000 * 8 / 10**8 / plan.window_s < 0.04
 
 
 def test_frames_are_sampled_by_a_power_of_two() -> None:

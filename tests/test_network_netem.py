@@ -28,7 +28,7 @@ MS = 10**6
             Impairment(rate_bps=10**8, delay_ns=25 * MS),
             (
                 "qdisc replace dev d root handle 1: netem limit 5883 delay 25000us",
-                "qdisc replace dev d parent 1:1 handle 2: tbf rate 100000000bit burst 25000b limit 625000b",
+                "qdisc replace dev d parent 1:1 handle 2: tbf rate 100000000bit burst 125000b limit 625000b",
             ),
         ),
     ],
@@ -89,3 +89,11 @@ def test_the_same_kinds_of_queue_are_changed_in_place_and_others_replaced() -> N
     assert netem.change("d", Impairment(rate_bps=10**7), slow, 1500) == netem.lines("d", slow, 1500)
     assert netem.change("d", slow, far, 1500) == ("qdisc del dev d root", *netem.lines("d", far, 1500))
     assert netem.change("d", far, Impairment(), 1500) == ("qdisc del dev d root",)
+
+
+def test_a_netem_that_would_keep_an_old_option_is_made_anew() -> None:
+    dirty, clean = Impairment(delay_ns=MS, corrupt_ppm=20_000), Impairment(delay_ns=2 * MS)
+    assert netem.change("d", dirty, clean, 1500) == ("qdisc del dev d root", *netem.lines("d", clean, 1500))
+    assert netem.change("d", clean, dirty, 1500) == netem.lines("d", dirty, 1500)
+    lossy = Impairment(delay_ns=MS, loss_ppm=10_000)
+    assert netem.change("d", lossy, clean, 1500) == netem.lines("d", clean, 1500)

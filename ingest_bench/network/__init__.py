@@ -5,6 +5,7 @@ that die with us; `box` is netem in the middle of the path, this kernel's or Use
 was promised (`expected`, `lanes`) with one `meter` at each end; `wire` and `readings` tell of the load's time.
 """
 
+from ingest_bench.network.capabilities import capabilities
 from ingest_bench.network.check import check
 from ingest_bench.network.link import Link, link, require
 from ingest_bench.network.profiles import load_profile
@@ -12,4 +13,15 @@ from ingest_bench.network.readings import readings
 from ingest_bench.network.wire import FILE as WIRE
 from ingest_bench.network.wire import frame_sizes, watch_wire
 
-__all__ = ["WIRE", "Link", "check", "frame_sizes", "link", "load_profile", "readings", "require", "watch_wire"]
+__all__ = [
+    "WIRE",
+    "Link",
+    "capabilities",
+    "check",
+    "frame_sizes",
+    "link",
+    "load_profile",
+    "readings",
+    "require",
+    "watch_wire",
+]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ingest_bench.network import losses
-from ingest_bench.network.netem import ETHERNET_HEADER_BYTES
+from ingest_bench.network.netem import ETHERNET_HEADER_BYTES, burst_bytes
 
 if TYPE_CHECKING:
     from ingest_bench.model.network import Impairment, Profile
@@ -22,9 +22,10 @@ LARGEST_PACKET_BYTES = 65535
 _PROBE_FRAME_BYTES = 128 + ETHERNET_HEADER_BYTES
 # Python sends and receives this many datagrams a second beside other work.
 _MOST_PROBES_PER_S = 20_000
-_FEWEST_PROBES, _MOST_PROBES = 1000, 20_000
+_FEWEST_PROBES, _MOST_PROBES = 1000, 10_000
 # A share is known well enough when so many of its events are expected.
 _EVENTS = 30
+_LONG_S = 0.15
 
 
 def mss_bytes(profile: Profile) -> int:
@@ -44,10 +45,20 @@ def rate_bps(impairment: Impairment) -> int | None:
     return min(rates) if rates else None
 
 
-def delay_ns(impairment: Impairment) -> float:
-    """The delay of most packets; with jitter the mean delay, which those that overtake make less."""
-    hurried = (reordered_share(impairment) or 0) if impairment.jitter_ns else 0
-    return impairment.delay_ns * (1 - hurried)
+def delay_ns(impairment: Impairment) -> float | None:
+    """The mean delay of those packets that do not overtake; None where none is promised.
+
+    Slots add a wait that depends on when a packet comes, and a negative delay is none, which makes the mean larger.
+    """
+    if impairment.slot_min_ns is not None or not jitter_fits(impairment):
+        return None
+    return impairment.delay_ns
+
+
+def jitter_fits(impairment: Impairment) -> bool:
+    """Whether hardly any random delay would be negative: it becomes none."""
+    sigmas = 1 if impairment.distribution == "uniform" else 3
+    return impairment.delay_ns >= sigmas * impairment.jitter_ns
 
 
 def longest_delay_s(impairment: Impairment) -> float:
@@ -60,10 +71,9 @@ def jitter_ns(impairment: Impairment) -> float | None:
     """The standard deviation of the delay; None where none is promised.
 
     netem's tables have the jitter as their standard deviation; without a table it is uniform between -jitter and
-    jitter. Each random number keeps its correlation's share of the last one, which narrows the spread. A delay that
-    would be negative is none, so twice the jitter must fit into the delay.
+    jitter. Each random number keeps its correlation's share of the last one, which narrows the spread.
     """
-    if not impairment.jitter_ns or impairment.delay_ns < 2 * impairment.jitter_ns or impairment.delay_correlation_ppm:
+    if not impairment.jitter_ns or not jitter_fits(impairment) or impairment.delay_correlation_ppm:
         return None
     return impairment.jitter_ns / math.sqrt(3) if impairment.distribution == "uniform" else float(impairment.jitter_ns)
 
@@ -103,21 +113,38 @@ def pings(impairments: tuple[Impairment, Impairment], attempt: int) -> Burst:
 
 @dataclass(frozen=True, slots=True)
 class Flood:
-    """How long and how fast packets are sent to find a rate."""
+    """How long and how fast packets are sent to find a rate, and over what time it is taken."""
 
     seconds: float
     per_s: int
+    window_s: float
 
 
 def flood(impairment: Impairment, mtu_bytes: int, attempt: int) -> Flood:
-    """Half more than the link carries after its losses, long enough for 300 full packets."""
-    frames_per_s = (rate_bps(impairment) or 0) / (8 * (mtu_bytes + ETHERNET_HEADER_BYTES))
+    """Half more than the link carries after its losses.
+
+    The time is long enough for 100 full packets, and for thirty buckets: what a bucket had saved up is 3% of it then.
+    """
+    rate = rate_bps(impairment) or 1
+    frames_per_s = rate / (8 * (mtu_bytes + ETHERNET_HEADER_BYTES))
     arrives = 1 - min(0.5, losses.share(impairment) or 0)
-    seconds = min(3.0, max(0.3, 300 / frames_per_s))
-    return Flood(seconds=seconds * attempt, per_s=math.ceil(1.5 * frames_per_s / arrives))
+    bucket_s = burst_bytes(impairment, mtu_bytes) * 8 / rate if impairment.rate_bps else 0
+    window_s = min(1.0, max(0.1, 100 / frames_per_s, 30 * bucket_s)) * attempt
+    return Flood(seconds=2.5 * window_s, per_s=math.ceil(1.5 * frames_per_s / arrives), window_s=window_s)
 
 
-def transfer_bytes(impairment: Impairment, seconds: float) -> int:
-    """How much a short transfer may write: what the link carries in that time, and always some full segments."""
+def transfer_bytes(profile: Profile, impairment: Impairment, seconds: float) -> int:
+    """How much a short transfer may write: what the link carries in that time, and always some full segments.
+
+    On a long link only what TCP sends before the first acknowledgement: ten segments (RFC 6928).
+    """
     rate = rate_bps(impairment)
-    return 16 << 20 if rate is None else max(64 << 10, int(rate * seconds / 8))
+    first = 10 * mss_bytes(profile)
+    if is_long(profile):
+        return first
+    return 16 << 20 if rate is None else max(2 * first, int(rate * seconds / 8))
+
+
+def is_long(profile: Profile) -> bool:
+    """Whether a round trip is what a measurement mostly waits for."""
+    return longest_delay_s(profile.to_server) + longest_delay_s(profile.to_client) > _LONG_S

@@ -24,6 +24,7 @@ _RATE_SHARE = 0.05
 _JITTER_SHARE = 0.25
 _JITTER_NS = 500 * 10**3
 _TRANSFER_S = 0.1
+_FEW_FRAMES = 1000
 _MILLION = 10**6
 
 # What was measured, in words, and whether that keeps the promise; the argument says which try it is.
@@ -70,6 +71,10 @@ class Lane:
     direction: Direction
     profile: Profile
     impairment: Impairment
+
+    def promises(self) -> list[Promise]:
+        """Each promise with what was measured: packets before the transfers, which leave a queue behind."""
+        return [*self.packets(), *self.transfers()]
 
     def packets(self) -> Iterator[Promise]:
         """The promises that single packets can prove: path MTU, loss, duplicates, reordering, jitter."""
@@ -156,8 +161,9 @@ class Lane:
     def _tcp(self) -> Iterator[Promise]:
         @functools.cache
         def transfer(attempt: int) -> tuple[dict[str, int], dict[int, int], str]:
-            most_bytes = expected.transfer_bytes(self.impairment, _TRANSFER_S)
-            sampled = frames.one_of(expected.rate_bps(self.impairment)) if attempt == 1 else 1
+            most_bytes = expected.transfer_bytes(self.profile, self.impairment, _TRANSFER_S)
+            few = attempt > 1 or most_bytes < _FEW_FRAMES * expected.mss_bytes(self.profile)
+            sampled = 1 if few else frames.one_of(expected.rate_bps(self.impairment))
             sent, came = self.way.transfer(_TRANSFER_S * attempt, most_bytes, sampled)
             return sent, {int(size): count for size, count in came["frames"].items()}, sent["congestion_control"]
 
@@ -188,7 +194,7 @@ class Lane:
         # The first bytes are what the bucket had saved up.
         began = next((at for at, count in points if count != points[0][1]), 0.0)
         steady = [point for point in points if point[0] > began + plan.seconds / 10]
-        found_bps = fastest_bps(steady, plan.seconds / 3)
+        found_bps = fastest_bps(steady, plan.window_s)
         return f"{found_bps / 1e6:.4g} Mbit/s", abs(found_bps - rate_bps) <= _RATE_SHARE * rate_bps
 
 

@@ -56,7 +56,8 @@ def interval(lost: int, sent: int, factor: float = 1.0) -> tuple[float, float]:
     seen = lost / sent
     spread = _Z99 * math.sqrt(seen * (1 - seen) / count + _Z99**2 / (4 * count**2))
     middle, scale = seen + _Z99**2 / (2 * count), 1 + _Z99**2 / count
-    return max(0.0, (middle - spread) / scale), min(1.0, (middle + spread) / scale)
+    low = (middle - spread) / scale if lost else 0.0
+    return low, min(1.0, (middle + spread) / scale)
 
 
 def _chain(impairment: Impairment) -> tuple[int, Sequence[float], Sequence[Sequence[float]]]:

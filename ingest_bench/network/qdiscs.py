@@ -67,7 +67,7 @@ def counters(shown: str) -> Counters:
 def told_netem(impairment: Impairment, mtu_bytes: int) -> dict[Path, float]:
     """Netem's options the way `tc -j` writes them: seconds, shares of one, bytes a second."""
     told: dict[Path, float] = {("limit",): netem.queue_limit_packets(impairment, mtu_bytes)}
-    if impairment.delay_ns or impairment.jitter_ns:
+    if impairment.delay_ns:  # tc shows no jitter of a delay that is 0
         told["delay", "delay"] = impairment.delay_ns / 1e9
         told["delay", "jitter"] = impairment.jitter_ns / 1e9
         told["delay", "correlation"] = impairment.delay_correlation_ppm / _MILLION
