@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ingest_bench.model.network import Impairment, Profile
-from ingest_bench.network import box, check, link, load_profile, readings, watch_wire
+from ingest_bench.network import box, capabilities, check, link, load_profile, readings, watch_wire
 from ingest_bench.network.link import Link
 
 pytestmark = pytest.mark.netns
@@ -53,7 +53,7 @@ def kept(made: Link) -> dict[str, bool]:
     return {promise.name: promise.kept for promise in check(made)}
 
 
-@pytest.mark.parametrize("name", ["loopback", "ethernet", "ethernet-100m", "jumbo"])
+@pytest.mark.parametrize("name", ["loopback", "ethernet", "ethernet-100m", "jumbo", "tiny-segments"])
 def test_a_link_keeps_every_promise_of_its_profile(name: str) -> None:
     with link(load_profile(name)) as made:
         promises = check(made)
@@ -185,3 +185,13 @@ def test_an_ordinary_user_proves_the_same_links() -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert " passed" in done.stdout
+
+
+def test_what_this_machine_can_do_is_found_by_trying() -> None:
+    found = {capability.name: capability for capability in capabilities()}
+    assert {"programs", "namespaces", "veth pairs", "token bucket", "netem by kernel", "netem by uml"} <= set(found)
+    assert found["namespaces"].present
+    assert found["veth pairs"].present
+    for capability in found.values():
+        assert capability.detail
+        assert capability.present or capability.remedy or "Install" in capability.detail

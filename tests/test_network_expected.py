@@ -4,6 +4,7 @@ import pytest
 
 from ingest_bench.model.network import Impairment, Profile
 from ingest_bench.network import expected, frames
+from ingest_bench.network.check import typical_rtt
 from ingest_bench.network.lanes import Seen, fastest_bps, tried
 from ingest_bench.network.readings import median, parse
 
@@ -102,3 +103,22 @@ def test_the_kernels_tables_of_counters_are_read_by_name() -> None:
 def test_the_median_of_a_histogram_is_a_size_that_was_seen() -> None:
     assert median({66: 2, 1514: 5}) == 1514
     assert median({}) is None
+
+
+def test_a_busy_machines_pauses_do_not_make_a_link_look_longer() -> None:
+    rtts = sorted([10 * MS] * 30 + [25 * MS] * 70)
+    assert typical_rtt(rtts, 10 * MS, (Impairment(delay_ns=10 * MS),)) == ("10% quantile", 10 * MS, 0.0)
+
+
+def test_packets_that_overtook_are_left_out_of_the_round_trip() -> None:
+    rtts = sorted([1 * MS] * 50 + [10 * MS] * 50)
+    reordering = Impairment(delay_ns=10 * MS, reorder_ppm=500_000)
+    assert typical_rtt(rtts, 10 * MS, (reordering,))[1] == 10 * MS
+
+
+def test_jitter_leaves_a_middle_that_is_uncertain() -> None:
+    rtts = [8 * MS, 10 * MS, 12 * MS, 20 * MS]
+    uniform = Impairment(delay_ns=10 * MS, jitter_ns=2 * MS)
+    assert typical_rtt(rtts, 10 * MS, (uniform,)) == ("median", 11 * MS, 3 * MS)
+    pareto = Impairment(delay_ns=10 * MS, jitter_ns=2 * MS, distribution="pareto")
+    assert typical_rtt(rtts, 10 * MS, (pareto,))[:2] == ("mean", 12.5 * MS)

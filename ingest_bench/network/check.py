@@ -47,15 +47,12 @@ def check(link: Link) -> tuple[Promise, ...]:
 
 
 def _rtt(way: Way, profile: Profile) -> Iterator[Promise]:
-    """The round trip of an idle link, of packets that do not overtake."""
+    """The round trip of an idle link."""
     impairments = (profile.to_server, profile.to_client)
     delays_ns = [expected.delay_ns(impairment) for impairment in impairments]
     if None in delays_ns or any(impairment.reorder_ppm and impairment.jitter_ns for impairment in impairments):
         return
     promised_ns = sum(delay_ns for delay_ns in delays_ns if delay_ns is not None)
-    scatter_ns = sum(impairment.jitter_ns for impairment in impairments)
-    skewed = any(impairment.distribution.startswith("pareto") for impairment in impairments)
-    hurried = min(1.0, sum(impairment.reorder_ppm for impairment in impairments) / 10**6)
     wait_s = sum(map(expected.longest_delay_s, impairments)) + 0.3
     tolerance_ns = max(_RTT_SHARE * promised_ns, _RTT_NS)
 
@@ -64,20 +61,29 @@ def _rtt(way: Way, profile: Profile) -> Iterator[Promise]:
         rtts = way.round_trips_ns(plan.count, 1 / plan.per_s, wait_s)
         if not rtts:
             return f"no answer to {plan.count} probes", False
-        # A busy machine's pauses only add to what the link takes: without jitter a low quantile is the link's own.
-        share = hurried + (1 - hurried) / 4
-        if skewed:
-            name, found_ns = "mean", statistics.mean(rtts)
-        else:
-            share = 0.5 if scatter_ns else share
-            name, found_ns = f"{share:.0%} quantile", float(rtts[int((len(rtts) - 1) * share)])
-        # Jitter leaves the mean of so many probes uncertain by three standard errors.
-        uncertain_ns = 3 * scatter_ns / len(rtts) ** 0.5
+        name, found_ns, uncertain_ns = typical_rtt(rtts, promised_ns, impairments)
         low, high = rtts[len(rtts) // 20], rtts[len(rtts) * 19 // 20]
         words = f"{_ms(found_ns)} ({name} of {len(rtts)}; 5% to 95%: {_ms(low)} to {_ms(high)})"
         return words, abs(found_ns - promised_ns) <= tolerance_ns + uncertain_ns
 
     yield tried("rtt", _ms(promised_ns), f"{_ms(tolerance_ns)}, the larger of 5% and 1 ms", measure)
+
+
+def typical_rtt(rtts: list[int], promised_ns: float, impairments: tuple[Impairment, ...]) -> tuple[str, float, float]:
+    """What stands for round-trip times in their order: its name, itself, and how uncertain jitter leaves it.
+
+    A busy machine's pauses only add to what the link takes, so without jitter a low quantile is the link's own.
+    Packets that overtook took less than the link does, and are left out.
+    """
+    if any(impairment.reorder_ppm for impairment in impairments):
+        rtts = [rtt for rtt in rtts if rtt >= 0.75 * promised_ns] or rtts
+    scatter_ns = sum(impairment.jitter_ns for impairment in impairments)
+    if not scatter_ns:
+        return "10% quantile", rtts[len(rtts) // 10], 0.0
+    uncertain_ns = 3 * scatter_ns / len(rtts) ** 0.5
+    if any(impairment.distribution.startswith("pareto") for impairment in impairments):
+        return "mean", statistics.mean(rtts), uncertain_ns
+    return "median", statistics.median(rtts), uncertain_ns
 
 
 def _qdisc(link: Link, direction: Direction, impairment: Impairment) -> Promise:

@@ -102,7 +102,8 @@ def burst(impairment: Impairment, attempt: int) -> Burst:
     wanted = [_EVENTS * losses.variance_factor(impairment) / share for share in shares if share]
     count = min(_MOST_PROBES, max(_FEWEST_PROBES, *map(math.ceil, wanted), 0))
     # On a slow link so many would take too long; a wider interval says so.
-    return Burst(count=max(50, min(count, per_s)) * attempt, per_s=max(1, per_s))
+    most = per_s if wanted else per_s // 2
+    return Burst(count=max(50, min(count, most)) * attempt, per_s=max(1, per_s))
 
 
 def pings(impairments: tuple[Impairment, Impairment], attempt: int) -> Burst:

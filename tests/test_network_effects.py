@@ -1,0 +1,112 @@
+"""What each option of netem does to packets, on whichever real netem this machine has."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from ingest_bench.errors import MissingCapability
+from ingest_bench.model.network import Impairment, Profile, Promise
+from ingest_bench.network import box, check, link, load_profile, readings
+from ingest_bench.network.link import Link
+
+pytestmark = pytest.mark.netem
+
+MS = 10**6
+# Each after the one before it on the same link, so that what a state leaves behind would show in the next one.
+STATES = {
+    "delay": Impairment(delay_ns=20 * MS),
+    "uniform jitter": Impairment(delay_ns=20 * MS, jitter_ns=8 * MS),
+    "normal jitter": Impairment(delay_ns=20 * MS, jitter_ns=5 * MS, distribution="normal"),
+    "reorder": Impairment(delay_ns=10 * MS, reorder_ppm=250_000),
+    "reorder with a gap": Impairment(delay_ns=10 * MS, reorder_ppm=500_000, reorder_gap=5),
+    "duplicate": Impairment(duplicate_ppm=20_000),
+    "corrupt": Impairment(corrupt_ppm=30_000),
+    "random loss": Impairment(loss_ppm=20_000),
+    "correlated loss": Impairment(loss_ppm=20_000, loss_correlation_ppm=250_000, ecn=True),
+    "bursts of loss": Impairment(loss_gemodel_ppm=(10_000, 400_000, 900_000, 1_000)),
+    "four states of loss": Impairment(loss_state_ppm=(20_000, 500_000)),
+    "netem's rate": Impairment(netem_rate_bps=20 * 10**6),
+    "netem's rate with overheads": Impairment(netem_rate_bps=20 * 10**6, delay_ns=5 * MS, packet_overhead_bytes=24),
+    "slots": Impairment(slot_min_ns=2 * MS, slot_max_ns=4 * MS, slot_packets=20, slot_bytes=64_000),
+    "a bucket behind a delay": Impairment(rate_bps=20 * 10**6, delay_ns=10 * MS),
+    "nothing": Impairment(),
+}
+
+
+def state(impairment: Impairment) -> Profile:
+    return Profile(name="state", gso_max_segs=1, to_server=impairment)
+
+
+@pytest.fixture(scope="module")
+def standing() -> Iterator[Link]:
+    later = [state(impairment) for impairment in STATES.values()]
+    try:
+        box.choose("auto", later)
+    except MissingCapability as error:
+        pytest.skip(str(error))
+    with link(later[0], later=later) as made:
+        yield made
+
+
+def broken(promises: tuple[Promise, ...]) -> list[Promise]:
+    return [promise for promise in promises if not promise.kept]
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_a_state_does_what_it_says_and_nothing_that_came_before(standing: Link, name: str) -> None:
+    standing.change(state(STATES[name]))
+    found = broken(check(standing))
+    if STATES[name].jitter_ns:
+        # Jitter has no quantile that a busy machine does not move; its delay is proven without it.
+        found = [promise for promise in found if promise.name != "rtt"]
+    assert found == []
+
+
+def test_a_line_that_is_longer_and_worse_than_promised_is_found_out(standing: Link) -> None:
+    standing.change(state(Impairment(delay_ns=10 * MS, loss_ppm=50_000)))
+    standing.profile = replace(standing.profile, to_server=Impairment(delay_ns=5 * MS))
+    names = {promise.name for promise in broken(check(standing))}
+    assert {"rtt", "loss to-server", "qdisc to-server"} <= names
+    assert "loss to-client" not in names
+
+
+def test_losses_show_in_the_readings_as_drops_and_retransmits(standing: Link) -> None:
+    standing.change(state(Impairment(delay_ns=2 * MS, loss_ppm=20_000)))
+    check(standing)
+    answer = "import socket; l = socket.create_server(('198.18.2.1', 9)); print(1, flush=True); c, _ = l.accept()\n"
+    answer += "while c.recv(1 << 20): pass\n"
+    pour = "import socket; c = socket.create_connection(('198.18.2.1', 9), timeout=60); c.sendall(bytes(3_000_000))\n"
+    pour += "c.shutdown(1); c.recv(1)\n"
+    argv = standing.server.command((sys.executable, "-c", answer))
+    with subprocess.Popen(argv, stdout=subprocess.PIPE) as server:
+        assert server.stdout is not None
+        try:
+            server.stdout.readline()
+            subprocess.run(standing.client.command((sys.executable, "-c", pour)), check=True, timeout=60)
+        finally:
+            server.kill()
+    told = readings(standing)
+    drops, loss_ppm, retransmits = told["qdisc_drops"], told["loss_ppm"], told["retransmits"]
+    assert isinstance(drops, int)
+    assert isinstance(loss_ppm, int)
+    assert isinstance(retransmits, int)
+    # About 2100 packets: 42 lost, give or take five standard deviations.
+    assert 10 <= drops <= 80
+    assert 5_000 < loss_ppm < 40_000
+    assert retransmits >= drops / 2
+
+
+@pytest.mark.parametrize("name", ["wan-50ms", "transatlantic", "lossy-wifi", "lte", "satellite", "bufferbloat"])
+def test_a_shipped_line_keeps_every_promise(standing: Link, name: str) -> None:
+    del standing  # it is the proof that there is a netem
+    with link(load_profile(name)) as made:
+        promises = check(made)
+    assert broken(promises) == []
+    assert {"rtt", "rate to-server", "rate to-client", "loss to-server", "mss to-client"} <= {
+        promise.name for promise in promises
+    }
