@@ -56,10 +56,14 @@ class Connection:
         self._family = _socket.AF_INET6 if ":" in address.host else _socket.AF_INET
         self._traffic = traffic
         self._hub = get_hub()
+        self._wait = self._hub.wait
         self._sock: _socket.socket | None = None
         self._expired = ""
         self._heads: dict[bytes, Head] = {}
+        self._usual = b"", 0, 0, -1
+        """The last answer's head, status, start and end: most answers begin with the same bytes."""
         self.buffer = bytearray(_BUFFER_BYTES)
+        self._view = memoryview(self.buffer)
         self.deadline_ns = 0
         """CLOCK_MONOTONIC; 0: nothing is being waited for."""
         self.sent_ns = 0
@@ -67,10 +71,44 @@ class Connection:
         self.bytes_sent = 0
         """How much of the last request the kernel took."""
 
-    def connect(self) -> None:
+    def exchange(self, head: bytes, body: bytes | bytearray, timeout_ns: int = 10**15) -> tuple[int, int, int]:
+        """Status, start and end of the answer to one request; ConnectionBrokenError without one."""
+        now_ns = time.monotonic_ns()
+        self.deadline_ns = now_ns + timeout_ns
+        self.bytes_sent = 0
+        try:
+            sock = self._sock
+            if sock is None:
+                self.sent_ns = 0
+                sock = self._connect()
+                now_ns = time.monotonic_ns()
+            self.sent_ns = now_ns
+            try:
+                sent_bytes = sock.sendmsg((head, body))
+            except BlockingIOError:
+                sent_bytes = 0
+            except OSError as error:
+                self._hung_up(error)
+                return self._receive_early()
+            self.bytes_sent = sent_bytes
+            self._traffic.bytes_written += sent_bytes
+            if sent_bytes != len(head) + len(body) and not self._send_rest(sock, head, body):
+                return self._receive_early()
+            # Asked before the first try: an answer is never there at once, and EAGAIN costs an exception.
+            self._wait(self._readable)
+            try:
+                filled = sock.recv_into(self._view)
+            except OSError:
+                filled = 0
+            usual_head, status, start, end = self._usual
+            if filled == end and self.buffer.startswith(usual_head):
+                return status, start, end
+            return self._receive(filled)
+        finally:
+            self.deadline_ns = 0
+
+    def _connect(self) -> _socket.socket:
         """An open connection; ConnectionBrokenError when the server does not take it."""
-        if self._sock is not None:
-            return
         sock = _socket.socket(self._family, _socket.SOCK_STREAM | _socket.SOCK_NONBLOCK | _socket.SOCK_CLOEXEC, 0)
         self._sock = sock
         self._expired = ""
@@ -80,21 +118,16 @@ class Connection:
         self._either = self._hub.loop.io(sock.fileno(), _READ | _WRITE)
         failed = sock.connect_ex(self._address)
         if failed == errno.EINPROGRESS:
-            self._hub.wait(self._writable)
+            self._wait(self._writable)
             failed = sock.getsockopt(_socket.SOL_SOCKET, _socket.SO_ERROR)
         if self._expired or failed:
             raise self._broken(f"connect to {self._address[0]}:{self._address[1]}: {os.strerror(failed)}")
         self._traffic.local_ports.add(sock.getsockname()[1])
         self._traffic.connects += 1
+        return sock
 
-    def exchange(self, head: bytes, body: bytes | bytearray) -> tuple[int, int, int]:
-        """Status, start and end of the answer to one request; ConnectionBrokenError without one."""
-        self.sent_ns = self.bytes_sent = 0
-        self.connect()
-        self.sent_ns = time.monotonic_ns()
-        if self._send(head, body):
-            return self._receive(0)
-        # The server answers before it took the whole request: no more can be sent on this connection.
+    def _receive_early(self) -> tuple[int, int, int]:
+        """The answer of a server that did not take the whole request: no more can be sent on this connection."""
         answer = self._receive(0)
         self.close()
         if answer[0] < 400:
@@ -118,26 +151,12 @@ class Connection:
                 watcher.close()
             sock.close()
 
-    def _send(self, head: bytes, body: bytes | bytearray) -> bool:
-        """Whether the kernel took all of it; False when the server answered or hung up before."""
-        sock = self._sock
-        assert sock is not None  # noqa: S101 - exchange has just connected
-        size_bytes = len(head) + len(body)
-        try:
-            sent_bytes = sock.sendmsg((head, body))
-        except BlockingIOError:
-            sent_bytes = 0
-        except OSError as error:
-            return self._hung_up(error)
-        self._traffic.bytes_written += sent_bytes
-        self.bytes_sent = sent_bytes
-        if sent_bytes == size_bytes:
-            return True
-        return self._send_rest(sock, memoryview(head)[sent_bytes:], memoryview(body)[max(0, sent_bytes - len(head)) :])
-
-    def _send_rest(self, sock: _socket.socket, head: memoryview, body: memoryview) -> bool:
-        view = memoryview(bytes(head) + body) if head else body
-        traffic, wait, either = self._traffic, self._hub.wait, self._either
+    def _send_rest(self, sock: _socket.socket, head: bytes, body: bytes | bytearray) -> bool:
+        """Whether the kernel took the rest too; False when the server answered or hung up before."""
+        missing_head = head[self.bytes_sent :]
+        view = memoryview(missing_head + body if missing_head else body)
+        view = view[max(0, self.bytes_sent - len(head)) :]
+        traffic, wait, either = self._traffic, self._wait, self._either
         while True:
             try:
                 sent_bytes = sock.send(view)
@@ -147,7 +166,8 @@ class Connection:
                 wait(either)
                 continue
             except OSError as error:
-                return self._hung_up(error)
+                self._hung_up(error)
+                return False
             traffic.bytes_written += sent_bytes
             self.bytes_sent += sent_bytes
             if sent_bytes == len(view):
@@ -164,26 +184,23 @@ class Connection:
             return True
         return True
 
-    def _hung_up(self, error: OSError) -> bool:
-        """False when an answer can still be read after the server closed; otherwise the failure is raised."""
+    def _hung_up(self, error: OSError) -> None:
+        """Nothing when an answer can still be read after the server closed; otherwise the failure is raised."""
         if not self._expired and error.errno in (errno.EPIPE, errno.ECONNRESET):
             try:
                 if self._sock is not None and self._sock.recv(1, _socket.MSG_PEEK):
-                    return False
+                    return
             except OSError:
                 pass
         raise self._broken(f"{os.strerror(error.errno or 0)} in the middle of the request")
 
     def _receive(self, filled: int) -> tuple[int, int, int]:
-        """The answer's status and where its body is."""
-        buffer = self.buffer
-        head_end = -1
-        while head_end < 0:
-            filled = self._fill(filled)
-            head_end = buffer.find(b"\r\n\r\n", 0, filled)
-            if head_end < 0 and filled > _HEAD_LIMIT_BYTES:
+        """The answer's status and where its body is, when the buffer holds so many bytes of it already."""
+        while (head_end := self.buffer.find(b"\r\n\r\n", 0, filled)) < 0:
+            if filled > _HEAD_LIMIT_BYTES:
                 raise self._nonsense("broken HTTP: the answer's head has no end")
-        raw = bytes(memoryview(buffer)[:head_end])
+            filled = self._fill(filled)
+        raw = bytes(self._view[:head_end])
         head = self._heads.get(raw) or self._learn(raw)
         start = head_end + 4
         if head.status < 200:
@@ -191,7 +208,7 @@ class Connection:
         if head.length_bytes is None:
             return self._receive_long(head, start, filled)
         end = start + head.length_bytes
-        if end > len(buffer):
+        if end > len(self.buffer):
             self._grow(end)
         while filled < end:
             filled = self._fill(filled)
@@ -199,6 +216,8 @@ class Connection:
             raise self._nonsense(f"broken HTTP: {filled - end} bytes more than the answer's content-length")
         if head.close:
             self.close()
+        else:
+            self._usual = bytes(self._view[:start]), head.status, start, end
         return head.status, start, end
 
     def _receive_long(self, head: Head, start: int, filled: int) -> tuple[int, int, int]:
@@ -240,10 +259,9 @@ class Connection:
         if filled == len(self.buffer):
             self._grow(2 * filled)
         while True:
-            # Asked before the first try: an answer is never there at once, and EAGAIN costs an exception.
-            self._hub.wait(self._readable)
+            self._wait(self._readable)
             try:
-                return filled + sock.recv_into(memoryview(self.buffer)[filled:])
+                return filled + sock.recv_into(self._view[filled:])
             except BlockingIOError:
                 continue
             except OSError as error:
@@ -253,7 +271,9 @@ class Connection:
     def _grow(self, size_bytes: int) -> None:
         if size_bytes > _ANSWER_LIMIT_BYTES:
             raise self._nonsense(f"an answer of {size_bytes} bytes: more than {_ANSWER_LIMIT_BYTES} are not read")
-        self.buffer.extend(bytes(size_bytes - len(self.buffer)))
+        grown = bytearray(size_bytes)
+        grown[: len(self.buffer)] = self.buffer
+        self.buffer, self._view = grown, memoryview(grown)
 
     def _learn(self, raw: bytes) -> Head:
         try:

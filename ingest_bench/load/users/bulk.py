@@ -26,6 +26,7 @@ _BACKOFF_LIMIT_S = 1.0
 # After a 429: what Elasticsearch's own BulkProcessor waits (BackoffPolicy.exponentialBackoff: 50 ms, growing).
 _RESEND_S = 0.05
 _RESEND_LIMIT_S = 5.0
+_KNOWN_HEADS = 4096
 
 
 class BulkUser(User):
@@ -42,7 +43,14 @@ class BulkUser(User):
         """A connection of its own; the first request opens it."""
         self._connection = self.work.connection()
         self._failures_in_a_row = 0
+        self._heads: dict[int, bytes] = {}
         self.number = next(self.work.numbers)
+
+    def _head_for(self, size_bytes: int) -> bytes:
+        if len(self._heads) >= _KNOWN_HEADS:
+            self._heads.clear()
+        self._heads[size_bytes] = self.head + b"%d\r\n\r\n" % size_bytes
+        return self._heads[size_bytes]
 
     def send_all(self, planned_ns: int, body: Body) -> None:
         """One bulk; what was rejected of it again; and a pause after a failure."""
@@ -58,15 +66,13 @@ class BulkUser(User):
         data, documents = body.data, body.documents
         work.requests += 1
         work.documents_offered += documents
-        connection.deadline_ns = time.monotonic_ns() + self.timeout_ns
+        head = self._heads.get(len(data)) or self._head_for(len(data))
         try:
-            status, start, end = connection.exchange(self.head + b"%d\r\n\r\n" % len(data), data)
+            status, start, end = connection.exchange(head, data, self.timeout_ns)
         except ConnectionBrokenError as error:
             self._unanswered(planned_ns, documents, error)
             return ()
-        finally:
-            done_ns = time.monotonic_ns()
-            connection.deadline_ns = 0
+        done_ns = time.monotonic_ns()
         if all_acked(status, connection.buffer, start, end):
             work.recorder.add(
                 planned_ns,

@@ -1,0 +1,207 @@
+"""CPU seconds that a gigabyte costs to send: our users beside wrk and Locust's own, interleaved, against the sink.
+
+    python benchmarks/sending.py [--seconds 3] [--rounds 5] [--users 4] [--out FILE.json]
+
+All send the same body to the same server over the same loopback link. CPU is user and system time of the sender from
+its first request to its last (wrk: of its whole process), bytes are what the sink read. Ratios are of medians, and of
+the same moments: each round runs every sender once, in turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ingest_bench import catalog, load, network, system, targets
+from ingest_bench.jvm.process import serve
+from ingest_bench.load import LoadPlan, bodies
+from ingest_bench.model.load import LoadOptions
+from ingest_bench.model.target import Endpoint, TargetOptions
+from ingest_bench.targets.http import Http, ask
+from ingest_bench.targets.sink import Sink
+
+WORKLOAD = catalog.workload("nyc_taxis")
+PATH = f"/{WORKLOAD.index}/_bulk"
+# Documents to a body of about 4 kB, 55 kB (a bulk that fits into one send) and 1 MB.
+BODIES = {"4 kB": 8, "55 kB": 110, "1 MB": 2000}
+# What the project promises (README), as the largest allowed ratio to another sender's CPU time.
+TARGETS = {("1 MB", "wrk"): 1.5, ("55 kB", "wrk"): 2.5, ("55 kB", "FastHttpUser"): 0.2}
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """A sink that is ready, and how long each sender sends."""
+
+    link: network.Link
+    listen: Endpoint
+    http: Http
+    folder: Path
+    users: int
+    seconds: float
+
+    def bytes_read(self) -> int:
+        """What the sink has read so far, its control requests too: a few hundred bytes."""
+        return int(self.http.expect("GET", "/_counters")["bytes_read"])
+
+
+def ours(bench: Bench, documents: int, body: Path) -> float:
+    del body
+    options = LoadOptions(
+        users=bench.users, bulk_documents=documents, warm_up_ns=0, measure_ns=round(bench.seconds * 1e9)
+    )
+    plan = LoadPlan(address=bench.listen, bulk_path=PATH, workload=WORKLOAD, options=options, out=bench.folder / "load")
+    return load.start(plan, bench.link.client.command).wait(lambda _: None).cpu_ns / 1e9
+
+
+def wrk(bench: Bench, documents: int, body: Path) -> float:
+    del documents
+    script = bench.folder / "post.lua"
+    script.write_text(
+        f'local file = io.open("{body}", "rb")\n'
+        'wrk.method, wrk.body = "POST", file:read("*a")\n'
+        'wrk.headers["Content-Type"] = "application/x-ndjson"\n'
+    )
+    seconds = str(max(1, round(bench.seconds)))
+    argv = ("wrk", "-t", "1", "-c", str(bench.users), "-d", seconds, "-s", str(script), f"http://{bench.listen}{PATH}")
+    started = system.start(bench.link.client.command(argv), stdout=subprocess.DEVNULL)
+    _, status, used = os.wait4(started.pid, 0)
+    if status:
+        raise SystemExit(f"wrk failed: {status}")
+    started.returncode = 0
+    return used.ru_utime + used.ru_stime
+
+
+def locust(kind: str) -> Callable[[Bench, int, Path], float]:
+    def send(bench: Bench, documents: int, body: Path) -> float:
+        del documents
+        argv = (sys.executable, __file__, "--as", kind, str(bench.users), str(bench.seconds), str(body))
+        host = f"http://{bench.listen}"
+        return float(system.run(bench.link.client.command((*argv, host)), timeout_s=bench.seconds + 60))
+
+    return send
+
+
+def be_locust(kind: str, users: int, seconds: float, body: Path, host: str) -> None:
+    """A child process: Locust's own user, and the CPU seconds that it used on standard output."""
+    import time  # noqa: PLC0415 - Locust patches what is imported after it
+
+    import gevent  # noqa: PLC0415
+    import locust as framework  # noqa: PLC0415
+    from locust.env import Environment  # noqa: PLC0415
+
+    data = body.read_bytes()
+    headers = {"Content-Type": "application/x-ndjson"}
+
+    def post(user: framework.HttpUser) -> None:
+        user.client.post(PATH, data=data, headers=headers)
+
+    base = getattr(framework, kind)
+    user_class = type("Poster", (base,), {"tasks": [post], "host": host, "abstract": False})
+    runner = Environment(user_classes=[user_class]).create_local_runner()
+    before_s = time.process_time()
+    runner.start(users, spawn_rate=users)
+    gevent.sleep(seconds)
+    runner.quit()
+    print(time.process_time() - before_s)
+
+
+SENDERS: Mapping[str, Callable[[Bench, int, Path], float]] = {
+    "ingest-bench": ours,
+    "wrk": wrk,
+    "FastHttpUser": locust("FastHttpUser"),
+    "HttpUser": locust("HttpUser"),
+}
+
+
+@contextlib.contextmanager
+def opened(users: int, seconds: float) -> Iterator[Bench]:
+    sink, asked = Sink(), TargetOptions(name="sink", heap_bytes=512 << 20)
+    java = targets.fetch(sink.requirements(asked))
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
+        folder.chmod(0o755)
+        link = stack.enter_context(network.link(catalog.profile("loopback", {})))
+        listen = Endpoint(link.server_address, 9200)
+        plan = sink.launch_plan(asked, java, folder / "home", listen, ())
+        http = stack.enter_context(ask(link.client.command, listen))
+        stack.enter_context(
+            serve(
+                plan,
+                enter=link.server.command,
+                log=folder / "server.log",
+                listen=listen,
+                ready=lambda: sink.is_ready(http),
+                timeout_s=60,
+            )
+        )
+        yield Bench(link, listen, http, folder, users, seconds)
+
+
+def measure(bench: Bench, rounds: int) -> dict[str, dict[str, list[float]]]:
+    """CPU seconds per GB: body, sender, one value a round. The round before the first warms the server up."""
+    found: dict[str, dict[str, list[float]]] = {size: {name: [] for name in SENDERS} for size in BODIES}
+    for size, documents in BODIES.items():
+        body = bench.folder / "body.ndjson"
+        body.write_bytes(next(bodies.pool(WORKLOAD, bulk_documents=documents, seed=1, pool_bytes=1).cycle(0, 1)).data)
+        ours(bench, documents, body)
+        for number in range(rounds):
+            names = list(SENDERS)
+            # Each round begins with another one: what comes first finds a cooler machine.
+            for name in names[number % len(names) :] + names[: number % len(names)]:
+                before = bench.bytes_read()
+                cpu_s = SENDERS[name](bench, documents, body)
+                found[size][name].append(cpu_s / (bench.bytes_read() - before) * 1e9)
+    return found
+
+
+def table(found: Mapping[str, Mapping[str, list[float]]]) -> str:
+    """Markdown: medians, their range, and the ratio of our time to theirs."""
+    lines = ["| body | sender | CPU s/GB (median, range) | ours / theirs | promised |", "|---|---|---|---|---|"]
+    for size, senders in found.items():
+        own = statistics.median(senders["ingest-bench"])
+        for name, values in senders.items():
+            middle = statistics.median(values)
+            promised = TARGETS.get((size, name))
+            lines.append(
+                f"| {size} | {name} | {middle:.3f} ({min(values):.3f} to {max(values):.3f}) | {own / middle:.2f} "
+                f"| {'' if promised is None else f'at most {promised:g}'} |"
+            )
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--seconds", type=float, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--users", type=int, default=4)
+    parser.add_argument("--out", type=Path)
+    chosen = parser.parse_args()
+    with opened(chosen.users, chosen.seconds) as bench:
+        found = measure(bench, chosen.rounds)
+    print(table(found))
+    if chosen.out is not None:
+        chosen.out.write_text(json.dumps(found, indent=1))
+    missed = [
+        f"{size}, {name}: {ratio:.2f}, promised at most {limit:g}"
+        for (size, name), limit in TARGETS.items()
+        if (ratio := statistics.median(found[size]["ingest-bench"]) / statistics.median(found[size][name])) > limit
+    ]
+    print("\n".join(["missed:", *missed]) if missed else "\nEvery promise is kept.")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--as"]:
+        kind, users, seconds, body, host = sys.argv[2:]
+        be_locust(kind, int(users), float(seconds), Path(body), host)
+    else:
+        sys.exit(main())
