@@ -9,7 +9,8 @@ import gevent
 import pytest
 from bulk_server import BulkServer, answer, bulk_server
 
-from ingest_bench.load.connection import Connection, ConnectionBrokenError, Deadlines, Traffic
+from ingest_bench.load.connection import Connection, ConnectionBrokenError, Traffic
+from ingest_bench.load.deadlines import Deadlines
 from ingest_bench.model.target import Endpoint
 
 BODY = b'{"index":{}}\n{"a":1}\n' * 10

@@ -12,7 +12,6 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-import gevent
 from gevent.hub import get_hub
 
 from ingest_bench.load.answers import BrokenAnswerError, Head, dechunk, parse_head
@@ -25,7 +24,6 @@ _BUFFER_BYTES = 256 * 1024
 _ANSWER_LIMIT_BYTES = 256 * 1024**2
 _HEAD_LIMIT_BYTES = 64 * 1024
 _KNOWN_HEADS = 256
-_SWEEP_S = 0.05
 
 
 class ConnectionBrokenError(Exception):
@@ -294,38 +292,3 @@ class Connection:
     def _nonsense(self, said: str) -> ConnectionBrokenError:
         self.close()
         return ConnectionBrokenError("broken-answer", said)
-
-
-class Deadlines:
-    """Ends the requests that take too long. One greenlet for all, late by at most a twentieth of a second."""
-
-    def __init__(self) -> None:
-        self._connections: list[Connection] = []
-        self._sweeper: gevent.Greenlet | None = None
-
-    def watch(self, connection: Connection) -> None:
-        """From now on the connection's `deadline_ns` holds."""
-        self._connections.append(connection)
-        if self._sweeper is None:
-            self._sweeper = gevent.spawn(self._sweep)
-
-    def cut_off(self) -> None:
-        """Every request that still waits ends now."""
-        for connection in self._connections:
-            if connection.deadline_ns:
-                connection.expire("cut-off")
-
-    def close(self) -> None:
-        """No connection is watched, and none is open."""
-        if self._sweeper is not None:
-            self._sweeper.kill()
-        for connection in self._connections:
-            connection.close()
-
-    def _sweep(self) -> None:
-        while True:
-            gevent.sleep(_SWEEP_S)
-            now_ns = time.monotonic_ns()
-            for connection in self._connections:
-                if 0 < connection.deadline_ns < now_ns:
-                    connection.expire("timeout")

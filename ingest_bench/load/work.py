@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from gevent.event import Event
 
-from ingest_bench.load.connection import Connection, Deadlines, Traffic
+from ingest_bench.load.connection import Connection, Traffic
+from ingest_bench.load.deadlines import Deadlines
 from ingest_bench.load.tickets import ClosedLoop
 
 if TYPE_CHECKING:
