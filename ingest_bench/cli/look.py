@@ -6,9 +6,10 @@ from typing import Annotated
 
 import typer
 
-from ingest_bench import analyse, catalog, data, facts, probes, targets
+from ingest_bench import analyse, catalog, data, facts, network, probes, targets
 from ingest_bench.cli import screen
 from ingest_bench.model.target import TargetOptions
+from ingest_bench.targets.capabilities import capabilities as server_capabilities
 
 
 def add_to(app: typer.Typer) -> None:
@@ -51,7 +52,7 @@ def doctor() -> None:
         f"{known['distribution']}, kernel {known['kernel']}, {known['cores']} cores, "
         f"{known['memory_bytes'] / 2**30:.0f} GiB, Python {known['python']}, uid {known['uid']}"
     )
-    for each in (probes.capability(),):
+    for each in (*network.capabilities(), probes.capability(), *server_capabilities(targets.TARGETS)):
         screen.mark(each.present, each.name, each.detail)
         if not each.present and each.remedy:
             screen.say(f"      {each.remedy}")
