@@ -31,6 +31,7 @@ class Connection:
     path_mtu_bytes: int
     rtt_us: int
     retransmits: int
+    remote_address: str = ""
 
 
 def connections() -> list[Connection]:
@@ -46,16 +47,16 @@ def connections() -> list[Connection]:
                 info = _attribute(message, _INFO)
                 if info is not None:
                     local, remote = struct.unpack_from(">HH", message, 4)
-                    found.append(parse(local, remote, info))
+                    found.append(parse(local, remote, info, socket.inet_ntoa(message[24:28])))
 
 
-def parse(local_port: int, remote_port: int, info: bytes) -> Connection:
+def parse(local_port: int, remote_port: int, info: bytes, remote_address: str = "") -> Connection:
     """A connection from a `struct tcp_info`."""
     (mss,) = struct.unpack_from("=I", info, 16)
     path_mtu, _, rtt = struct.unpack_from("=III", info, 60)
     (announced,) = struct.unpack_from("=I", info, 84)
     (retransmits,) = struct.unpack_from("=I", info, 100)
-    return Connection(local_port, remote_port, mss, announced, path_mtu, rtt, retransmits)
+    return Connection(local_port, remote_port, mss, announced, path_mtu, rtt, retransmits, remote_address)
 
 
 def _messages(data: bytes) -> Iterator[tuple[int, bytes]]:

@@ -1,0 +1,400 @@
+"""Faults of a standing link, on real connections; the last test repeats them as an ordinary user."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ingest_bench.errors import SpecError
+from ingest_bench.model.experiment import Fault
+from ingest_bench.model.network import Impairment, Profile
+from ingest_bench.network import faults, holes, link, load_profile, resets, uml
+from ingest_bench.network.link import Link
+
+# Sends back what comes, and says how each connection ended.
+ECHO = """
+import socket, sys, threading
+def serve(connection):
+    try:
+        while block := connection.recv(65536):
+            connection.sendall(block)
+        said = "closed"
+    except OSError as error:
+        said = type(error).__name__
+    print(said, flush=True)
+listener = socket.create_server((sys.argv[1], 9))
+print("ready", flush=True)
+while True:
+    threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
+"""
+# Does what each line of JSON says, and says what came of it.
+TALK = """
+import json, socket, sys
+connections = {}
+for line in sys.stdin:
+    what, name, *more = json.loads(line)
+    try:
+        if what == "open":
+            connections[name] = socket.create_connection((sys.argv[1], 9), timeout=more[0])
+        elif what == "send":
+            connections[name].sendall(b"x" * more[0])
+        elif what == "hear":
+            count, limit_s = more
+            connections[name].settimeout(limit_s)
+            while count:
+                block = connections[name].recv(count)
+                if not block:
+                    raise EOFError
+                count -= len(block)
+        said = "ok"
+    except (OSError, EOFError) as error:
+        said = type(error).__name__
+    print(said, flush=True)
+"""
+# Where nothing comes, this long is waited for it; where something must come, LONG_S.
+SHORT_S, LONG_S = 0.4, 60
+
+
+class Talk:
+    """A client of the echo, at the other end of a link."""
+
+    def __init__(self, client: subprocess.Popen[str], server: subprocess.Popen[str]) -> None:
+        self.client = client
+        self.server = server
+
+    def __call__(self, *what: Any) -> str:
+        assert self.client.stdin is not None
+        assert self.client.stdout is not None
+        self.client.stdin.write(json.dumps(what) + "\n")
+        self.client.stdin.flush()
+        return self.client.stdout.readline().strip()
+
+    def echo(self, name: str, count_bytes: int = 20_000, limit_s: float = LONG_S) -> str:
+        """What came of sending so much and hearing it again."""
+        said = self("send", name, count_bytes)
+        return self("hear", name, count_bytes, limit_s) if said == "ok" else said
+
+    def server_says(self) -> str:
+        assert self.server.stdout is not None
+        return self.server.stdout.readline().strip()
+
+
+@contextmanager
+def talking(made: Link) -> Iterator[Talk]:
+    pipe = subprocess.PIPE
+    serving = made.server.command((sys.executable, "-c", ECHO, made.server_address))
+    asking = made.client.command((sys.executable, "-c", TALK, made.server_address))
+    with subprocess.Popen(serving, stdout=pipe, text=True) as server:
+        try:
+            assert server.stdout is not None
+            assert server.stdout.readline() == "ready\n"
+            with subprocess.Popen(asking, stdin=pipe, stdout=pipe, text=True) as client:
+                try:
+                    yield Talk(client, server)
+                finally:
+                    client.kill()
+        finally:
+            server.kill()
+
+
+def filters(made: Link) -> str:
+    shown = [end.namespace.run(("tc", "qdisc", "show", "dev", end.device)) for end in made.ends]
+    return "".join(line for text in shown for line in text.splitlines(keepends=True) if "clsact" in line)
+
+
+def both(impairment: Impairment) -> Profile:
+    return Profile(name="x", to_server=impairment, to_client=impairment)
+
+
+@pytest.fixture(
+    params=[
+        pytest.param("loopback", marks=pytest.mark.netns),
+        pytest.param("ethernet", marks=pytest.mark.netns),
+        pytest.param("uml", marks=pytest.mark.netem),
+    ]
+)
+def made(request: pytest.FixtureRequest) -> Iterator[Link]:
+    """A link of each kind."""
+    if request.param == "uml":
+        if uml.complaint():
+            pytest.skip(uml.complaint())
+        with link(both(Impairment(delay_ns=10**6)), netem="uml") as opened:
+            yield opened
+    else:
+        with link(load_profile(request.param)) as opened:
+            yield opened
+
+
+@pytest.mark.parametrize("direction", ["both", "to-server", "to-client"])
+def test_nothing_passes_a_partition_and_what_was_sent_arrives_after_it(made: Link, direction: Any) -> None:
+    with talking(made) as talk:
+        assert talk("open", "old", LONG_S) == "ok"
+        assert talk.echo("old") == "ok"
+        with faults.fault(made, Fault(kind="partition", at_ns=0, direction=direction), {}):
+            assert talk.echo("old", limit_s=SHORT_S) == "TimeoutError"
+            assert talk("open", "new", SHORT_S) == "TimeoutError"
+        assert talk("hear", "old", 20_000, LONG_S) == "ok"
+        assert talk.echo("old") == "ok"
+        assert talk("open", "newer", LONG_S) == "ok"
+    assert filters(made) == ""
+
+
+@pytest.mark.parametrize("direction", ["both", "to-server", "to-client"])
+def test_a_black_hole_takes_connections_and_swallows_what_is_sent(made: Link, direction: Any) -> None:
+    with talking(made) as talk:
+        assert talk("open", "old", LONG_S) == "ok"
+        assert talk.echo("old") == "ok"
+        with faults.fault(made, Fault(kind="blackhole", at_ns=0, direction=direction), {}):
+            assert talk("open", "new", LONG_S) == "ok"
+            assert talk.echo("new", limit_s=SHORT_S) == "TimeoutError"
+            assert talk.echo("old", limit_s=SHORT_S) == "TimeoutError"
+        for name in ("old", "new"):
+            assert talk("hear", name, 20_000, LONG_S) == "ok"
+            assert talk.echo(name) == "ok"
+    assert filters(made) == ""
+
+
+def test_a_reset_ends_every_connection_at_both_ends_and_spares_new_ones(made: Link) -> None:
+    with talking(made) as talk:
+        for name in ("idle", "used", "waiting"):
+            assert talk("open", name, LONG_S) == "ok"
+        assert talk.echo("used") == "ok"
+        with faults.fault(made, Fault(kind="reset", at_ns=0), {}):
+            assert [talk("hear", name, 1, LONG_S) for name in ("idle", "used", "waiting")] == [
+                "ConnectionResetError"
+            ] * 3
+            assert [talk.server_says() for _ in range(3)] == ["ConnectionResetError"] * 3
+        assert talk("open", "new", LONG_S) == "ok"
+        assert talk.echo("new") == "ok"
+
+
+def test_a_reset_counts_the_connections(made: Link) -> None:
+    assert faults.reset(made) == 0
+    with talking(made) as talk:
+        for number in range(20):
+            assert talk("open", str(number), LONG_S) == "ok"
+        assert faults.reset(made) == 20
+
+
+def test_a_reset_ends_a_connection_that_is_full_of_data(made: Link) -> None:
+    flood = f"""
+import socket
+connection = socket.create_connection(("{made.server_address}", 9), timeout=60)
+print("open", flush=True)
+try:
+    while True:
+        connection.sendall(bytes(1 << 16))
+except OSError as error:
+    print(type(error).__name__, flush=True)
+"""
+    swallow = f"""
+import socket
+listener = socket.create_server(("{made.server_address}", 9))
+print("ready", flush=True)
+connection, _ = listener.accept()
+try:
+    while connection.recv(1 << 16):
+        pass
+except OSError as error:
+    print(type(error).__name__, flush=True)
+"""
+    pipe = subprocess.PIPE
+    with subprocess.Popen(made.server.command((sys.executable, "-c", swallow)), stdout=pipe, text=True) as server:
+        assert server.stdout is not None
+        assert server.stdout.readline() == "ready\n"
+        with subprocess.Popen(made.client.command((sys.executable, "-c", flood)), stdout=pipe, text=True) as client:
+            try:
+                assert client.stdout is not None
+                assert client.stdout.readline() == "open\n"
+                assert faults.reset(made) == 1
+                assert client.stdout.readline() == "ConnectionResetError\n"
+                assert server.stdout.readline() == "ConnectionResetError\n"
+            finally:
+                client.kill()
+                server.kill()
+
+
+def test_faults_may_overlap_and_leave_nothing(made: Link) -> None:
+    with talking(made) as talk:
+        assert talk("open", "old", LONG_S) == "ok"
+        with faults.blackhole(made, "to-server"):
+            with faults.blackhole(made, "to-client"), faults.partition(made, "to-server"):
+                assert talk.echo("old", limit_s=SHORT_S) == "TimeoutError"
+            assert talk("hear", "old", 20_000, SHORT_S) == "TimeoutError"
+            assert "clsact" in filters(made)
+        assert talk("hear", "old", 20_000, LONG_S) == "ok"
+    assert filters(made) == ""
+
+
+@pytest.mark.netns
+def test_another_profile_is_there_for_a_while() -> None:
+    def rates(made: Link) -> list[int]:
+        found = json.loads(made.client.run(("tc", "-j", "qdisc", "show", "dev", made.ends[0].device)))
+        return [qdisc["options"]["rate"] * 8 for qdisc in found]
+
+    with link(load_profile("ethernet"), later=(load_profile("ethernet-100m"),)) as made:
+        what = Fault(kind="profile", at_ns=0, profile="ethernet-100m")
+        with faults.fault(made, what, {"ethernet-100m": load_profile("ethernet-100m")}):
+            assert rates(made) == [10**8]
+            assert made.profile.name == "ethernet-100m"
+        assert rates(made) == [10**9]
+        assert made.profile.name == "ethernet"
+
+
+@pytest.mark.netem
+def test_a_profile_with_netem_is_there_for_a_while_on_a_link_that_was_made_for_it() -> None:
+    if uml.complaint():
+        pytest.skip(uml.complaint())
+    near, far = Profile(name="near"), both(Impairment(delay_ns=300 * 10**6))
+    with link(near, netem="uml", later=(far,)) as made, talking(made) as talk:
+        assert talk("open", "a", LONG_S) == "ok"
+        with faults.fault(made, Fault(kind="profile", at_ns=0, profile="far"), {"far": far}):
+            assert talk.echo("a", limit_s=SHORT_S) == "TimeoutError"
+        assert talk("hear", "a", 20_000, LONG_S) == "ok"
+
+
+@pytest.mark.netns
+def test_a_fault_ends_also_when_its_block_fails() -> None:
+    with link(load_profile("ethernet")) as made, talking(made) as talk:
+        assert talk("open", "a", LONG_S) == "ok"
+        with pytest.raises(ZeroDivisionError), faults.partition(made, "to-server"):
+            raise ZeroDivisionError
+        assert talk.echo("a") == "ok"
+
+
+@pytest.mark.netns
+def test_a_fault_that_is_not_the_links_is_an_error() -> None:
+    what = Fault(kind="pause", at_ns=0)
+    said = 'fault "pause" is none of the link'
+    with link(load_profile("ethernet")) as made, pytest.raises(SpecError, match=said), faults.fault(made, what, {}):
+        pass
+
+
+def test_a_partition_is_this_program() -> None:
+    # ldh [12]; jne #ip, pass; ld [30]; jne #198.18.2.1, pass; ret #TC_ACT_SHOT; pass: ret #TC_ACT_UNSPEC
+    assert holes.bytecode("198.18.2.1", only_data=False) == (
+        "6,40 0 0 12,21 0 3 2048,32 0 0 30,21 0 1 3323068929,6 0 0 2,6 0 0 4294967295"
+    )
+
+
+def run_program(code: str, frame: bytes) -> int:  # noqa: C901, PLR0912 - a case for each instruction
+    """What the kernel's interpreter of classic BPF would return (linux/filter.h)."""
+    steps = [[int(word) for word in step.split()] for step in code.split(",")[1:]]
+    a = x = at = 0
+    while True:
+        operation, yes, no, value = steps[at]
+        at += 1
+        match operation:
+            case 0x20:
+                a = int.from_bytes(frame[value : value + 4], "big")
+            case 0x28:
+                a = int.from_bytes(frame[value : value + 2], "big")
+            case 0x30:
+                a = frame[value]
+            case 0x50:
+                a = frame[x + value]
+            case 0xB1:
+                x = (frame[value] & 0xF) * 4
+            case 0x07:
+                x = a
+            case 0x54:
+                a &= value
+            case 0x74:
+                a >>= value
+            case 0x0C:
+                a += x
+            case 0x1C:
+                a -= x
+            case 0x15:
+                at += yes if a == value else no
+            case 0x06:
+                return value
+            case _:
+                raise AssertionError(operation)
+
+
+def frame(
+    *, to: str = "198.18.2.1", data: bytes = b"", flags: int = 0x10, options: bytes = b"", ip_options: bytes = b""
+) -> bytes:
+    segment = struct.pack(">HHIIBBHHH", 4000, 9, 7, 1234, (20 + len(options)) // 4 << 4, flags, 0, 0, 0)
+    segment += options + data
+    addresses = socket.inet_aton("198.18.1.1") + socket.inet_aton(to)
+    first = 0x40 | (20 + len(ip_options)) // 4
+    length = 20 + len(ip_options) + len(segment)
+    packet = struct.pack(">BBHHHBBH", first, 0, length, 0, 0, 64, 6, 0) + addresses + ip_options + segment
+    return (bytes(12) + b"\x08\x00" + packet).ljust(60, b"\0")
+
+
+@pytest.mark.parametrize("options", [b"", bytes(12)])
+@pytest.mark.parametrize("ip_options", [b"", bytes(8)])
+def test_only_data_for_that_address_vanishes_in_a_black_hole(options: bytes, ip_options: bytes) -> None:
+    code = holes.bytecode("198.18.2.1", only_data=True)
+
+    def vanishes(made: bytes) -> bool:
+        return run_program(code, made) == 2
+
+    assert vanishes(frame(data=b"x", options=options, ip_options=ip_options))
+    assert vanishes(frame(data=bytes(1400), options=options, ip_options=ip_options))
+    assert not vanishes(frame(options=options, ip_options=ip_options))
+    assert not vanishes(frame(flags=0x02, options=options, ip_options=ip_options))
+    assert not vanishes(frame(to="198.18.1.1", data=b"x", options=options, ip_options=ip_options))
+    assert not vanishes(bytes(12) + b"\x08\x06" + bytes(46))
+
+
+def test_a_forged_segment_has_a_right_checksum_and_no_data() -> None:
+    packet = resets.forged("198.18.2.1", "198.18.1.1", (9, 4000), 0x04, 0x01020304)
+    pseudo = packet[12:20] + struct.pack(">HH", 6, 20)
+    assert len(packet) == 40
+    assert resets.ones_complement(pseudo + packet[20:]) == 0
+    assert struct.unpack_from(">HHI", packet, 20) == (9, 4000, 0x01020304)
+
+
+@pytest.mark.parametrize(
+    ("seen", "found"),
+    [
+        (frame(), ((4000, 9), 1234)),
+        (frame(data=b"x", options=bytes(12), ip_options=bytes(4)), ((4000, 9), 1234)),
+        (frame(flags=0x14), None),
+        (frame(flags=0x02), None),
+        (frame()[:30], None),
+        (b"", None),
+        (bytes(60), None),
+    ],
+)
+def test_what_a_segment_awaits_is_read_from_it(seen: bytes, found: object) -> None:
+    assert resets.awaited(seen, "198.18.1.1") == found
+
+
+def test_a_segment_of_the_other_end_tells_nothing() -> None:
+    assert resets.awaited(frame(), "198.18.2.1") is None
+
+
+@pytest.mark.netns
+def test_an_ordinary_user_has_the_same_faults() -> None:
+    if os.geteuid() != 0:
+        pytest.skip("this is the ordinary user")
+    user = ("setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups")
+    if subprocess.run((*user, sys.executable, "-c", "import ingest_bench, pytest"), check=False).returncode:
+        pytest.skip("this Python is not readable for other users")
+    options = ("-q", "-p", "no:cacheprovider", "--promised=netns", "-m", "netns", "-k", "not ordinary_user")
+    done = subprocess.run(
+        (*user, sys.executable, "-m", "pytest", *options, __file__),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+        env={**os.environ, "HOME": "/nonexistent", "PYTHONDONTWRITEBYTECODE": "1"},
+        cwd=Path(__file__).parent.parent,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " passed" in done.stdout
