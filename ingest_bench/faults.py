@@ -11,12 +11,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ingest_bench import catalog
+from ingest_bench import catalog, network
 from ingest_bench.errors import IngestBenchError, RunFailed, SpecError
 from ingest_bench.model.experiment import Cell, Fault
 from ingest_bench.model.network import Profile
 from ingest_bench.network import Link
-from ingest_bench.network.places import Direction
 
 Act = Callable[[], object]
 _NEEDS_TIME = ("partition", "blackhole", "profile", "pause")
@@ -28,7 +27,6 @@ class Stage:
 
     link: Link
     jvm_pid: int
-    port: int
 
 
 def check(cell: Cell) -> None:
@@ -40,8 +38,11 @@ def check(cell: Cell) -> None:
             raise SpecError(f"fault {fault.kind}: it ends after the measurement; measure longer")
         if (fault.kind == "profile") != (fault.profile is not None):
             raise SpecError(f'fault {fault.kind}: only kind "profile" has a profile, and it needs one')
-        if fault.kind not in ("pause", "reset") and cell.network.medium == "loopback":
-            raise SpecError(f'fault {fault.kind}: profile "{cell.network.name}" is a loopback, which cannot have it')
+        if fault.profile is not None and catalog.profile(fault.profile, {}).medium != cell.network.medium:
+            raise SpecError(
+                f'fault profile: a link of profile "{cell.network.name}" cannot turn into "{fault.profile}"; '
+                "loopback and veth are different devices"
+            )
 
 
 def states(cell: Cell) -> tuple[Profile, ...]:
@@ -128,50 +129,15 @@ class Happened:
 
 def begin(fault: Fault, stage: Stage) -> Act:
     """Let a fault begin; what is returned ends it."""
-    return {
-        "partition": _partition,
-        "blackhole": _blackhole,
-        "profile": _profile,
-        "reset": _reset,
-        "pause": _pause,
-    }[fault.kind](fault, stage)
+    if fault.kind == "pause":
+        return _pause(stage)
+    named = {fault.profile: catalog.profile(fault.profile, {})} if fault.profile is not None else {}
+    ending = contextlib.ExitStack()
+    ending.enter_context(network.fault(stage.link, fault, named))
+    return ending.close
 
 
-def _partition(fault: Fault, stage: Stage) -> Act:
-    """Silence between the two sides, in one direction or both."""
-    cut = _directions(fault)
-    for direction in cut:
-        stage.link.cut(direction)
-
-    def mend() -> None:
-        for direction in cut:
-            stage.link.mend(direction)
-
-    return mend
-
-
-def _blackhole(_fault: Fault, stage: Stage) -> Act:
-    """The client's way to the server is a black hole: connections hear nothing, new ones fail at once (EINVAL)."""
-    rule = ("to", stage.link.server_address, "blackhole", "pref", "10")
-    stage.link.client.run(("ip", "rule", "add", *rule))
-    return lambda: stage.link.client.run(("ip", "rule", "del", *rule))
-
-
-def _profile(fault: Fault, stage: Stage) -> Act:
-    """Another state of the link."""
-    before = stage.link.profile
-    stage.link.change(catalog.profile(str(fault.profile), {}))
-    return lambda: stage.link.change(before)
-
-
-def _reset(_fault: Fault, stage: Stage) -> Act:
-    """The server's connections to the client are aborted and the client is sent a RST (INET_DIAG_DESTROY)."""
-    client = stage.link.client_address
-    stage.link.server.run(("ss", "-K", "-tnH", "dst", client, "sport", "=", str(stage.port)))
-    return lambda: None
-
-
-def _pause(_fault: Fault, stage: Stage) -> Act:
+def _pause(stage: Stage) -> Act:
     """The JVM stands still, as in a long stop-the-world pause."""
     os.kill(stage.jvm_pid, signal.SIGSTOP)
 
@@ -180,7 +146,3 @@ def _pause(_fault: Fault, stage: Stage) -> Act:
             os.kill(stage.jvm_pid, signal.SIGCONT)
 
     return go_on
-
-
-def _directions(fault: Fault) -> tuple[Direction, ...]:
-    return ("to-server", "to-client") if fault.direction == "both" else (fault.direction,)

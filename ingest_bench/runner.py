@@ -147,7 +147,7 @@ def _carry_out(
                 network.watch_wire(link, folder.raw),
                 stages.stage("load"),
             ):
-                report, happened = _load(sending, faults.Stage(link, server.jvm_pid, listen.port), cell, on_progress)
+                report, happened = _load(sending, faults.Stage(link, server.jvm_pid), cell, on_progress)
             with stages.stage("count"):
                 counted = target.count_documents(http, workload)
                 readings = network.readings(link, folder.raw / network.WIRE)

@@ -17,14 +17,18 @@ def main(host: str, port: int) -> None:
     connection: http.client.HTTPConnection | None = None
     for line in sys.stdin:
         question = json.loads(line)
-        if connection is None:
-            connection = http.client.HTTPConnection(host, port)
-        try:
-            answer = _ask(connection, question)
-        except (OSError, http.client.HTTPException) as error:
-            connection.close()
-            connection = None
-            answer = {"error": f"{type(error).__name__}: {error}"}
+        # A kept connection may have died while nobody used it: then the question is asked again on a new one.
+        for was_kept in (True, False) if connection is not None else (False,):
+            connection = connection or http.client.HTTPConnection(host, port)
+            try:
+                answer = _ask(connection, question)
+                break
+            except (OSError, http.client.HTTPException) as error:
+                connection.close()
+                connection = None
+                answer = {"error": f"{type(error).__name__}: {error}"}
+                if not (was_kept and isinstance(error, (ConnectionError, http.client.BadStatusLine))):
+                    break
         sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()
 
