@@ -6,6 +6,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 from ingest_bench.network import commands, netem, offload, places, uml
+from ingest_bench.network.box import BOXES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,6 +28,7 @@ def lines(profile: Profile, backend: str) -> tuple[str, ...]:
     `backend` is a link's: "plain", "kernel" or "uml". The namespaces themselves have no name and no command: they
     are those of processes that do nothing.
     """
+    profile = profile if backend == "plain" else BOXES[backend].carried(profile)
     made = _loopback(profile) if profile.medium == "loopback" else _veth(profile, backend)
     return tuple(f"{place}: {command}" for place, command in made)
 
@@ -70,12 +72,7 @@ def _middle(profile: Profile, backend: str) -> Iterator[tuple[str, str]]:
         yield from _ip("box", commands.box_sides())
     else:
         for side, place in zip(uml.SIDES, ("server", "client"), strict=True):
-            end = f"peer name {side.end_device} address {side.end_mac} netns {place}"
-            yield "around the box", f"ip link add name {side.outside} mtu 65535 type veth {end}"
-            yield "around the box", f"ip link set dev {side.outside} addrgenmode none"
-            yield "around the box", f"ip link set dev {side.outside} up"
-            yield place, f"ip link set dev {side.end_device} gso_max_segs 1"
-            yield place, f"ethtool -K {side.end_device} tx off"
+            yield from _ip("around the box", uml.wiring(side, place))
         yield "box", shlex.join(uml.guest_argv(profile.mtu_bytes))
         yield "box", uml.setup_script()
         yield from _ip("box", commands.box_sides(has_ipv6=False))

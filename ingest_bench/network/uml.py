@@ -112,6 +112,17 @@ def setup_script() -> str:
     return " && ".join(lines)
 
 
+def wiring(side: Side, netns: str) -> tuple[str, ...]:
+    """The lines of `ip -batch` for one side's pair, whose outer end is born in the namespace `netns`."""
+    peer = f"peer name {side.end_device} address {side.end_mac} netns {netns}"
+    return (
+        # 65535 is veth's largest: the guest's own MTU is what counts.
+        f"link add name {side.outside} mtu 65535 type veth {peer}",
+        f"link set dev {side.outside} addrgenmode none",
+        f"link set dev {side.outside} up",
+    )
+
+
 def refusal(profile: Profile) -> str:
     """Why this box cannot carry such a profile; empty when it can."""
     if profile.mtu_bytes > LARGEST_MTU_BYTES:
@@ -207,14 +218,7 @@ def complaint() -> str:
 def _wire(middle: Namespace, client: Namespace, server: Namespace) -> None:
     """A veth pair for each side, its outer end down in the client's or the server's namespace."""
     for side, place in zip(SIDES, (server, client), strict=True):
-        peer = f"peer name {side.end_device} address {side.end_mac} netns {place.pid}"
-        lines = (
-            # 65535 is veth's largest: the guest's own MTU is what counts.
-            f"link add name {side.outside} mtu 65535 type veth {peer}",
-            f"link set dev {side.outside} addrgenmode none",
-            f"link set dev {side.outside} up",
-        )
-        middle.run(("ip", "-batch", "-"), stdin=commands.text(lines))
+        middle.run(("ip", "-batch", "-"), stdin=commands.text(wiring(side, str(place.pid))))
 
 
 def _start(middle: Namespace, mtu_bytes: int) -> tuple[subprocess.Popen[bytes], int]:
