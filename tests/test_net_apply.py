@@ -8,6 +8,8 @@ from collections.abc import Iterator
 import pytest
 from interface_lab import Lab, lab
 
+from ingest_bench.network.box import kernel_complaint
+
 pytestmark = pytest.mark.netns
 
 NET = (sys.executable, "-c", "from ingest_bench.cli import main; main()", "net")
@@ -99,3 +101,16 @@ def test_a_missing_time_limit_is_a_usage_error(place: Lab) -> None:
     status, _, errors = net(place, *APPLY)
     assert status == 2
     assert "'--for'" in errors
+
+
+def test_a_kernel_without_netem_is_told_before_anything_is_changed(place: Lab) -> None:
+    before = place.snapshot()
+    status, out, errors = net(place, *APPLY[:1], "wan-50ms", *APPLY[2:], "--for", "1s")
+    if kernel_complaint():
+        assert status == 4
+        assert "this kernel has no netem, so it cannot be applied on a real interface" in errors
+    else:
+        assert (status, errors) == (0, "")
+        assert "everything is put back" in out
+    assert place.snapshot() == before
+    assert place.leftovers() == []

@@ -128,9 +128,10 @@ def _require(name: str, profile: Profile) -> None:
         else:
             system.run(("unshare", "--net", "tc", "-batch", "-"), stdin=f"{_TRIALS[name]}\n")
     except RunFailed as error:
-        direction = "packets from the server cannot be shaped here" if name in ("mirred", "ifb") else "it is needed"
+        lost = "packets from the server cannot be shaped" if name in ("mirred", "ifb") else "it cannot be applied"
         raise MissingCapability(
-            f'profile "{profile.name}": this kernel has no {name}, so {direction}\n{error}'
+            f'profile "{profile.name}": this kernel has no {name}, so {lost} on a real interface\n{error}\n'
+            "`ingest-bench net exec` shapes a link of its own, with User-Mode Linux where the kernel has no netem"
         ) from None
 
 
