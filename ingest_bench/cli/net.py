@@ -17,6 +17,7 @@ from ingest_bench.model.network import Profile, Promise
 from ingest_bench.model.target import Endpoint
 from ingest_bench.network import inside, interface, link_plan
 from ingest_bench.network.box import choose
+from ingest_bench.network.sandbox import has_ipv6
 
 app = typer.Typer(
     help="Shape a link of your own, or one flow of a real interface, and take it back.",
@@ -178,7 +179,7 @@ def _words(promise: Promise) -> tuple[str, ...]:
 def _print_link(profile: Profile, netem: str, then: tuple[str, ...]) -> None:
     """The commands that make the link, each after the namespace that it runs in."""
     backend = choose(netem, (profile,)) if profile.needs_netem else "plain"
-    for line in (*link_plan.lines(profile, backend), *then):
+    for line in (*link_plan.lines(profile, backend, has_ipv6=has_ipv6()), *then):
         screen.say(line)
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from ingest_bench.errors import MissingCapability, SpecError
 from ingest_bench.network import commands, places, uml
-from ingest_bench.network.sandbox import sandbox
+from ingest_bench.network.sandbox import has_ipv6, sandbox
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -40,7 +40,7 @@ def kernel_box(opened: Sandbox, client: Namespace, server: Namespace, *, mtu_byt
     )
     middle.run(("ip", "-batch", "-"), stdin=commands.text(pairs))
     middle.run(("sysctl", "-q", "-w", "net.ipv4.ip_forward=1"))
-    middle.run(("ip", "-batch", "-"), stdin=commands.text(commands.box_sides()))
+    middle.run(("ip", "-batch", "-"), stdin=commands.text(commands.box_sides(has_ipv6=has_ipv6())))
     yield middle
 
 

@@ -37,11 +37,16 @@ def device(name: str, profile: Profile) -> Lines:
     return (f"link set dev {name} {' '.join(options)}",)
 
 
-def up(name: str, address: str) -> Lines:
-    """An address of its own on a device that is up. Without IPv6: its solicitations would be counted as packets."""
+def no_solicitations(name: str, *, has_ipv6: bool) -> Lines:
+    """A device without an IPv6 address of its own, whose packets would be counted; none to take where there is none."""
+    return (f"link set dev {name} addrgenmode none",) if has_ipv6 else ()
+
+
+def up(name: str, address: str, *, has_ipv6: bool) -> Lines:
+    """An address of its own on a device that is up."""
     return (
         "link set dev lo up",
-        f"link set dev {name} addrgenmode none",
+        *no_solicitations(name, has_ipv6=has_ipv6),
         f"addr add {address}/32 dev {name}",
         f"link set dev {name} up",
     )
@@ -70,11 +75,10 @@ def loopback(profile: Profile) -> Lines:
     )
 
 
-def box_sides(*, has_ipv6: bool = True) -> Lines:
+def box_sides(*, has_ipv6: bool) -> Lines:
     """Both sides of a box: its gateway addresses, and the ways to the ends."""
-    no_solicitations = tuple(f"link set dev {name} addrgenmode none" for name in places.BOX_DEVICES.values())
     return (
-        *(no_solicitations if has_ipv6 else ()),
+        *(line for name in places.BOX_DEVICES.values() for line in no_solicitations(name, has_ipv6=has_ipv6)),
         *_box_side("to-client", places.CLIENT_GATEWAY, places.CLIENT_ADDRESS, places.CLIENT_MAC),
         *_box_side("to-server", places.SERVER_GATEWAY, places.SERVER_ADDRESS, places.SERVER_MAC),
     )

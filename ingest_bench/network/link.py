@@ -11,7 +11,7 @@ from ingest_bench.errors import MissingCapability, RunFailed, SpecError
 from ingest_bench.model.network import Profile
 from ingest_bench.network import box as boxes
 from ingest_bench.network import commands, netem, offload, places
-from ingest_bench.network.sandbox import Namespace, sandbox
+from ingest_bench.network.sandbox import Namespace, has_ipv6, sandbox
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -166,7 +166,7 @@ def link(profile: Profile, *, netem: str = "auto", later: Sequence[Profile] = ()
                 _ip(client, commands.pair(*ends, peer_pid=server.pid))
             for end in made.ends:
                 neighbour = commands.neighbour(end.device, end.gateway or end.peer, end.next_mac)
-                _ip(end.namespace, (*commands.up(end.device, end.address), *neighbour))
+                _ip(end.namespace, (*commands.up(end.device, end.address, has_ipv6=has_ipv6()), *neighbour))
         made._settle(before=Profile(name=""))  # noqa: SLF001 - the rest of its making
         yield made
 

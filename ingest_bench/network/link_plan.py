@@ -22,14 +22,14 @@ _DIRECT_MACS = {"client": places.SERVER_MAC, "server": places.CLIENT_MAC}
 _BOX_MACS = {"client": places.CLIENT_GATEWAY_MAC, "server": places.SERVER_GATEWAY_MAC}
 
 
-def lines(profile: Profile, backend: str) -> tuple[str, ...]:
+def lines(profile: Profile, backend: str, *, has_ipv6: bool = True) -> tuple[str, ...]:
     """One command a line, each after the name of the namespace that it runs in: "client: ip link …".
 
     `backend` is a link's: "plain", "kernel" or "uml". The namespaces themselves have no name and no command: they
     are those of processes that do nothing. Of the offloads, those that a device has already are not set again.
     """
     profile = profile if backend == "plain" else BOXES[backend].carried(profile)
-    made = _loopback(profile) if profile.medium == "loopback" else _veth(profile, backend)
+    made = _loopback(profile) if profile.medium == "loopback" else _veth(profile, backend, has_ipv6)
     return tuple(f"{place}: {command}" for place, command in made)
 
 
@@ -40,12 +40,13 @@ def _loopback(profile: Profile) -> Iterator[tuple[str, str]]:
         yield from _tc("client", "lo", impairment, profile.mtu_bytes)
 
 
-def _veth(profile: Profile, backend: str) -> Iterator[tuple[str, str]]:
-    yield from _middle(profile, backend)
+def _veth(profile: Profile, backend: str, has_ipv6: bool) -> Iterator[tuple[str, str]]:
+    yield from _middle(profile, backend, has_ipv6)
     macs = _DIRECT_MACS if backend == "plain" else _BOX_MACS
     for place, (device, address, peer, gateway) in _ENDS.items():
         next_hop = peer if backend == "plain" else gateway
-        yield from _ip(place, (*commands.up(device, address), *commands.neighbour(device, next_hop, macs[place])))
+        up = commands.up(device, address, has_ipv6=has_ipv6)
+        yield from _ip(place, (*up, *commands.neighbour(device, next_hop, macs[place])))
     for place, (device, address, peer, gateway) in _ENDS.items():
         via = None if backend == "plain" else gateway
         yield from _ip(place, (*commands.device(device, profile), *commands.route(device, address, peer, via, profile)))
@@ -58,7 +59,7 @@ def _veth(profile: Profile, backend: str) -> Iterator[tuple[str, str]]:
         yield from _tc(place, device, impairment, profile.mtu_bytes)
 
 
-def _middle(profile: Profile, backend: str) -> Iterator[tuple[str, str]]:
+def _middle(profile: Profile, backend: str, has_ipv6: bool) -> Iterator[tuple[str, str]]:
     """What connects the two: one pair, or a box with a pair on each side."""
     client = (places.CLIENT_DEVICE, places.CLIENT_MAC)
     server = (places.SERVER_DEVICE, places.SERVER_MAC)
@@ -69,10 +70,10 @@ def _middle(profile: Profile, backend: str) -> Iterator[tuple[str, str]]:
         to_server = (places.BOX_DEVICES["to-server"], places.SERVER_GATEWAY_MAC)
         yield from _ip("box", (*_pair(to_client, client, "client"), *_pair(to_server, server, "server")))
         yield "box", "sysctl -q -w net.ipv4.ip_forward=1"
-        yield from _ip("box", commands.box_sides())
+        yield from _ip("box", commands.box_sides(has_ipv6=has_ipv6))
     else:
         for side, place in zip(uml.SIDES, ("server", "client"), strict=True):
-            yield from _ip("around the box", uml.wiring(side, place))
+            yield from _ip("around the box", uml.wiring(side, place, has_ipv6=has_ipv6))
         yield "box", shlex.join(uml.guest_argv(profile.mtu_bytes))
         yield "box", uml.setup_script()
         yield from _ip("box", commands.box_sides(has_ipv6=False))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import subprocess
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ingest_bench import system
@@ -74,6 +75,11 @@ class Sandbox:
                 if pipe is not None:
                     pipe.close()
         self.holders.clear()
+
+
+def has_ipv6() -> bool:
+    """Whether this kernel has IPv6: User-Mode Linux has none, and it can be switched off at boot."""
+    return Path("/proc/net/if_inet6").exists()
 
 
 @contextmanager

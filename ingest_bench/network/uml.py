@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from ingest_bench import system
 from ingest_bench.errors import RunFailed
 from ingest_bench.network import commands, netem, packet_sockets, places
+from ingest_bench.network import sandbox as sandboxes
 from ingest_bench.network.console import Console
-from ingest_bench.network.sandbox import sandbox
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -112,13 +112,13 @@ def setup_script() -> str:
     return " && ".join(lines)
 
 
-def wiring(side: Side, netns: str) -> tuple[str, ...]:
+def wiring(side: Side, netns: str, *, has_ipv6: bool) -> tuple[str, ...]:
     """The lines of `ip -batch` for one side's pair, whose outer end is born in the namespace `netns`."""
     peer = f"peer name {side.end_device} address {side.end_mac} netns {netns}"
     return (
         # 65535 is veth's largest: the guest's own MTU is what counts.
         f"link add name {side.outside} mtu 65535 type veth {peer}",
-        f"link set dev {side.outside} addrgenmode none",
+        *commands.no_solicitations(side.outside, has_ipv6=has_ipv6),
         f"link set dev {side.outside} up",
     )
 
@@ -209,7 +209,7 @@ def complaint() -> str:
     module = MODULES / version / "kernel/net/sched/sch_netem.ko"
     if not module.is_file():
         return f"User-Mode Linux {version}: its module {module} is missing. {REMEDY}"
-    with sandbox() as opened:
+    with sandboxes.sandbox() as opened:
         tried = ("unshare", "--mount", "--pid", "--fork", "mount", "-t", "tmpfs", "none", "/dev/shm")  # noqa: S108
         said = opened.add().run(tried, check=False).strip()
     return f"User-Mode Linux: no namespaces for its processes and files ({said})." if said else ""
@@ -217,8 +217,10 @@ def complaint() -> str:
 
 def _wire(middle: Namespace, client: Namespace, server: Namespace) -> None:
     """A veth pair for each side, its outer end down in the client's or the server's namespace."""
+    has_ipv6 = sandboxes.has_ipv6()
     for side, place in zip(SIDES, (server, client), strict=True):
-        middle.run(("ip", "-batch", "-"), stdin=commands.text(wiring(side, str(place.pid))))
+        lines = wiring(side, str(place.pid), has_ipv6=has_ipv6)
+        middle.run(("ip", "-batch", "-"), stdin=commands.text(lines))
 
 
 def _start(middle: Namespace, mtu_bytes: int) -> tuple[subprocess.Popen[bytes], int]:
