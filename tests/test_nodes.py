@@ -124,12 +124,19 @@ def skip_without_java(asked: TargetOptions) -> None:
         pytest.skip(str(error))
 
 
-@pytest.mark.opensearch
-@pytest.mark.netns
-@pytest.mark.parametrize("version", ["2.19.6", "3.8.0"])
-def test_a_node_runs_on_the_java_that_pip_brings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "version"),
+    [
+        pytest.param("opensearch", "2.19.6", marks=opensearch),
+        pytest.param("opensearch", "3.8.0", marks=opensearch),
+        pytest.param("elasticsearch", "7.17.29", marks=elasticsearch),
+    ],
+)
+def test_a_node_runs_on_the_java_that_pip_brings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, version: str
+) -> None:
     monkeypatch.setenv("INGEST_BENCH_JAVA", "wheel")
-    asked = TargetOptions(version=version, heap_bytes=HEAP_BYTES)
+    asked = TargetOptions(name=name, version=version, heap_bytes=HEAP_BYTES)
     with served(tmp_path, asked) as server:
         server.target.create_index(server.http, asked, WORKLOAD)
         assert server.bulk(10).json()["errors"] is False

@@ -178,14 +178,9 @@ def test_a_server_of_root_runs_as_nobody_without_rights(plain: Served) -> None:
 
 
 def test_it_listens_on_its_address_only(plain: Served) -> None:
-    inside = plain.process.popen.pid
-    listening = system.run(["nsenter", "--target", str(inside), *user_namespace(), "--net", "--", "ss", "-Hltn"])
+    listening = plain.between.server.run(["ss", "-Hltn"])
     addresses = [line.split()[3].replace("[::ffff:", "").replace("]", "") for line in listening.splitlines()]
     assert addresses == [str(plain.process.listen)]
-
-
-def user_namespace() -> tuple[str, ...]:
-    return () if system.is_root() else ("--user", "--preserve-credentials")
 
 
 def test_a_server_that_dies_at_once_ends_the_wait_with_its_last_words(tmp_path: Path) -> None:

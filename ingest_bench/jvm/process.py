@@ -15,6 +15,7 @@ import psutil
 
 from ingest_bench import system
 from ingest_bench.errors import RunFailed
+from ingest_bench.jvm import cache
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -87,12 +88,13 @@ def drop_privileges(plan: LaunchPlan) -> tuple[str, ...]:
 
 
 def reachable(plan: LaunchPlan) -> bool:
-    """Whether any user may walk to the server's folders and program.
+    """Whether any user may walk to the server's folders, its program and the cache.
 
     Root's own folders are often closed (/root). A server with results there may then read and search, not write.
     """
-    places = [*plan.writable, plan.cwd, Path(plan.argv[0])]
-    return all(parent.stat().st_mode & 0o001 for place in places for parent in place.absolute().parents)
+    places = [*plan.writable, plan.cwd, Path(plan.argv[0]), cache.folder()]
+    parents = {parent for place in places for parent in place.absolute().parents if parent.exists()}
+    return all(parent.stat().st_mode & 0o001 for parent in parents)
 
 
 def environment(plan: LaunchPlan) -> dict[str, str]:
