@@ -6,15 +6,14 @@ Every result is written as soon as it is there: Ctrl-C or a crash costs the run 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Protocol
 
-from ingest_bench import analyse, catalog, faults, network, probes, records, runner, targets
+from ingest_bench import analyse, faults, network, probes, procedure, records, runner, targets
 from ingest_bench.analysis import cells
 from ingest_bench.errors import SpecError
 from ingest_bench.facts import memory_bytes
 from ingest_bench.jvm.artifacts import Progress as Download
-from ingest_bench.load import Progress, corpus
+from ingest_bench.load import Progress
 from ingest_bench.model.experiment import Cell, Plan
 from ingest_bench.model.results import RunRecord, Summary
 from ingest_bench.store import Results
@@ -39,17 +38,30 @@ class Watcher(Protocol):
         """A run ended."""
 
 
-def preflight(plan: Plan, options: runner.RunOptions) -> None:
-    """Refuse what cannot work before anything starts: SpecError (exit 2) or MissingCapability (exit 4)."""
+def preflight(plan: Plan, options: runner.RunOptions) -> tuple[str, ...]:
+    """Refuse what cannot work before anything starts: SpecError (exit 2) or MissingCapability (exit 4).
+
+    What is returned is for the user to know: what is not done, or done in another way than it is written.
+    """
     for cell in unique_cells(plan):
         targets.named(cell.target.name).requirements(cell.target)
         for name in cell.probes:
             if name not in probes.PROBES:
                 raise SpecError(f'there is no probe "{name}"; {records.nearest(name, probes.PROBES)}')
         _fits(cell)
-        _workload(cell)
         faults.check(cell)
         network.require((cell.network, *faults.states(cell)), options.netem)
+    return told(plan)
+
+
+def told(plan: Plan) -> tuple[str, ...]:
+    """What the user should know of each procedure of the plan; SpecError for one that cannot be read."""
+    lines: dict[str, None] = {}
+    for cell in unique_cells(plan):
+        to_do = procedure.check(cell)
+        lines |= dict.fromkeys(f"skipped: {name}" for name in to_do.skipped)
+        lines |= dict.fromkeys(f"note: {note}" for note in to_do.notes)
+    return tuple(lines)
 
 
 def fetch(plan: Plan, options: runner.RunOptions, tell: Download) -> None:
@@ -80,12 +92,6 @@ def carry_out(results: Results, options: runner.RunOptions, watcher: Watcher) ->
         ordered = [found[run.id] for run in plan.runs if run.id in found]
         analyse.write_tables(results, ordered)
     return cells.in_order(found.values(), plan.factors)
-
-
-def _workload(cell: Cell) -> None:
-    catalog.workload(cell.load.workload)
-    if cell.load.documents is not None:
-        corpus.check(Path(cell.load.documents))
 
 
 def _fits(cell: Cell) -> None:

@@ -16,14 +16,18 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from ingest_bench import rates, units
 from ingest_bench.errors import SpecError
-from ingest_bench.model.load import Arrivals, Rate
+from ingest_bench.model.load import Arrivals, Rate, TrackChoice
 
 T = TypeVar("T")
 
 _TRUTHS = {"true": True, "on": True, "false": False, "off": False}
 
 # Records that may be written as one text, and records whose fields must fit together.
-_TEXTS: Mapping[type, Callable[[str], Any]] = {Rate: rates.parse_rate, Arrivals: rates.parse_arrivals}
+_TEXTS: Mapping[type, Callable[[str], Any]] = {
+    Rate: rates.parse_rate,
+    Arrivals: rates.parse_arrivals,
+    TrackChoice: lambda text: TrackChoice(path=text),
+}
 _CHECKS: Mapping[type, Callable[[Any], None]] = {Arrivals: rates.check_arrivals}
 
 

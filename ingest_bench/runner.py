@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from ingest_bench import catalog, faults, load, network, probes, records, targets
+from ingest_bench import faults, load, network, probes, procedure, records, targets
 from ingest_bench.errors import InvalidRun, RunFailed
 from ingest_bench.jvm import process
 from ingest_bench.load import LoadPlan, Progress
@@ -103,13 +104,14 @@ def _carry_out(
 ) -> RunRecord:
     cell = planned.cell
     target = targets.named(cell.target.name)
-    workload = catalog.workload(cell.load.workload)
     with contextlib.ExitStack() as stack:
         with stages.stage("link"):
             link = stack.enter_context(network.link(cell.network, netem=options.netem, later=faults.states(cell)))
         with stages.stage("check"):
             promises = network.check(link)
         listen = Endpoint(link.server_address, _PORT)
+        # The server is ours, started for this run: what a track deletes there was nobody's.
+        to_do = procedure.of(cell, listen, folder.load, may_delete=True)
         jdk = targets.fetch(target.requirements(cell.target), options.java_home)
         jvm_options = probes.jvm_options(cell.probes, folder.raw, jdk.version)
         launch = target.launch_plan(cell.target, jdk, folder.home, listen, jvm_options)
@@ -127,29 +129,22 @@ def _carry_out(
             )
             server = serving.enter_context(served)
             description = target.describe(http, cell.target, folder.log)
-            target.create_index(http, cell.target, workload)
         record = dataclasses.replace(
             record,
             promises=promises,
             netem_backend=link.backend,
             server={**description, "runtime": records.to_json(jdk)},
+            skipped=to_do.skipped,
+            notes=to_do.notes,
         )
-        sending = LoadPlan(
-            address=listen,
-            bulk_path=target.bulk_path(cell.target, workload),
-            workload=workload,
-            options=cell.load,
-            out=folder.load,
-        )
+        happened: list[dict[str, Any]] = []
+        stage = faults.Stage(link, server.jvm_pid)
         try:
-            with (
-                probes.watch(cell.probes, server.jvm_pid, folder.raw),
-                network.watch_wire(link, folder.raw),
-                stages.stage("load"),
-            ):
-                report, happened = _load(sending, faults.Stage(link, server.jvm_pid), cell, on_progress)
+            with probes.watch(cell.probes, server.jvm_pid, folder.raw), network.watch_wire(link, folder.raw):
+                send = functools.partial(_load, stage=stage, cell=cell, on_progress=on_progress, happened=happened)
+                report = procedure.carry_out(to_do, http, send, stages.stage, folder.load)
             with stages.stage("count"):
-                counted = target.count_documents(http, workload)
+                counted = target.count_documents(http, to_do.indices)
                 readings = network.readings(link, folder.raw / network.WIRE)
         except RunFailed as error:
             return _broken(record, folder, server, error)
@@ -157,7 +152,7 @@ def _carry_out(
             with stages.stage("stop"):
                 serving.close()
     return dataclasses.replace(
-        record, state="measured", documents_counted=counted, link=readings, faults=happened, **_window(report)
+        record, state="measured", documents_counted=counted, link=readings, faults=tuple(happened), **_window(report)
     )
 
 
@@ -173,14 +168,20 @@ def _window(report: WorkerReport | None) -> dict[str, Any]:
 
 
 def _load(
-    sending: LoadPlan, stage: faults.Stage, cell: Cell, on_progress: Callable[[Progress], None]
-) -> tuple[WorkerReport, tuple[dict[str, Any], ...]]:
-    """The load's report, and the faults that happened during it."""
+    sending: LoadPlan,
+    *,
+    stage: faults.Stage,
+    cell: Cell,
+    on_progress: Callable[[Progress], None],
+    happened: list[dict[str, Any]],
+) -> WorkerReport:
+    """The load's report; the faults that happened during it are added to `happened`."""
     sender = load.start(sending, stage.link.client.command)
     try:
-        with faults.happening(cell.faults, stage, lambda: sender.measure_start_ns) as happened:
+        with faults.happening(cell.faults, stage, lambda: sender.measure_start_ns) as seen:
             report = sender.wait(on_progress)
-        return report, tuple(happened.records)
+        happened += seen.records
+        return report
     finally:
         sender.stop()
 

@@ -24,7 +24,7 @@ def load(
     name: str,
     overrides: Sequence[str] = (),
     *,
-    fixed: Mapping[str, str | None] | None = None,
+    fixed: Mapping[str, Any] | None = None,
     replicates: int | None = None,
 ) -> Experiment:
     """The experiment of that name or path, with each `key=value[,value…]` of `--set` in its place.
@@ -107,7 +107,7 @@ def _cell(experiment: Experiment, levels: dict[str, str]) -> Cell:
     )
 
 
-def _set(tables: dict[str, dict[str, Any]], path: Sequence[str], value: str) -> dict[str, dict[str, Any]]:
+def _set(tables: dict[str, dict[str, Any]], path: Sequence[str], value: Any) -> dict[str, dict[str, Any]]:
     nested: Any = value
     for step in reversed(path):
         nested = {step: nested}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -49,6 +50,11 @@ class Served:
     home: Path
     between: Link
     listen: Endpoint
+
+    def create_index(self, workload: Workload) -> None:
+        """The workload's index, empty."""
+        body = json.dumps(self.target.index_body(self.asked, workload.mapping)).encode()
+        self.http.expect("PUT", f"/{workload.index}", body)
 
     def bulk(self, documents: int) -> Answer:
         """The answer to a bulk of that many small documents."""

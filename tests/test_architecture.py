@@ -39,10 +39,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "report": {"analysis", "model", "units", "data"},
     "gate": {"analysis", "report", "records", "model", "units", "errors"},
     "faults": {"network", *PARTS},
-    "runner": {"faults", *PARTS, *REACHED},
+    "procedure": {"targets", "load", *PARTS},
+    "runner": {"faults", "procedure", *PARTS, *REACHED},
     "analyse": {"report", *PARTS, *REACHED},
     "conduct": {
         "faults",
+        "procedure",
         "analysis",
         "analyse",
         "runner",

@@ -60,14 +60,14 @@ def loaded(server: Served, out: Path, **options: Any) -> Loaded:
     )
     before, question = bytes_read(server), -bytes_read(server)
     question += bytes_read(server)
-    counted = server.target.count_documents(server.http, WORKLOAD)
+    counted = server.target.count_documents(server.http, (WORKLOAD.index,))
     asked = -bytes_read(server)
     report = load.start(plan, server.between.client.command).wait(lambda _: None)
     read = bytes_read(server) + asked - question
     assert before > 0
     files = sorted(out.glob("samples-*.bin"))
     samples = np.concatenate([np.fromfile(file, dtype=np.dtype(list(SAMPLE_FIELDS))) for file in files])
-    return Loaded(report, samples, read, server.target.count_documents(server.http, WORKLOAD) - counted)
+    return Loaded(report, samples, read, server.target.count_documents(server.http, (WORKLOAD.index,)) - counted)
 
 
 def bytes_read(server: Served) -> int:

@@ -9,7 +9,7 @@ import pytest
 from servers import BULK, WORKLOAD, Served, served
 
 from ingest_bench import catalog, data, system, targets
-from ingest_bench.errors import MissingCapability, RunFailed
+from ingest_bench.errors import MissingCapability, SpecError
 from ingest_bench.jvm import artifacts
 from ingest_bench.jvm.java import Java
 from ingest_bench.load.documents import example
@@ -90,10 +90,10 @@ def test_a_node_takes_documents_counts_them_and_runs_as_asked(
     )
     skip_without_java(asked)
     with served(tmp_path, asked, probes) as server:
-        server.target.create_index(server.http, asked, WORKLOAD)
+        server.create_index(WORKLOAD)
         assert server.bulk(500).json()["errors"] is False
         assert server.bulk(7).json()["errors"] is False
-        assert server.target.count_documents(server.http, WORKLOAD) == 507
+        assert server.target.count_documents(server.http, (WORKLOAD.index,)) == 507
         for name in sorted(data.files("workloads")):
             takes_a_document_of(server, catalog.workload(name))
         told = server.target.describe(server.http, asked, server.process.log)
@@ -107,14 +107,14 @@ def test_a_node_takes_documents_counts_them_and_runs_as_asked(
 def takes_a_document_of(server: Served, workload: Workload) -> None:
     """The workload's own mapping and a document of its shape."""
     if workload.name == "percolator" and server.asked.version == "8.19.21":
-        with pytest.raises(RunFailed, match='has no type "percolator"'):
-            server.target.create_index(server.http, server.asked, workload)
+        with pytest.raises(SpecError, match='has no type "percolator"'):
+            server.create_index(workload)
         return
-    server.target.create_index(server.http, server.asked, workload)
+    server.create_index(workload)
     body = b'{"index":{}}\n' + example(workload).strip() + b"\n"
     answer = server.http.request("POST", server.target.bulk_path(server.asked, workload), body, BULK)
     assert answer.json()["errors"] is False, answer.body
-    assert server.target.count_documents(server.http, workload) == 1
+    assert server.target.count_documents(server.http, (workload.index,)) == 1
 
 
 def skip_without_java(asked: TargetOptions) -> None:
@@ -138,9 +138,9 @@ def test_a_node_runs_on_the_java_that_pip_brings(
     monkeypatch.setenv("INGEST_BENCH_JAVA", "wheel")
     asked = TargetOptions(name=name, version=version, heap_bytes=HEAP_BYTES)
     with served(tmp_path, asked) as server:
-        server.target.create_index(server.http, asked, WORKLOAD)
+        server.create_index(WORKLOAD)
         assert server.bulk(10).json()["errors"] is False
-        assert server.target.count_documents(server.http, WORKLOAD) == 10
+        assert server.target.count_documents(server.http, (WORKLOAD.index,)) == 10
 
 
 # What the distribution's own scripts add and we leave out on purpose, and its own log of collections.
@@ -193,7 +193,7 @@ def options_of_the_script(java: Java, dist: Path, parser: str, heap_bytes: int) 
 def test_a_node_writes_nothing_outside_its_home(tmp_path: Path) -> None:
     asked = TargetOptions(heap_bytes=HEAP_BYTES)
     with served(tmp_path, asked) as server:
-        server.target.create_index(server.http, asked, WORKLOAD)
+        server.create_index(WORKLOAD)
         written = open_to_write(server.process.jvm_pid)
     assert any(path.is_relative_to(server.home) for path in written)
     assert not [path for path in written if not path.is_relative_to(tmp_path) and "hsperfdata_" not in str(path)]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ingest_bench.errors import InvalidRun, RunFailed, SpecError
+from ingest_bench.errors import InvalidRun, SpecError
 from ingest_bench.jvm import options
 from ingest_bench.jvm.java import Java
 from ingest_bench.jvm.process import environment
@@ -201,7 +201,7 @@ def test_a_mapping_gets_other_types_where_a_version_has_not_its_own() -> None:
 
 
 def test_a_type_that_nothing_replaces_is_an_error_that_names_it() -> None:
-    with pytest.raises(RunFailed, match=r'elasticsearch 8\.19\.21: it has no type "percolator"'):
+    with pytest.raises(SpecError, match=r'elasticsearch 8\.19\.21: it has no type "percolator"'):
         node_options.index_body({"mappings": {"properties": {"query": {"type": "percolator"}}}}, EIGHT)
 
 

@@ -86,11 +86,11 @@ def conditions(record: RunRecord, cell: Cell) -> dict[str, Value]:
     """The columns that say what was asked for."""
     options = cell.target
     version = record.server.get("version") or options.version
-    documents = cell.load.documents
+    sent = cell.load.track.path if cell.load.track else cell.load.documents
     return {
         "network": " ".join([cell.network.name, *_overrides(cell.levels)]),
         "target": f"{options.name} {version}" if version else options.name,
-        "workload": PurePath(documents).name if documents else cell.load.workload,
+        "workload": PurePath(sent).name if sent else cell.load.workload,
         "receive_predictor_bytes": _predictor(options.receive_predictor_bytes),
         "heap_bytes": options.heap_bytes,
     }

@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from ingest_bench import analyse, conduct, plan, spec, store
+from ingest_bench import analyse, conduct, plan, records, spec, store
 from ingest_bench.cli import report, screen
 from ingest_bench.errors import SpecError
 from ingest_bench.facts import facts
+from ingest_bench.load import track as tracks
 from ingest_bench.model.experiment import Plan
+from ingest_bench.model.load import LoadOptions, TrackChoice
 from ingest_bench.runner import NetemBackend, RunOptions
 
 # Outside the warm-up and the measurement a run takes a boot and a few seconds (measured on 2 cores; `run` prints it).
 _AROUND_A_RUN_S = 15
 
-Experiment = Annotated[str, typer.Argument(help="An experiment by name (see `list`), or your own TOML file.")]
+Experiment = Annotated[str | None, typer.Argument(help="An experiment by name (see `list`), or your own TOML file.")]
 Sets = Annotated[list[str], typer.Option("--set", help="A setting or a factor: heap=1g,2g or network=jumbo.")]
 Replicates = Annotated[int | None, typer.Option(help="How often each cell runs.", min=1)]
 Measure = Annotated[str | None, typer.Option(help='How long each run measures, such as "20s".')]
 WarmUp = Annotated[str | None, typer.Option(help='How long each run warms up before that, such as "5s".')]
 Documents = Annotated[str | None, typer.Option(help="Send this file (NDJSON, also .gz .bz2 .zst) as the documents.")]
+Track = Annotated[Path | None, typer.Option(help="A folder with a Rally track or an OpenSearch Benchmark workload.")]
+TrackParams = Annotated[str, typer.Option(help="Its parameters: NAME:VALUE,… or a JSON file.")]
+Challenge = Annotated[str | None, typer.Option(help="Its challenge (test procedure), when not the default one.")]
+TestMode = Annotated[bool, typer.Option("--test-mode", help="A thousand documents of each file of the track.")]
 Out = Annotated[Path, typer.Option(help="The folder for results.")]
 
 
@@ -32,15 +39,17 @@ def add_to(app: typer.Typer) -> None:
     app.command("plan")(show_plan)
 
 
-def run(
-    experiment: Annotated[
-        str | None, typer.Argument(help="An experiment by name (see `list`), or a TOML file.")
-    ] = None,
+def run(  # noqa: PLR0917 - typer takes them all by name
+    experiment: Experiment = None,
     sets: Sets = [],  # noqa: B006 - typer copies it
     replicates: Replicates = None,
     measure: Measure = None,
     warm_up: WarmUp = None,
     documents: Documents = None,
+    track: Track = None,
+    track_params: TrackParams = "",
+    challenge: Challenge = None,
+    test_mode: TestMode = False,
     out: Out = Path("results"),
     netem: Annotated[NetemBackend, typer.Option(help="Which netem: the kernel's, or a User-Mode Linux box.")] = "auto",
     java_home: Annotated[Path | None, typer.Option(help="The JDK for the server.")] = None,
@@ -49,16 +58,17 @@ def run(
     """Run an experiment: every cell, measured and drawn."""
     options = RunOptions(netem=netem, java_home=java_home)
     if resume is not None:
-        if experiment or sets or replicates or measure or warm_up or documents:
+        if experiment or sets or replicates or measure or warm_up or documents or track:
             raise SpecError("--resume takes its plan from the folder: give no experiment and no settings beside it")
         results = store.open_results(resume)
-        conduct.preflight(results.plan, options)
+        told = conduct.preflight(results.plan, options)
     else:
-        if experiment is None:
-            raise SpecError("which experiment? Try: ingest-bench run quickstart (`ingest-bench list` shows all)")
-        ordered = _plan(experiment, sets, replicates, measure, warm_up, documents)
-        conduct.preflight(ordered, options)
+        chosen = _track(track, track_params, challenge, test_mode)
+        ordered = _plan(experiment, sets, replicates, measure, warm_up, documents, chosen)
+        told = conduct.preflight(ordered, options)
         results = store.create(out, ordered, facts())
+    for line in told:
+        screen.say(line)
     with screen.downloads() as tell:
         conduct.fetch(results.plan, options, tell)
     with screen.run_progress(len(results.plan.runs)) as progress:
@@ -68,32 +78,63 @@ def run(
 
 
 def show_plan(
-    experiment: Experiment,
+    experiment: Experiment = None,
     sets: Sets = [],  # noqa: B006 - typer copies it
     replicates: Replicates = None,
     measure: Measure = None,
     warm_up: WarmUp = None,
     documents: Documents = None,
+    track: Track = None,
+    track_params: TrackParams = "",
+    challenge: Challenge = None,
+    test_mode: TestMode = False,
 ) -> None:
     """Show what would run, in which order, and for how long."""
-    ordered = _plan(experiment, sets, replicates, measure, warm_up, documents)
-    seconds = [(run.cell.load.warm_up_ns + run.cell.load.measure_ns) / 1e9 + _AROUND_A_RUN_S for run in ordered.runs]
+    chosen = _track(track, track_params, challenge, test_mode)
+    ordered = _plan(experiment, sets, replicates, measure, warm_up, documents, chosen)
+    seconds = [_seconds(run.cell.load) for run in ordered.runs]
     keys = [factor.key for factor in ordered.factors]
     rows = [
-        [str(at), *(run.cell.levels[key] for key in keys), str(run.replicate), f"{lasts:.0f} s"]
+        [str(at), *(run.cell.levels[key] for key in keys), str(run.replicate), f"{lasts:.0f} s" if lasts else "?"]
         for at, (run, lasts) in enumerate(zip(ordered.runs, seconds, strict=True), 1)
     ]
     screen.table(ordered.description, ["#", *keys, "replicate", "about"], rows)
-    screen.say(f"{len(rows)} runs, about {sum(seconds) / 60:.0f} min. Nothing was started.")
+    for line in conduct.told(ordered):
+        screen.say(line)
+    lasts = f"about {sum(seconds) / 60:.0f} min" if all(seconds) else "each as long as its track takes"
+    screen.say(f"{len(rows)} runs, {lasts}. Nothing was started.")
+
+
+def _seconds(load: LoadOptions) -> float:
+    """About how long a run lasts; 0: nobody knows, a track is sent once."""
+    return 0 if load.track else (load.warm_up_ns + load.measure_ns) / 1e9 + _AROUND_A_RUN_S
+
+
+def _track(folder: Path | None, parameters: str, challenge: str | None, test_mode: bool) -> TrackChoice | None:
+    if folder is None:
+        if parameters or challenge or test_mode:
+            raise SpecError("--track-params, --challenge and --test-mode belong to --track DIR: which track?")
+        return None
+    # The plan keeps it: a run may be resumed from another folder.
+    path = str(folder.absolute())
+    return TrackChoice(path=path, parameters=tracks.parameters_of(parameters), challenge=challenge, test_mode=test_mode)
 
 
 def _plan(
-    experiment: str,
+    experiment: str | None,
     sets: list[str],
     replicates: int | None,
     measure: str | None,
     warm_up: str | None,
     documents: str | None,
+    track: TrackChoice | None,
 ) -> Plan:
-    fixed = {"measure": measure, "warm_up": warm_up, "documents": documents}
-    return plan.order(spec.load(experiment, sets, fixed=fixed, replicates=replicates))
+    if experiment is None and track is None:
+        raise SpecError("which experiment? Try: ingest-bench run quickstart (`ingest-bench list` shows all)")
+    fixed: dict[str, Any] = {"measure": measure, "warm_up": warm_up, "documents": documents}
+    if track is not None:
+        fixed["track"] = {key: value for key, value in records.to_json(track).items() if value is not None}
+    found = spec.load(experiment or "track", sets, fixed=fixed, replicates=replicates)
+    if experiment is None and track is not None:
+        found = dataclasses.replace(found, name=Path(track.path).name)
+    return plan.order(found)

@@ -63,7 +63,8 @@ class RunProgress:
 
     def load(self, seen: LoadProgress) -> None:
         """The load says how far it is."""
-        self._show(f"{seen.phase}, {seen.documents:,} documents, {seen.seconds_left:.0f} s left")
+        left = "" if seen.seconds_left is None else f", {seen.seconds_left:.0f} s left"
+        self._show(f"{seen.phase}, {seen.documents:,} documents{left}")
 
     def end(self, said: str) -> None:
         """A run ended."""

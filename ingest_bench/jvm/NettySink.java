@@ -76,6 +76,8 @@ public final class NettySink {
     private static final byte[] REJECTED = ascii(
         "{\"index\":{\"status\":429,\"error\":{\"type\":\"es_rejected_execution_exception\",\"reason\":\"sink.reject\"}}}");
 
+    private static final String SHARDS = "{\"_shards\":{\"total\":1,\"successful\":1,\"failed\":0}}";
+
     private static final LongAdder DOCUMENTS = new LongAdder();
     private static final LongAdder BULKS = new LongAdder();
     private static final LongAdder BUFFERS = new LongAdder();
@@ -368,7 +370,13 @@ public final class NettySink {
             LongAdder counted = INDICES.get(index(path));
             answer = "{\"count\":" + (path.equals("/_count") ? DOCUMENTS.sum() : counted == null ? 0 : counted.sum()) + "}";
         } else if (path.endsWith("/_refresh")) {
-            answer = "{\"_shards\":{\"total\":1,\"successful\":1,\"failed\":0}}";
+            answer = SHARDS;
+        } else if (path.endsWith("/_forcemerge")) {
+            answer = SHARDS;
+        } else if (path.startsWith("/_cluster/health")) {
+            answer = "{\"status\":\"green\",\"timed_out\":false}";
+        } else if (path.endsWith("/_stats")) {
+            answer = "{\"_all\":{\"total\":{\"merges\":{\"current\":0}}}}";
         } else if (method == HttpMethod.PUT) {
             answer = "{\"acknowledged\":true,\"shards_acknowledged\":true,\"index\":\"" + index(path) + "\"}";
         } else if (path.equals("/")) {

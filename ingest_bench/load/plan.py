@@ -10,6 +10,7 @@ from pathlib import Path
 from ingest_bench.load.bodies import POOL_BYTES, bulk_query
 from ingest_bench.model.load import LoadOptions
 from ingest_bench.model.target import Endpoint
+from ingest_bench.model.track import Step
 from ingest_bench.model.workload import Workload
 from ingest_bench.records import from_json, to_json
 
@@ -32,6 +33,8 @@ class LoadPlan:
     corpus: str | None = None
     """The file that `options.documents` names, checked, and unpacked where workers share it."""
     corpus_is_bulk: bool = False
+    step: Step | None = None
+    """A bulk step of a track: its files are sent, each once, in place of the workload's documents."""
     pool_bytes: int = POOL_BYTES
     """How much each worker holds in memory."""
     worker: int = 0
@@ -41,6 +44,11 @@ class LoadPlan:
     def users(self) -> int:
         """How many users all workers have together."""
         return self.options.users or self.workload.users
+
+    @property
+    def until_sent(self) -> bool:
+        """Whether only the end of the corpus ends it."""
+        return self.step is not None and not self.step.time_period_ns
 
     @property
     def own_users(self) -> range:

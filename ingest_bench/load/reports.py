@@ -1,14 +1,40 @@
-"""The report of several workers as one. Pure."""
+"""The report of several workers as one, and of several loads as one."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from collections import Counter
 from typing import TYPE_CHECKING
 
 from ingest_bench.model.load import WorkerReport
+from ingest_bench.records import to_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
+
+
+def joined(reports: Sequence[WorkerReport]) -> WorkerReport:
+    """One report for loads that came one after another: measured is from the first end of a warm-up to the last end.
+
+    A load that was over before its warm-up was has nothing else to measure: it is measured from its start.
+    """
+    starts = (
+        report.warm_up_end_ns if report.warm_up_end_ns < report.measure_end_ns else report.started_monotonic_ns
+        for report in reports
+    )
+    return dataclasses.replace(
+        merge(reports),
+        warm_up_end_ns=next(starts),
+        measure_end_ns=max(report.measure_end_ns for report in reports),
+        is_open=any(report.is_open for report in reports),
+    )
+
+
+def write(report: WorkerReport, folder: Path) -> None:
+    """`load.json` in that folder."""
+    (folder / "load.json").write_text(json.dumps(to_json(report), indent=1))
 
 
 def merge(reports: Sequence[WorkerReport]) -> WorkerReport:

@@ -14,11 +14,11 @@ from typing import IO, TYPE_CHECKING, Any
 
 from ingest_bench import system
 from ingest_bench.errors import RunFailed, SpecError
+from ingest_bench.load import reports
 from ingest_bench.load.arrivals import parse_recorded
-from ingest_bench.load.reports import merge
 from ingest_bench.load.supply import checked, unpacked
 from ingest_bench.model.load import WorkerReport
-from ingest_bench.records import from_json, to_json
+from ingest_bench.records import from_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -43,7 +43,8 @@ class Progress:
     """ "prepare", "warm-up", "measure", "drain" or "done"."""
     documents: int
     """Acknowledged so far."""
-    seconds_left: float
+    seconds_left: float | None
+    """None: until everything is sent."""
 
 
 class _Worker:
@@ -132,8 +133,8 @@ class LoadProcess:
         return self._merged()
 
     def _merged(self) -> WorkerReport:
-        report = merge([_read_report(worker) for worker in self._workers])
-        (self._plan.out / "load.json").write_text(json.dumps(to_json(report), indent=1))
+        report = reports.merge([_read_report(worker) for worker in self._workers])
+        reports.write(report, self._plan.out)
         return report
 
     def stop(self) -> None:
@@ -181,7 +182,7 @@ class LoadProcess:
         return Progress(
             phase=min((phase for phase in phases if phase in order), key=order.index, default="measure"),
             documents=sum(worker.said.get("documents", 0) for worker in self._workers),
-            seconds_left=max(worker.said.get("seconds_left", 0.0) for worker in self._workers),
+            seconds_left=max(filter(None, (worker.said.get("seconds_left") for worker in self._workers)), default=None),
         )
 
 

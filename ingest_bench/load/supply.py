@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING
 from ingest_bench.load import bodies, corpus, lines, streams
 from ingest_bench.load.bodies import IdPool
 from ingest_bench.load.corpus import Corpus
+from ingest_bench.load.track import supply as track
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ingest_bench.load.bodies import Bodies, Body
     from ingest_bench.load.plan import LoadPlan
+    from ingest_bench.model.track import Step
 
 
 def checked(plan: LoadPlan) -> LoadPlan:
@@ -27,7 +29,11 @@ def checked(plan: LoadPlan) -> LoadPlan:
 
 def unpacked(plan: LoadPlan) -> LoadPlan:
     """The plan with a corpus that several workers can read: each reads a part of a plain file."""
-    if plan.corpus is None or plan.workers == 1:
+    if plan.workers == 1:
+        return plan
+    if plan.step is not None:
+        return dataclasses.replace(plan, step=_plain(plan.step, plan.out))
+    if plan.corpus is None:
         return plan
     return dataclasses.replace(plan, corpus=str(lines.unpack(Path(plan.corpus), plan.out)))
 
@@ -37,15 +43,39 @@ class Supply:
 
     def __init__(self, plan: LoadPlan) -> None:
         self._plan = plan
-        self._bodies = _synthetic(plan) if plan.corpus is None else _corpus(plan, Path(plan.corpus))
+        self._bodies = _bodies(plan)
 
     def for_user(self, number: int) -> Iterator[Body]:
-        """The bodies of one user, without end."""
+        """The bodies of one user: without end, or each once when they are those of a track."""
         plan = self._plan
+        once = plan.step is not None
         if isinstance(self._bodies, IdPool):
             # Ids are counted through all users of all workers, so that two never give the same one.
-            return self._bodies.cycle(number, plan.users)
-        return self._bodies.cycle(number // plan.workers, len(plan.own_users))
+            return self._bodies.cycle(number, plan.users, once=once)
+        return self._bodies.cycle(number // plan.workers, len(plan.own_users), once=once)
+
+
+def _bodies(plan: LoadPlan) -> Bodies:
+    if plan.step is not None:
+        return track.bodies(
+            plan.step,
+            seed=plan.options.seed,
+            pool_bytes=plan.pool_bytes,
+            compress=plan.options.gzip,
+            part=plan.worker,
+            parts=plan.workers,
+        )
+    return _synthetic(plan) if plan.corpus is None else _corpus(plan, Path(plan.corpus))
+
+
+def _plain(step: Step, out: Path) -> Step:
+    """The step with files that several workers can read, each in a folder of its own: names may be alike."""
+    files = []
+    for number, file in enumerate(step.files):
+        folder = out / f"file-{number}"
+        folder.mkdir(exist_ok=True)
+        files.append(dataclasses.replace(file, path=str(lines.unpack(Path(file.path), folder))))
+    return dataclasses.replace(step, files=tuple(files))
 
 
 def _synthetic(plan: LoadPlan) -> Bodies:

@@ -76,7 +76,8 @@ def _load(plan: LoadPlan, recorder: Recorder) -> int:
     _drain(work, runner)
     runner.quit()
     work.deadlines.close()
-    for planned_ns in work.tickets.unsent():
+    # A track's clock ticks on until the last answer, but its corpus is sent: nothing is missing.
+    for planned_ns in () if plan.step is not None else work.tickets.unsent():
         recorder.add(planned_ns, end_ns, end_ns, 0, 0, 0, 0, 0, OUTCOME_INDEX["cut-off"], -1)
     recorder.flush()
     if not work.answered and not work.hopeless:
@@ -120,7 +121,7 @@ def _report(plan: LoadPlan, work: Work, start_ns: int, end_ns: int, cpu_ns: int,
         documents_resent=work.documents_resent,
         documents_repeated=work.documents_repeated,
         tickets_waited=work.tickets.waited,
-        tickets_unsent=len(work.tickets.unsent()),
+        tickets_unsent=0 if plan.step is not None else len(work.tickets.unsent()),
         queue_p99_ns=work.tickets.queue.quantile_ns(0.99),
         is_open=plan.options.arrivals.is_open,
     )
@@ -163,7 +164,8 @@ def _run(plan: LoadPlan, work: Work, recorder: Recorder, runner: Any, start_ns: 
         if now_ns >= end_ns or work.stopped or not runner.user_count:
             return min(now_ns, end_ns)
         phase = "warm-up" if now_ns < warm_up_end_ns else "measure"
-        _say(phase=phase, documents=work.acked, seconds_left=round((end_ns - now_ns) / 1e9, 1))
+        left_s = None if plan.until_sent else round((end_ns - now_ns) / 1e9, 1)
+        _say(phase=phase, documents=work.acked, seconds_left=left_s)
         recorder.flush()
         runner.user_greenlets.join(timeout=min(_PROGRESS_S, (end_ns - now_ns) / 1e9))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from ingest_bench.model.workload import BulkAction
 
@@ -52,12 +52,26 @@ class Arrivals:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TrackChoice:
+    """A folder with a Rally track or an OpenSearch Benchmark workload, and what is chosen of it."""
+
+    path: str
+    parameters: dict[str, Any] = field(default_factory=dict)
+    challenge: str | None = None
+    """A challenge (test procedure) by name; None: the track's default one."""
+    test_mode: bool = False
+    """A thousand documents of each file, without warm-up and target rates."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LoadOptions:
     """The `[load]` of an experiment. `None` takes the workload's published value."""
 
     workload: str = "nyc_taxis"
     documents: str | None = None
     """A file of documents or ready bulk bodies (NDJSON, also .gz .bz2 .zst) in place of synthetic ones."""
+    track: TrackChoice | None = None
+    """A track in place of a workload: it then says everything that is sent, and how."""
     users: int | None = None
     bulk_documents: int | None = None
     bulk_bytes: int | None = None

@@ -86,6 +86,10 @@ class RunRecord:
     """Readings of the link that were taken while it still stood: retransmits, mss, qdisc drops …"""
     faults: tuple[dict[str, Any], ...] = ()
     """What happened when: kind, started and ended (CLOCK_REALTIME ns)."""
+    skipped: tuple[str, ...] = ()
+    """Operations of a track that were not done."""
+    notes: tuple[str, ...] = ()
+    """What was done in another way than it was written, such as an analyzer that the server has not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -56,7 +56,7 @@ class Step:
     clients: int = 1
     warm_up_ns: int = 0
     time_period_ns: int = 0
-    """How long the step lasts; 0 sends the corpus once."""
+    """How long the step lasts after its warm-up, unless the corpus ends before; 0: until it ends."""
     rate: Rate | None = None
     """None: closed loop."""
     bulk_documents: int = 0

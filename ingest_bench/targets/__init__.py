@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ingest_bench import records
 from ingest_bench.errors import SpecError
@@ -50,14 +50,14 @@ class Target(Protocol):
     def is_ready(self, http: Http) -> bool:
         """Whether it takes requests."""
 
-    def create_index(self, http: Http, asked: TargetOptions, workload: Workload) -> None:
-        """The workload's index, empty."""
+    def index_body(self, asked: TargetOptions, mapping: Mapping[str, Any]) -> dict[str, Any]:
+        """The body that creates an index with these settings and mappings in the chosen version."""
 
     def bulk_path(self, asked: TargetOptions, workload: Workload) -> str:
         """Where bulk requests go."""
 
-    def count_documents(self, http: Http, workload: Workload) -> int:
-        """The documents in the index, after a refresh."""
+    def count_documents(self, http: Http, indices: Sequence[str]) -> int:
+        """The documents in all these indices, after a refresh. One that is not there has none."""
 
     def describe(self, http: Http, asked: TargetOptions, log: Path) -> dict[str, Value]:
         """What the server says about itself; InvalidRun when that is not what was asked."""

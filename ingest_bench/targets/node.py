@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from ingest_bench.jvm import artifacts
 from ingest_bench.model.target import LaunchPlan
@@ -13,7 +13,7 @@ from ingest_bench.targets.http import NoAnswer
 from ingest_bench.targets.version import Requirements, chosen
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from ingest_bench.jvm.java import Java
@@ -74,20 +74,20 @@ class Node:
         except (NoAnswer, ValueError):
             return False
 
-    def create_index(self, http: Http, asked: TargetOptions, workload: Workload) -> None:
-        """The workload's index with one shard and no replica, unless its mapping says otherwise."""
-        body = node_options.index_body(workload.mapping, self.version(asked))
-        http.expect("PUT", f"/{workload.index}", json.dumps(body).encode())
+    def index_body(self, asked: TargetOptions, mapping: Mapping[str, Any]) -> dict[str, Any]:
+        """The body of an index's creation, with one shard and no replica, unless the mapping says otherwise."""
+        return node_options.index_body(mapping, self.version(asked))
 
     def bulk_path(self, asked: TargetOptions, workload: Workload) -> str:
         """Where bulk requests go."""
         kind = f"/{node_options.TYPE}" if self.version(asked).before_7 else ""
         return f"/{workload.index}{kind}/_bulk"
 
-    def count_documents(self, http: Http, workload: Workload) -> int:
-        """The documents in the index, after a refresh."""
-        http.expect("POST", f"/{workload.index}/_refresh", timeout_s=300)
-        return int(http.expect("GET", f"/{workload.index}/_count", timeout_s=300)["count"])
+    def count_documents(self, http: Http, indices: Sequence[str]) -> int:
+        """The documents in all these indices, after a refresh. One that is not there has none."""
+        names = ",".join(quote(name, safe="") for name in indices)
+        http.expect("POST", f"/{names}/_refresh?ignore_unavailable=true", timeout_s=300)
+        return int(http.expect("GET", f"/{names}/_count?ignore_unavailable=true", timeout_s=300)["count"])
 
     def describe(self, http: Http, asked: TargetOptions, log: Path) -> dict[str, Value]:
         """What the node says about itself; InvalidRun when that is not what was asked."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from ingest_bench.errors import InvalidRun, RunFailed, SpecError
+from ingest_bench.errors import InvalidRun, SpecError
 from ingest_bench.jvm import options
 
 if TYPE_CHECKING:
@@ -258,7 +258,7 @@ def _replace(mapping: dict[str, Any], version: Version) -> None:
         elif key in ("type", "analyzer") and value in version.replaced:
             other = version.replaced[value]
             if other is None:
-                raise RunFailed(
+                raise SpecError(
                     f'{version.archive.name} {version.archive.version}: it has no {key} "{value}", the module is not '
                     "published. Choose another version or workload."
                 )

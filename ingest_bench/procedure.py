@@ -1,0 +1,230 @@
+"""What a run does with a server that is ready, in order: requests to it, and loads.
+
+A workload is the procedure of one load into its indices; a track says its own steps. Both become the same few parts,
+so that the runner knows one path only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from ingest_bench import catalog, records, targets
+from ingest_bench.errors import RunFailed, SpecError
+from ingest_bench.load import LoadPlan, bodies, corpus, reports, track
+from ingest_bench.load.track import supply
+from ingest_bench.model.experiment import Cell
+from ingest_bench.model.load import Arrivals, LoadOptions, TrackChoice, WorkerReport
+from ingest_bench.model.target import Endpoint
+from ingest_bench.model.track import AdminRequest, Step, Track
+from ingest_bench.model.workload import Workload
+from ingest_bench.targets import Target
+from ingest_bench.targets.http import Http
+
+# A bulk step without a time period ends with its corpus, and one that takes longer than this is not a benchmark.
+_ONCE_LIMIT_NS = 24 * 3600 * 10**9
+# How long a condition is waited for, such as the end of all merges. Rally waits for ever.
+_UNTIL_LIMIT_S = 3600.0
+_AGAIN_S = 0.5
+# What still can be chosen when a track says how to send.
+_BESIDE_A_TRACK = ("track", "seed", "processes", "gzip", "retries", "timeout_ns", "workload")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """Requests to the server, one after the other."""
+
+    name: str
+    requests: tuple[AdminRequest, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Send:
+    """A load."""
+
+    name: str
+    plan: LoadPlan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Procedure:
+    """The parts in their order, and the indices whose documents are counted at the end."""
+
+    parts: tuple[Ask | Send, ...]
+    indices: tuple[str, ...]
+    skipped: tuple[str, ...] = ()
+    """Operations of a track that are not done."""
+    notes: tuple[str, ...] = ()
+    """What is done in another way than it is written."""
+
+
+def of(cell: Cell, listen: Endpoint, out: Path, *, may_delete: bool) -> Procedure:
+    """What a run of this cell does; SpecError for what cannot work. Reads files, asks nobody.
+
+    `may_delete`: whether the server is ours. A track may delete the indices that it declares, there and nowhere else.
+    """
+    if cell.load.track is None:
+        return _of_workload(cell, listen, out)
+    return _of_track(cell, cell.load.track, listen, out, may_delete=may_delete)
+
+
+def check(cell: Cell) -> Procedure:
+    """The procedure, when everything that it sends can be read to its end; SpecError otherwise. Starts nothing."""
+    if cell.load.track is not None:
+        if cell.faults:
+            raise SpecError("a track and faults: their moments are counted in a measurement of known length; take one")
+        supply.check(_read(cell.load.track))
+    return of(cell, Endpoint("server", 0), Path(), may_delete=True)
+
+
+def carry_out(
+    procedure: Procedure,
+    http: Http,
+    send: Callable[[LoadPlan], WorkerReport],
+    stage: Callable[[str], AbstractContextManager[None]],
+    out: Path,
+) -> WorkerReport:
+    """The report of all its loads together, also left in `out`; each part is a stage of the run."""
+    told = []
+    for part in procedure.parts:
+        with stage(part.name):
+            if isinstance(part, Send):
+                told.append(send(part.plan))
+            else:
+                for request in part.requests:
+                    ask(http, request)
+    report = reports.joined(told)
+    reports.write(report, out)
+    return report
+
+
+def ask(http: Http, request: AdminRequest, *, sleep: Callable[[float], None] = time.sleep) -> None:
+    """One request, again until what it waits for is there; RunFailed when the server refuses or it takes too long."""
+    body = None if request.body is None else json.dumps(request.body).encode()
+    what = f"{request.method} http://{http.endpoint}{request.path}"
+    limit = time.monotonic() + _UNTIL_LIMIT_S
+    while True:
+        answer = http.request(request.method, request.path, body, timeout_s=request.timeout_ns / 1e9)
+        if answer.status not in request.accept:
+            said = answer.body[:1000].decode(errors="replace")
+            raise RunFailed(f"server: {what} was answered {answer.status}: {said}")
+        if not request.until_path or _at(answer.body, request.until_path) == request.until_value:
+            return
+        if time.monotonic() > limit:
+            raise RunFailed(f"server: {what}: {request.until_path} was not {request.until_value!r} within an hour")
+        sleep(_AGAIN_S)
+
+
+def _at(body: bytes, path: str) -> Any:
+    """What stands at a dotted path of a JSON answer; None where there is nothing."""
+    try:
+        found: Any = json.loads(body)
+        for key in path.split("."):
+            found = found[key]
+    except (ValueError, KeyError, TypeError):
+        return None
+    return found
+
+
+def _of_workload(cell: Cell, listen: Endpoint, out: Path) -> Procedure:
+    target, options = targets.named(cell.target.name), cell.load
+    workload = catalog.workload(options.workload)
+    indices = bodies.index_names(workload, options.action)
+    notes: tuple[str, ...] = ()
+    if options.documents is not None:
+        found = corpus.check(Path(options.documents))
+        indices = found.indices or indices
+        if found.indices and found.documents is None:
+            notes = (f"{found.path.name}: too large to be read before the start; indices named later are not counted",)
+    body = target.index_body(cell.target, workload.mapping)
+    create = tuple(AdminRequest(method="PUT", path=f"/{quote(name, safe='')}", body=body) for name in indices)
+    plan = LoadPlan(
+        address=listen, bulk_path=target.bulk_path(cell.target, workload), workload=workload, options=options, out=out
+    )
+    return Procedure(
+        parts=(Ask(name="index", requests=create), Send(name="load", plan=plan)),
+        indices=indices,
+        notes=notes,
+    )
+
+
+def _of_track(cell: Cell, choice: TrackChoice, listen: Endpoint, out: Path, *, may_delete: bool) -> Procedure:
+    _refuse_what_the_track_says(cell.load)
+    found = _read(choice)
+    if not may_delete and any(step.operation == "delete-index" for step in found.steps):
+        raise SpecError(f"{choice.path}: the track deletes indices, on a server that is not ours; say --allow-delete")
+    target = targets.named(cell.target.name)
+    parts: list[Ask | Send] = []
+    for number, step in enumerate(found.steps, 1):
+        if step.operation == "bulk":
+            folder = out / f"{number:02d}-{re.sub(r'[^A-Za-z0-9._-]+', '_', step.name)}"
+            parts.append(Send(name=step.name, plan=_sending(cell, target, found, step, listen, folder)))
+        else:
+            requests = tuple(_adapted(cell, target, step, request) for request in step.requests)
+            parts.append(Ask(name=step.name, requests=requests))
+    return Procedure(parts=tuple(parts), indices=tuple(_indices(found)), skipped=found.skipped, notes=found.notes)
+
+
+def _read(choice: TrackChoice) -> Track:
+    return track.read(
+        Path(choice.path), parameters=choice.parameters, procedure=choice.challenge, test_mode=choice.test_mode
+    )
+
+
+def _refuse_what_the_track_says(options: LoadOptions) -> None:
+    usual = LoadOptions()
+    for field in dataclasses.fields(LoadOptions):
+        if field.name not in _BESIDE_A_TRACK and getattr(options, field.name) != getattr(usual, field.name):
+            raise SpecError(f"load.{records.key_of(field.name)}: the track says it; take it out, or take no track")
+
+
+def _sending(cell: Cell, target: Target, found: Track, step: Step, listen: Endpoint, out: Path) -> LoadPlan:
+    named = next((file.index for file in step.files if file.index), found.indices[0].name if found.indices else "_all")
+    # A track does not say how large its documents are: nothing here asks for their mean.
+    workload = Workload(
+        name=found.name,
+        description=found.description,
+        source=str(cell.load.track),
+        index=named,
+        published_documents=1,
+        published_bytes=1,
+        bulk_documents=step.bulk_documents,
+        users=step.clients,
+        mapping={},
+        fields=(),
+    )
+    options = dataclasses.replace(
+        cell.load,
+        users=step.clients,
+        bulk_documents=step.bulk_documents,
+        action=step.action,
+        arrivals=Arrivals() if step.rate is None else Arrivals(shape="constant", rate=step.rate),
+        warm_up_ns=step.warm_up_ns,
+        measure_ns=step.time_period_ns or _ONCE_LIMIT_NS,
+    )
+    path = target.bulk_path(cell.target, workload)
+    return LoadPlan(address=listen, bulk_path=path, workload=workload, options=options, out=out, step=step)
+
+
+def _adapted(cell: Cell, target: Target, step: Step, request: AdminRequest) -> AdminRequest:
+    """The request as this server takes it; only the creation of an index has something to adapt."""
+    if step.operation != "create-index":
+        return request
+    return dataclasses.replace(request, body=target.index_body(cell.target, request.body or {}))
+
+
+def _indices(found: Track) -> Iterator[str]:
+    """The indices that the track declares, and those that its files name beside them, each once."""
+    names = dict.fromkeys(index.name for index in found.indices)
+    for file in (file for step in found.steps for file in step.files):
+        named = corpus.check(Path(file.path), bulk=True).indices if file.bulk else (file.index,)
+        names |= dict.fromkeys(named)
+    yield from names
