@@ -141,8 +141,9 @@ def _of_workload(cell: Cell, listen: Endpoint, out: Path) -> Procedure:
     notes: tuple[str, ...] = ()
     if options.documents is not None:
         found = corpus.check(Path(options.documents))
-        indices = found.indices or indices
-        if found.indices and found.documents is None:
+        if found.bulk:
+            indices = (*found.indices, *((workload.index,) if found.unnamed else ()))
+        if found.bulk and found.documents is None:
             notes = (f"{found.path.name}: too large to be read before the start; indices named later are not counted",)
     body = target.index_body(cell.target, workload.mapping)
     create = tuple(AdminRequest(method="PUT", path=f"/{quote(name, safe='')}", body=body) for name in indices)

@@ -67,7 +67,7 @@ def test_several_frames_in_one_packed_file_are_one_text(tmp_path: Path) -> None:
 
 def test_ready_bulk_bodies_are_sent_as_they_are(tmp_path: Path) -> None:
     found = check(write(tmp_path / "bulk.json", bulk_text()))
-    assert (found.bulk, found.documents, found.indices) == (True, 1001, ("own",))
+    assert (found.bulk, found.documents, found.indices, found.unnamed) == (True, 1001, ("own",), True)
     made = open_bodies(found, "i", BulkSize(documents=100), seed=1)
     assert isinstance(made, BodyPool)
     assert b"".join(bytes(body.data) for body in made.bodies) == bulk_text().encode()
@@ -180,6 +180,22 @@ def test_a_foreign_line_beyond_the_checked_part_ends_the_run(tmp_path: Path, cor
     made = open_bodies(check(path, limit_bytes=1000), "i", BulkSize(documents=500), seed=1, pool_bytes=1000)
     with pytest.raises(RunFailed, match="is no JSON object: b'\"foreign\"'"):
         list(made.cycle(0, 1, once=True))
+
+
+@pytest.mark.parametrize("pool_bytes", [10, 10**6])
+def test_items_with_an_id_replace_themselves_when_they_are_sent_again(tmp_path: Path, pool_bytes: int) -> None:
+    lines = '{"index": {"_id": "1"}}\n{"n": 1}\n{"create": {}}\n{"n": 2}\n{"update": {"_id": "1"}}\n{"doc": {}}\n'
+    found = check(write(tmp_path / "bulk.json", lines * 2 + '{"delete": {"_id": "1"}}\n'))
+    made = open_bodies(found, "i", BulkSize(documents=3), seed=1, pool_bytes=pool_bytes)
+    news = [body.documents_new for body in itertools.islice(made.cycle(0, 1), 6)]
+    assert news == [2, 2, -1, 1, 1, 0]
+    assert isinstance(made, BodyPool) == (pool_bytes > 10)
+
+
+def test_a_user_that_shares_a_body_with_another_one_repeats_its_ids(tmp_path: Path) -> None:
+    found = check(write(tmp_path / "bulk.json", '{"index": {"_id": "1"}}\n{"n": 1}\n'))
+    made = open_bodies(found, "i", BulkSize(documents=3), seed=1)
+    assert [next(made.cycle(user, 3)).documents_new for user in range(3)] == [1, 0, 0]
 
 
 def test_ready_bulk_bodies_take_no_ids(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from ingest_bench import conduct, plan, spec, store
 from ingest_bench.errors import SpecError
 from ingest_bench.load import Progress
-from ingest_bench.model.results import Summary
+from ingest_bench.model.results import RunRecord, Summary
 from ingest_bench.runner import RunOptions
 from ingest_bench.store import Results
 
@@ -106,3 +107,56 @@ def test_a_fault_that_cannot_happen_is_refused_before_anything_starts(tmp_path: 
     (tmp_path / "x.toml").write_text(f'{SINK}measure = "9s"\n[network]\nprofile = "loopback"\n[[fault]]\n{fault}\n')
     with pytest.raises(SpecError, match=message):
         conduct.preflight(plan.order(spec.load(str(tmp_path / "x.toml"))), RunOptions())
+
+
+TRACK = Path(__file__).parent / "data" / "track"
+
+
+def of_track(folder: Path, choice: str, target: str) -> tuple[Results, Summary, RunRecord]:
+    results, (summary,) = carried_out(folder, f"probes = ['reads', 'gc']\n[load.track]\n{choice}\n[target]\n{target}")
+    (record,) = results.records().values()
+    assert summary.state == "measured", summary.reason
+    assert summary.values["bytes_read"] == summary.values["bytes_sent"]
+    assert summary.values["documents_counted"] == summary.values["documents_acked"]
+    assert summary.values["workload"] == "track"
+    return results, summary, record
+
+
+@pytest.mark.jvm
+@pytest.mark.netns
+def test_a_track_is_run_as_it_is_and_again_from_its_plan(tmp_path: Path) -> None:
+    results, summary, record = of_track(tmp_path, f"path = '{TRACK}'", "name = 'sink'\nheap = '256m'")
+    assert summary.values["documents_acked"] == 1200 + 300
+    assert summary.values["requests"] == 12 + 6
+    assert record.skipped == ("recent (search)", "sleep")
+    names = [stage.name for stage in record.stages]
+    assert names[3:8] == ["delete-index", "create-index", "check-cluster-health", "index-rides", "index-places"]
+    shutil.rmtree(results.run(results.plan.runs[0]).path)
+    (again,) = conduct.carry_out(store.open_results(results.path), RunOptions(), Silent())
+    assert (again.state, again.values["documents_counted"]) == ("measured", 1500)
+
+
+@pytest.mark.opensearch
+@pytest.mark.netns
+def test_a_track_is_run_on_opensearch_by_two_processes(tmp_path: Path) -> None:
+    choice = f"path = '{TRACK}'\ntest_mode = true\n[load]\nprocesses = 2"
+    _, summary, _ = of_track(tmp_path, choice, "name = 'opensearch'\nheap = '512m'")
+    assert summary.values["documents_counted"] == 1000 + 300
+
+
+@pytest.mark.opensearch
+@pytest.mark.netns
+def test_ready_bulk_bodies_are_counted_in_their_own_indices_however_often_they_are_sent(tmp_path: Path) -> None:
+    lines = (
+        f'{{"index": {{"_index": "{index}", {own}}}}}\n{{"vendor_id": "{number}"}}\n'
+        for number in range(200)
+        for index, own in (("first", f'"_id": "{number}"'), ("second", '"routing": "1"'))
+    )
+    (tmp_path / "bulk.json").write_text("".join(lines))
+    text = SINK.replace("sink", "opensearch").replace("256m", "512m") + 'measure = "2s"\n'
+    _, (summary,) = carried_out(tmp_path, text + f"documents = '{tmp_path / 'bulk.json'}'\n")
+    assert summary.state == "measured", summary.reason
+    acked, counted = summary.values["documents_acked"], summary.values["documents_counted"]
+    assert isinstance(acked, int)
+    assert isinstance(counted, int)
+    assert counted == 200 + acked / 2

@@ -32,6 +32,12 @@ class Body:
     documents_new: int
     """Without the documents whose id was given before: what the index must count in the end."""
     gzip: bool = False
+    documents_again: int | None = None
+    """How many are new when the same body is sent once more; None: as many, the server makes the ids."""
+
+    def again(self) -> Body:
+        """The same body when it was sent before."""
+        return self if self.documents_again is None else replace(self, documents_new=self.documents_again)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +66,9 @@ class BodyPool:
         """Every `users`-th body, again and again; with fewer bodies than users some users share one."""
         if once:
             return iter(self.bodies[user::users])
-        return itertools.cycle(self.bodies[user % len(self.bodies) :: users])
+        own = self.bodies[user % len(self.bodies) :: users]
+        sent_before = [body.again() for body in own]
+        return itertools.chain(own if user < len(self.bodies) else (), itertools.cycle(sent_before))
 
 
 @dataclass(frozen=True, slots=True)

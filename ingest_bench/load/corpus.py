@@ -27,6 +27,8 @@ class Corpus:
     """`None` when the file is longer than what is checked before the start."""
     indices: tuple[str, ...] = ()
     """The indices that its action lines name, as far as they were checked."""
+    unnamed: bool = False
+    """Whether action lines were found that name none: theirs is the one that the request's path names."""
 
 
 def check(path: Path, *, bulk: bool | None = None, limit_bytes: int = CHECK_BYTES) -> Corpus:
@@ -45,7 +47,7 @@ def check(path: Path, *, bulk: bool | None = None, limit_bytes: int = CHECK_BYTE
     else:
         return checker.end()
     _check_tail(path)
-    return Corpus(path=path, bulk=bool(checker.bulk), documents=None, indices=tuple(sorted(checker.indices)))
+    return checker.corpus(None)
 
 
 class _Checker:
@@ -59,7 +61,7 @@ class _Checker:
         self._needs_document = False
         self._ended = True
         self.bulk = bulk
-        self.indices: set[str] = set()
+        self._indices: set[str] = set()
 
     def watch(self, pieces: Iterator[bytes]) -> Iterator[bytes]:
         for piece in pieces:
@@ -76,8 +78,8 @@ class _Checker:
         self._failure = self._wrong(line)
         if self.bulk and not self._needs_document:
             action, index = action_and_index(line)
-            if index:
-                self.indices.add(index)
+            if action:
+                self._indices.add(index)
             if not action and not self._failure:
                 self._failure = self._error("is no action line of a bulk; the line after a document must be one")
             self._needs_document = action != "delete"
@@ -95,8 +97,15 @@ class _Checker:
             raise self._failure
         if self.bulk and self._needs_document:
             raise self._error("is an action line and the file ends there: its document is missing; get the whole file")
+        return self.corpus(self._documents)
+
+    def corpus(self, documents: int | None) -> Corpus:
         return Corpus(
-            path=self._path, bulk=bool(self.bulk), documents=self._documents, indices=tuple(sorted(self.indices))
+            path=self._path,
+            bulk=bool(self.bulk),
+            documents=documents,
+            indices=tuple(sorted(self._indices - {""})),
+            unnamed="" in self._indices,
         )
 
     def _first(self, line: bytes) -> None:

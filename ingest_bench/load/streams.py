@@ -21,7 +21,8 @@ class BodyStream:
     """Bodies of a corpus that is larger than the pool: read once for all users, each takes the next."""
 
     groups: Iterator[list[bytes]]
-    again: _Reader
+    reader: _Reader
+    passes: int = 0
 
     def cycle(self, user: int, users: int, *, once: bool = False) -> Iterator[Body]:  # noqa: ARG002 - all users share it
         """The next body that no user of this process had; after the last one the first again."""
@@ -30,9 +31,11 @@ class BodyStream:
             if documents is None:
                 if once:
                     return
-                self.groups = self.again.groups()
+                self.groups = self.reader.groups()
+                self.passes += 1
                 continue
-            yield self.again.bundle(documents)
+            body = self.reader.bundle(documents)
+            yield body.again() if self.passes else body
 
 
 def open_bodies(
@@ -116,7 +119,8 @@ class _Reader:
     def bundle(self, documents: Sequence[bytes]) -> Body:
         if not self.corpus.bulk:
             return bodies.bundle(documents, self.targets, self.compress)
-        body = Body(b"\n".join((*documents, b"")), len(documents), len(documents))
+        new, again = _new(documents)
+        body = Body(b"\n".join((*documents, b"")), len(documents), new, documents_again=again)
         return bodies.compressed(body) if self.compress else body
 
     def pool(self, held: list[list[bytes]], seed: int) -> BodyPool | IdPool:
@@ -141,6 +145,21 @@ def _first(blocks: Iterator[list[bytes]], left: int) -> Iterator[list[bytes]]:
             return
         yield block[:left]
         left -= len(block)
+
+
+def _new(items: Sequence[bytes]) -> tuple[int, int]:
+    """How many documents these ready items add to their indices, and how many when they are sent once more.
+
+    An item with an id replaces itself. Two with the same id are not noticed: that would take a table of all ids.
+    """
+    new = again = 0
+    for item in items:
+        if item.startswith(b'{"delete"'):
+            new -= 1
+        elif not item.startswith(b'{"update"'):
+            new += 1
+            again += b'"_id"' not in item[: item.find(b"\n")]
+    return new, again
 
 
 def _items(blocks: Iterator[list[bytes]]) -> Iterator[list[bytes]]:

@@ -1,0 +1,189 @@
+"""What a run does with a server: a workload's one load, or the steps of a track."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import made_runs
+import pytest
+
+from ingest_bench import catalog, conduct, plan, procedure, records, spec
+from ingest_bench.errors import SpecError
+from ingest_bench.load import reports
+from ingest_bench.model.experiment import Cell, Fault, Plan
+from ingest_bench.model.load import LoadOptions, TrackChoice
+from ingest_bench.model.target import Endpoint, TargetOptions
+from ingest_bench.model.workload import BulkAction
+from ingest_bench.procedure import Ask, Procedure, Send
+
+FOLDER = Path(__file__).parent / "data" / "track"
+LISTEN = Endpoint("198.18.0.2", 9200)
+SECOND = made_runs.SECOND
+
+
+def cell(load: LoadOptions, target: str = "opensearch", version: str | None = None, **more: Any) -> Cell:
+    return made_runs.cell(load=load, target=TargetOptions(name=target, version=version), **more)
+
+
+def track(target: str = "opensearch", version: str | None = None, **choice: Any) -> Procedure:
+    options = LoadOptions(track=TrackChoice(path=str(FOLDER), **choice))
+    return procedure.of(cell(options, target, version), LISTEN, Path("out"), may_delete=True)
+
+
+def part(found: Procedure, name: str) -> Ask | Send:
+    return next(one for one in found.parts if one.name == name)
+
+
+def sent(found: Procedure, name: str) -> Send:
+    one = part(found, name)
+    assert isinstance(one, Send)
+    return one
+
+
+def asked(found: Procedure, name: str) -> Ask:
+    one = part(found, name)
+    assert isinstance(one, Ask)
+    return one
+
+
+def test_a_workload_is_its_index_and_one_load() -> None:
+    found = procedure.of(cell(LoadOptions(workload="nyc_taxis")), LISTEN, Path("out"), may_delete=True)
+    assert [one.name for one in found.parts] == ["index", "load"]
+    (create,) = asked(found, "index").requests
+    assert (create.method, create.path) == ("PUT", "/nyc_taxis")
+    assert create.body is not None
+    assert create.body["mappings"]["properties"]["vendor_id"] == {"type": "keyword"}
+    sending = sent(found, "load").plan
+    assert (sending.bulk_path, sending.out, sending.step) == ("/nyc_taxis/_bulk", Path("out"), None)
+    assert found.indices == ("nyc_taxis",)
+
+
+def test_several_indices_are_all_created_and_counted() -> None:
+    options = LoadOptions(workload="nyc_taxis", action=BulkAction(indices=3))
+    found = procedure.of(cell(options), LISTEN, Path("out"), may_delete=True)
+    assert found.indices == ("nyc_taxis-0", "nyc_taxis-1", "nyc_taxis-2")
+    assert [request.path for request in asked(found, "index").requests] == [f"/{name}" for name in found.indices]
+
+
+def test_ready_bulk_bodies_go_to_their_own_indices(tmp_path: Path) -> None:
+    path = tmp_path / "bulk.json"
+    path.write_text('{"index": {"_index": "b"}}\n{}\n{"create": {"_index": "a"}}\n{}\n')
+    options = LoadOptions(documents=str(path))
+    assert procedure.of(cell(options), LISTEN, Path("out"), may_delete=True).indices == ("a", "b")
+    path.write_text(path.read_text() + '{"index": {}}\n{}\n')
+    assert procedure.of(cell(options), LISTEN, Path("out"), may_delete=True).indices == ("a", "b", "nyc_taxis")
+
+
+def test_a_track_is_done_step_by_step_and_counts_all_its_indices() -> None:
+    found = track()
+    assert [one.name for one in found.parts] == [
+        "delete-index",
+        "create-index",
+        "check-cluster-health",
+        "index-rides",
+        "index-places",
+        "refresh-after-index",
+        "force-merge",
+        "wait-until-merges-finish",
+    ]
+    assert found.indices == ("rides", "places")
+    assert found.skipped == ("recent (search)", "sleep")
+    rides = sent(found, "index-rides").plan
+    assert (rides.bulk_path, rides.users, rides.until_sent) == ("/rides/_bulk", 2, True)
+    assert (rides.options.warm_up_ns, rides.options.bulk_documents) == (5 * SECOND, 100)
+    assert rides.options.arrivals.is_open
+    assert not sent(found, "index-places").plan.options.arrivals.is_open
+    assert len({rides.out, sent(found, "index-places").plan.out}) == 2
+
+
+def test_a_step_with_a_time_period_lasts_so_long() -> None:
+    update = sent(track(challenge="update"), "update-rides").plan
+    assert (update.until_sent, update.options.measure_ns) == (False, 60 * SECOND)
+    assert update.request_head.startswith(b"POST /rides/_bulk?pipeline=clean HTTP/1.1")
+
+
+def test_the_indices_of_a_track_are_created_as_the_version_understands_it() -> None:
+    body = asked(track("elasticsearch", "5.6.16"), "create-index").requests[0].body
+    assert body is not None
+    assert body["mappings"]["doc"]["properties"]["n"] == {"type": "integer"}
+    assert sent(track("elasticsearch", "5.6.16"), "index-rides").plan.bulk_path == "/rides/doc/_bulk"
+
+
+def test_a_track_that_deletes_is_refused_on_a_server_that_is_not_ours() -> None:
+    options = LoadOptions(track=TrackChoice(path=str(FOLDER)))
+    with pytest.raises(SpecError, match="deletes indices, on a server that is not ours"):
+        procedure.of(cell(options), LISTEN, Path("out"), may_delete=False)
+    options = LoadOptions(track=TrackChoice(path=str(FOLDER), challenge="update"))
+    assert procedure.of(cell(options), LISTEN, Path("out"), may_delete=False).parts
+
+
+@pytest.mark.parametrize("chosen", [{"users": 3}, {"documents": "x"}, {"measure_ns": 1}, {"bulk_bytes": 5}])
+def test_what_the_track_says_cannot_be_said_beside_it(chosen: dict[str, Any]) -> None:
+    options = LoadOptions(track=TrackChoice(path=str(FOLDER)), **chosen)
+    key = records.key_of(next(iter(chosen)))
+    with pytest.raises(SpecError, match=f"load.{key}: the track says it"):
+        procedure.check(cell(options))
+
+
+def test_faults_need_a_measurement_of_known_length() -> None:
+    fault = Fault(kind="pause", at_ns=1, for_ns=1)
+    with pytest.raises(SpecError, match="a track and faults"):
+        procedure.check(cell(LoadOptions(track=TrackChoice(path=str(FOLDER))), faults=(fault,)))
+
+
+def test_a_damaged_corpus_of_a_track_is_found_before_anything_starts(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(FOLDER, tmp_path / "track"))
+    (folder / "rides.json").write_text('{"n": 1}\n{"n": \n')
+    with pytest.raises(SpecError, match=r"rides\.json: line 2 is not JSON"):
+        procedure.check(cell(LoadOptions(track=TrackChoice(path=str(folder)))))
+
+
+def ordered(*overrides: str) -> Plan:
+    fixed = {"track": {"path": str(FOLDER), "parameters": {"bulk_size": 7}}}
+    return plan.order(spec.load("track", overrides, fixed=fixed))
+
+
+def test_the_plan_of_a_track_holds_all_that_repeats_it() -> None:
+    again = records.from_json(Plan, json.loads(json.dumps(records.to_json(ordered("heap=1g,2g")))))
+    assert again == ordered("heap=1g,2g")
+    assert again.runs[0].cell.load.track == TrackChoice(path=str(FOLDER), parameters={"bulk_size": 7})
+    assert [sent(procedure.check(run.cell), "index-rides").plan.options.bulk_documents for run in again.runs] == [7, 7]
+    assert conduct.told(again) == ("skipped: recent (search)", "skipped: sleep")
+
+
+def test_a_parameter_of_a_track_may_be_a_factor() -> None:
+    runs = ordered("track.parameters.bulk_size=10,20").runs
+    sizes = {sent(procedure.check(run.cell), "index-rides").plan.options.bulk_documents for run in runs}
+    assert sizes == {10, 20}
+
+
+def test_loads_in_a_row_are_measured_from_the_first_warm_up_to_the_last_end() -> None:
+    first = made_runs.report()
+    later = dataclasses.replace(
+        first,
+        started_monotonic_ns=first.measure_end_ns + SECOND,
+        warm_up_end_ns=first.measure_end_ns + 2 * SECOND,
+        measure_end_ns=first.measure_end_ns + 3 * SECOND,
+        local_ports=(40001,),
+    )
+    both = reports.joined([first, later])
+    assert (both.started_monotonic_ns, both.warm_up_end_ns) == (first.started_monotonic_ns, first.warm_up_end_ns)
+    assert (both.measure_end_ns, both.local_ports) == (later.measure_end_ns, (40000, 40001))
+    assert both.bytes_written == 2 * first.bytes_written
+    assert reports.joined([first]) == first
+
+
+def test_a_load_that_ended_within_its_warm_up_is_measured_from_its_start() -> None:
+    short = made_runs.report(measure_end_ns=made_runs.START + SECOND, warm_up_end_ns=made_runs.START + SECOND)
+    assert reports.joined([short]).warm_up_end_ns == made_runs.START
+
+
+def test_every_workload_has_a_procedure_on_every_target() -> None:
+    for name in ("geonames", "geopoint", "nyc_taxis", "percolator", "pmc"):
+        for target in ("sink", "opensearch"):
+            options = LoadOptions(workload=name)
+            assert procedure.check(cell(options, target)).indices == (catalog.workload(name).index,)
