@@ -43,8 +43,8 @@ asked.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 22)
 asked.connect((sys.argv[1], 9))
 count, size, away, took = int(sys.argv[2]), int(sys.argv[3]), {}, []
 for number in range(count):
-    asked.send(number.to_bytes(4, "big").ljust(size, b"x"))
     away[number] = time.perf_counter()
+    asked.send(number.to_bytes(4, "big").ljust(size, b"x"))
     last = number == count - 1
     while away and (last or len(away) >= 16):
         asked.settimeout(2 if last else 0.25)
@@ -57,6 +57,17 @@ for number in range(count):
         if sent is not None:
             took.append(time.perf_counter() - sent)
 print(json.dumps(took))
+"""
+# One datagram that must not be cut into pieces (IP_MTU_DISCOVER: IP_PMTUDISC_DO).
+FULL = """
+import socket, sys
+asked = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+asked.setsockopt(socket.IPPROTO_IP, 10, 2)
+try:
+    asked.sendto(b"x" * int(sys.argv[2]), (sys.argv[1], 9))
+    print("sent")
+except OSError as error:
+    print(error)
 """
 # Takes one connection's bytes; says how many a second came, from the first to the last.
 SINK = """
@@ -143,11 +154,10 @@ def test_the_guest_boots_with_these_words() -> None:
         "quiet",
         "loglevel=0",
         "panic=-1",
-        "nohz=off",
         "uml_dir=/dev/shm",
         "umid=box",
-        "vec0:transport=fd,fd=@0,mtu=9000,depth=128,gro=0",
-        "vec1:transport=fd,fd=@1,mtu=9000,depth=128,gro=0",
+        "vec0:transport=fd,fd=@0,mtu=9000,depth=128",
+        "vec1:transport=fd,fd=@1,mtu=9000,depth=128",
     )
 
 
@@ -168,9 +178,9 @@ def test_the_guest_makes_itself_a_router_with_netem() -> None:
 @pytest.mark.parametrize(
     ("profile", "said"),
     [
-        (Profile(name="x", mtu_bytes=65521, gso_max_segs=1), ""),
+        (Profile(name="x", mtu_bytes=65534, gso_max_segs=1), ""),
         (Profile(name="x", mtu_bytes=9000), ""),
-        (Profile(name="x", mtu_bytes=65522), "mtu 65522: the User-Mode Linux box passes at most 65521."),
+        (Profile(name="x", mtu_bytes=65535), "mtu 65535: the User-Mode Linux box passes at most 65534."),
         (Profile(name="x", offloads={"tx": False, "gro": True}), ""),
         (
             Profile(name="x", offloads={"tx-checksum": True}),
@@ -300,6 +310,15 @@ class TestWithPackets:
                 made.change(both(Impairment(delay_ns=MS), mtu_bytes=9000))
             with pytest.raises(SpecError, match="gso_max_segs 8"):
                 made.change(both(Impairment(delay_ns=MS), gso_max_segs=8))
+
+    def test_the_mtu_of_a_standing_link_goes_down_and_up_again(self) -> None:
+        small, large = both(Impairment(delay_ns=MS)), both(Impairment(delay_ns=MS), mtu_bytes=9000)
+        with link(small, netem="uml", later=(large,)) as made:
+            for state, passes in ((small, False), (large, True), (small, False), (large, True)):
+                made.change(state)
+                argv = (sys.executable, "-c", FULL, made.server_address, "8972")
+                assert (made.client.run(argv).strip() == "sent") is passes
+                assert len(ping(made, 10, size_bytes=state.mtu_bytes - 28)) == 10
 
     def test_many_commands_are_all_answered(self) -> None:
         with link(both(Impairment(delay_ns=MS)), netem="uml") as made:

@@ -69,6 +69,8 @@ class BoxKind:
     open: Opener
     refusal: Callable[[Profile], str] = lambda _: ""
     """Why it cannot carry such a profile; empty: it can."""
+    has_fixed_mtu: bool = False
+    """Whether its own devices keep the MTU that it was opened with: then only the ends' devices have the profile's."""
     carried: Callable[[Profile], Profile] = lambda profile: profile
     """The profile with what the box itself decides where the profile left it open."""
 
@@ -76,7 +78,7 @@ class BoxKind:
 # In the order of preference.
 BOXES: Mapping[str, BoxKind] = {
     "kernel": BoxKind(kernel_complaint, kernel_box),
-    "uml": BoxKind(uml.complaint, uml.uml_box, uml.refusal, uml.carried),
+    "uml": BoxKind(uml.complaint, uml.uml_box, uml.refusal, has_fixed_mtu=True, carried=uml.carried),
 }
 
 

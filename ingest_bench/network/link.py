@@ -121,7 +121,7 @@ class Link:
             _ip(end.namespace, lines)
             end.namespace.run(commands.sysctl(profile))
             offload.apply(end.namespace, end.device, profile.offloads)
-        if self.box is not None:
+        if self.box is not None and not boxes.BOXES[self.backend].has_fixed_mtu:
             _ip(self.box, commands.box_mtu(profile.mtu_bytes))
         pairs: tuple[tuple[Direction, Impairment, Impairment], ...] = (
             ("to-server", before.to_server, profile.to_server),
