@@ -40,8 +40,8 @@ LARGEST_MTU_BYTES = 65534
 # Only what is used is taken, so this is a bound: netem's delay line holds whole packets.
 _MEMORY = "256M"
 # How late a timer of the guest may be before a token bucket misses its rate. Medians of 6 streams on two cores with 5
-# to 9 busy processes: a bucket of 0.5 ms gave 54 to 88% of 50 to 300 Mbit/s; one of 10 ms 96 to 101% of 50 to 200 Mbit/s,
-# and 92% of 300 Mbit/s. Where the rate is missed, `check` says so.
+# to 9 busy processes: a bucket of 0.5 ms gave 54 to 88% of 50 to 300 Mbit/s; one of 10 ms gave 96 to 101% of 50 to
+# 200 Mbit/s, and 92% of 300 Mbit/s. Where the rate is missed, `check` says so.
 _BURST_NS = 10 * 10**6
 _BOOT_TIMEOUT_S = 60
 _END_TIMEOUT_S = 10
