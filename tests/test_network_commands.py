@@ -28,8 +28,10 @@ def test_socket_buffers_are_set_with_one_command() -> None:
     assert commands.sysctl(profile) == (
         "sysctl",
         "-q",
+        "-e",
         "-w",
         "net.ipv4.tcp_no_metrics_save=1",
+        "net.ipv6.conf.default.addr_gen_mode=1",
         "net.ipv4.tcp_rmem=4096 16384 65536",
         "net.ipv4.tcp_wmem=4096 65536 4194304",
     )

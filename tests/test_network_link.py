@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +145,40 @@ def test_a_standing_link_can_be_changed() -> None:
             made.change(load_profile("loopback"))
         with pytest.raises(SpecError, match="needs netem"):
             made.change(Profile(name="far", to_server=Impairment(delay_ns=10**6)))
+
+
+def test_a_link_that_is_changed_back_has_nothing_left_of_the_state_between() -> None:
+    def everything(made: Link) -> list[str]:
+        sysctls = ("sysctl", "net.ipv4.tcp_rmem", "net.ipv4.tcp_wmem")
+        shown = [("ip", "-d", "link"), ("ip", "route"), ("tc", "qdisc"), sysctls, ("ip", "neigh")]
+        features = [end.namespace.run(("ethtool", "-k", end.device)) for end in made.ends]
+        return [end.namespace.run(argv) for end in made.ends for argv in shown] + features
+
+    between = Profile(
+        name="between",
+        mtu_bytes=1000,
+        gso_max_segs=1,
+        gso_max_size_bytes=20_000,
+        gro_max_size_bytes=20_000,
+        offloads={"tso": False, "gro": True, "gso": True},
+        congestion_control="reno",
+        tcp_rmem="4096 16384 65536",
+        tcp_wmem="4096 16384 65536",
+        mss_bytes=600,
+        to_client=Impairment(rate_bps=10**6),
+    )
+    with link(Profile(name="plain")) as made:
+        before = everything(made)
+        made.change(between)
+        assert everything(made) != before
+        made.change(replace(between, offloads={"tso": True, "gso": False}))
+        made.change(Profile(name="plain"))
+        assert everything(made) == before
+
+
+def test_what_this_machine_does_not_take_is_a_missing_capability() -> None:
+    with pytest.raises(MissingCapability, match="did not take"), link(Profile(name="x", tcp_rmem="a lot")):
+        pass
 
 
 @pytest.mark.parametrize("direction", ["to-server", "to-client"])

@@ -30,15 +30,17 @@ def check(link: Link) -> tuple[Promise, ...]:
     A promise that is not kept is measured again, with more probes; `measured` says at which try it was kept.
     """
     profile = link.profile
-    with meters(link) as (client, server), meters(link) as (other_client, other_server):
+    # Both directions at once where one would mostly wait; on a short link they would take the processor from each
+    # other. The threads do nothing but write to the meters' pipes and read from them.
+    at_once = 2 if expected.is_long(profile) else 1
+    with meters(link, pairs=at_once) as pairs:
+        (client, server), (other_client, other_server) = pairs[0], pairs[-1]
         runs = itertools.count(1)
         lanes = (
             Lane(Way(client, server, runs), "to-server", profile, profile.to_server),
             Lane(Way(other_server, other_client, runs), "to-client", profile, profile.to_client),
         )
-        # Both directions at once where one would only wait; on a fast link they would take the processor from each
-        # other. The threads do nothing but write to pipes and read from them.
-        with ThreadPoolExecutor(len(lanes) if expected.is_long(profile) else 1) as pool:
+        with ThreadPoolExecutor(at_once) as pool:
             promises = list(itertools.chain.from_iterable(pool.map(Lane.promises, lanes)))
         promises += _rtt(lanes[0].way, profile)
     promises += [_qdisc(link, lane.direction, lane.impairment) for lane in lanes]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from ingest_bench.network import places
 
@@ -12,7 +13,8 @@ if TYPE_CHECKING:
 Lines = tuple[str, ...]
 
 # tcp_no_metrics_save: what the kernel learned from the check's connections must not prime the load's.
-_QUIET = ("net.ipv4.tcp_no_metrics_save=1",)
+# addr_gen_mode 1 is "none": a device whose MTU falls below IPv6's 1280 loses IPv6, and would come back with an address.
+_QUIET = ("net.ipv4.tcp_no_metrics_save=1", "net.ipv6.conf.default.addr_gen_mode=1")
 
 
 def text(lines: Lines) -> str:
@@ -23,6 +25,23 @@ def text(lines: Lines) -> str:
 def pair(device: str, mac: str, peer: str, peer_mac: str, peer_pid: int) -> Lines:
     """A veth pair: `device` here and `peer` in the namespace of that process, both born where they live."""
     return (f"link add name {device} address {mac} type veth peer name {peer} address {peer_mac} netns {peer_pid}",)
+
+
+def restored(after: Profile, before: Profile, *, tcp_rmem: str, tcp_wmem: str) -> Profile:
+    """The profile, with the kernel's own values where the one before it had set something and it leaves it open.
+
+    The numbers are those of a new veth (include/linux/netdevice.h: GSO_MAX_SEGS, GSO_LEGACY_MAX_SIZE,
+    GRO_LEGACY_MAX_SIZE); the sizes of buffers are those of a new namespace.
+    """
+    kernels: dict[str, Any] = {
+        "gso_max_segs": 65535,
+        "gso_max_size_bytes": 65536,
+        "gro_max_size_bytes": 65536,
+        "tcp_rmem": tcp_rmem,
+        "tcp_wmem": tcp_wmem,
+    }
+    left_open = {name for name in kernels if getattr(after, name) is None and getattr(before, name) is not None}
+    return replace(after, **{name: kernels[name] for name in left_open})
 
 
 def device(name: str, profile: Profile) -> Lines:
@@ -105,13 +124,13 @@ def neighbour(name: str, address: str, mac: str) -> Lines:
 
 
 def sysctl(profile: Profile) -> tuple[str, ...]:
-    """The argv that sets what the profile says about TCP in a namespace."""
+    """The argv that sets what the profile says about TCP in a namespace; -e: there may be no IPv6."""
     settings = list(_QUIET)
     if profile.tcp_rmem:
         settings.append(f"net.ipv4.tcp_rmem={profile.tcp_rmem}")
     if profile.tcp_wmem:
         settings.append(f"net.ipv4.tcp_wmem={profile.tcp_wmem}")
-    return ("sysctl", "-q", "-w", *settings)
+    return ("sysctl", "-q", "-e", "-w", *settings)
 
 
 def _tcp(profile: Profile) -> str:

@@ -183,7 +183,7 @@ class Lane:
             yield tried(
                 f"frames {self.direction}",
                 f"{full} bytes",
-                "the most frequent, and none larger",
+                "what most bytes came in, and none larger",
                 lambda attempt: _sizes(transfer(attempt)[1], full),
             )
 
@@ -223,6 +223,7 @@ def _spread(delays_ns: list[int], promised_ns: float, tolerance_ns: float) -> tu
 def _sizes(counts: dict[int, int], full_bytes: int) -> tuple[str, bool]:
     if not counts:
         return "no frame was seen", False
-    common, largest = max(counts, key=lambda size: counts[size]), max(counts)
+    # By bytes: the acknowledgements of the other direction are as many.
+    common, largest = max(counts, key=lambda size: size * counts[size]), max(counts)
     words = f"{common} bytes in {counts[common]} of {sum(counts.values())} frames, largest {largest}"
     return words, common == full_bytes and largest <= full_bytes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ingest_bench import system
@@ -49,6 +50,8 @@ class Link:
     server_address: str = places.SERVER_ADDRESS
     counted_before: dict[str, int] = field(default_factory=dict)
     """Where the counts of `readings` start."""
+    _kernels_offloads: dict[str, dict[str, bool]] = field(default_factory=dict)
+    """Of each end, what a profile changed, as the kernel had it."""
 
     @property
     def ends(self) -> tuple[End, End]:
@@ -112,7 +115,7 @@ class Link:
 
     def _settle(self, before: Profile) -> None:
         """Everything that the profile says, in the namespaces, on the devices and in the queues."""
-        profile = self.profile
+        profile = commands.restored(self.profile, before, tcp_rmem=_buffers("rmem"), tcp_wmem=_buffers("wmem"))
         for end in self.ends[:1] if profile.medium == "loopback" else self.ends:
             lines = commands.loopback(profile)
             if profile.medium == "veth":
@@ -120,7 +123,9 @@ class Link:
                 lines = (*device, *commands.route(end.device, end.address, end.peer, end.gateway, profile))
             _ip(end.namespace, lines)
             end.namespace.run(commands.sysctl(profile))
-            offload.apply(end.namespace, end.device, profile.offloads)
+            kernels = self._kernels_offloads.setdefault(end.address, {})
+            changed = offload.apply(end.namespace, end.device, {**kernels, **profile.offloads})
+            self._kernels_offloads[end.address] = {**changed, **kernels}
         if self.box is not None and not boxes.BOXES[self.backend].has_fixed_mtu:
             _ip(self.box, commands.box_mtu(profile.mtu_bytes))
         pairs: tuple[tuple[Direction, Impairment, Impairment], ...] = (
@@ -167,8 +172,19 @@ def link(profile: Profile, *, netem: str = "auto", later: Sequence[Profile] = ()
             for end in made.ends:
                 neighbour = commands.neighbour(end.device, end.gateway or end.peer, end.next_mac)
                 _ip(end.namespace, (*commands.up(end.device, end.address, has_ipv6=has_ipv6()), *neighbour))
-        made._settle(before=Profile(name=""))  # noqa: SLF001 - the rest of its making
+        try:
+            made._settle(before=Profile(name=""))  # noqa: SLF001 - the rest of its making
+        except RunFailed as error:
+            raise MissingCapability(
+                f'profile "{profile.name}": this machine did not take what it asks for: {error}\n'
+                "Leave the key out, or see `ingest-bench doctor`."
+            ) from None
         yield made
+
+
+def _buffers(kind: str) -> str:
+    """The sizes of TCP's buffers that a new namespace has: they are the first namespace's."""
+    return " ".join(Path(f"/proc/sys/net/ipv4/tcp_{kind}").read_text(encoding="ascii").split())
 
 
 def _ip(place: Namespace | Box, lines: commands.Lines) -> None:

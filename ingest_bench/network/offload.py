@@ -50,10 +50,10 @@ def parse(text: str) -> dict[str, tuple[bool, bool]]:
     }
 
 
-def apply(place: Place, device: str, offloads: Mapping[str, bool]) -> None:
-    """The offloads as asked, proven by reading them back: ethtool ends well even when it changed nothing."""
+def apply(place: Place, device: str, offloads: Mapping[str, bool]) -> dict[str, bool]:
+    """What was changed, with what it was before; proven by reading it back: ethtool ends well without a change."""
     if not offloads:
-        return
+        return {}
     before = parse(place.run(("ethtool", "--json", "-k", device)))
     for name in offloads:
         if _long(name) not in before:
@@ -61,7 +61,7 @@ def apply(place: Place, device: str, offloads: Mapping[str, bool]) -> None:
             raise SpecError(f'offloads: unknown feature "{name}"; {records.nearest(name, known)}')
     changes = {name: on for name, on in offloads.items() if before[_long(name)][0] != on}
     if not changes:
-        return
+        return {}
     place.run(argv(device, changes), check=False)
     after = parse(place.run(("ethtool", "--json", "-k", device)))
     for name, on in offloads.items():
@@ -70,6 +70,7 @@ def apply(place: Place, device: str, offloads: Mapping[str, bool]) -> None:
             why = "the device's driver fixes it" if fixed else "the kernel did not take it"
             state = "on" if on else "off"
             raise MissingCapability(f"offloads: {name} cannot be {state} on this link: {why}. Leave the key out.")
+    return {name: not on for name, on in changes.items()}
 
 
 def _long(name: str) -> str:

@@ -97,12 +97,12 @@ class Way:
 
 
 @contextmanager
-def meters(link: Link) -> Iterator[tuple[Remote, Remote]]:
-    """A meter in the client's and one in the server's namespace."""
+def meters(link: Link, *, pairs: int = 1) -> Iterator[list[tuple[Remote, Remote]]]:
+    """Pairs of a meter in the client's and one in the server's namespace."""
     with ExitStack() as stack:
-        started = [(end, _start(end, stack)) for end in link.ends]
-        client, server = (_ready(end, process) for end, process in started)
-        yield client, server
+        started = [(end, _start(end, stack)) for _ in range(pairs) for end in link.ends]
+        ready = [_ready(end, process) for end, process in started]
+        yield list(zip(ready[::2], ready[1::2], strict=True))
 
 
 def _start(end: End, stack: ExitStack) -> subprocess.Popen[bytes]:
