@@ -28,7 +28,7 @@ MS = 10**6
             Impairment(rate_bps=10**8, delay_ns=25 * MS),
             (
                 "qdisc replace dev d root handle 1: netem limit 5883 delay 25000us",
-                "qdisc replace dev d parent 1:1 handle 2: tbf rate 100000000bit burst 125000b limit 625000b",
+                "qdisc replace dev d parent 1:1 handle 2: tbf rate 100000000bit burst 25000b limit 625000b",
             ),
         ),
     ],

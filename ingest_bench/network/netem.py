@@ -28,9 +28,6 @@ SMALLEST_QUEUE_FRAMES = 32
 # (ksoftirqd). Measured with six busy processes on two cores: with 0.5 ms, 74 to 93% of the rate; with 2 ms, 98 to 102%.
 # A queue that is never empty leaves packet by packet all the same: what is saved up goes at once only after a pause.
 BURST_NS = 2 * 10**6
-# A User-Mode Linux box has a clock of 100 Hz, and its one process waits like any other. Behind netem no neighbour is
-# near enough to tell 2 ms of line rate from 10.
-NETEM_BURST_NS = 10 * 10**6
 SMALLEST_BURST_FRAMES = 2
 
 _NOTHING = Impairment()
@@ -101,8 +98,7 @@ def burst_bytes(impairment: Impairment, mtu_bytes: int) -> int:
     if impairment.burst_bytes is not None:
         return impairment.burst_bytes
     frames_bytes = SMALLEST_BURST_FRAMES * (mtu_bytes + ETHERNET_HEADER_BYTES)
-    late_ns = NETEM_BURST_NS if uses_netem(impairment) else BURST_NS
-    return max(frames_bytes, int((impairment.rate_bps or 0) * late_ns / 8e9))
+    return max(frames_bytes, int((impairment.rate_bps or 0) * BURST_NS / 8e9))
 
 
 def netem_words(impairment: Impairment, mtu_bytes: int) -> Lines:
