@@ -15,6 +15,7 @@ Imports run downward only (tests/test_architecture.py):
     runner   -> targets network probes load | jvm store ledger system facts model errors
     targets, network, probes, load -> jvm system ledger model units errors, never each other
     report, gate -> analysis model units (report also data; gate also records errors)     analysis -> model units
+    advise   -> store analysis model
     spec, plan, store, facts -> records data model units errors (facts also system)
     model    -> nothing
 """

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ingest_bench import jvm, network, probes, report
+from ingest_bench import advise, jvm, network, probes, report, store
 from ingest_bench.analysis import cells, summary
+from ingest_bench.errors import SpecError
 from ingest_bench.jvm.compile import classes
 from ingest_bench.jvm.java import Java
 from ingest_bench.model.experiment import Plan, Run
 from ingest_bench.model.results import Measured, RunRecord, Summary
 from ingest_bench.records import from_json
+from ingest_bench.report import tables, whatif
 from ingest_bench.store import Results, RunFolder
 
 
@@ -33,6 +35,38 @@ def summaries(results: Results) -> list[Summary]:
     return cells.in_order(found, plan.factors)
 
 
+def kept(path: Path) -> list[Summary]:
+    """The rows of a results folder's summary.csv, or of such a file alone, as they were written.
+
+    A run of the folder's plan that has no row is "planned". SpecError when the file is not there or is no summary.csv.
+    """
+    source = path / store.SUMMARY if path.is_dir() else path
+    try:
+        rows = tables.read_summary_csv(source.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SpecError(f"{source}: cannot be read ({error.strerror}); give results/<experiment>/<start>") from None
+    except ValueError as error:
+        raise SpecError(f"{source}: {error}") from None
+    if not path.is_dir():
+        return rows
+    plan = store.open_results(path).plan
+    there = {row.run for row in rows}
+    return cells.in_order([*rows, *(_planned(run) for run in plan.runs if run.id not in there)], plan.factors)
+
+
+def _planned(run: Run) -> Summary:
+    return Summary(
+        run=run.id,
+        cell=run.cell.name,
+        replicate=run.replicate,
+        levels=run.cell.levels,
+        instrumented=run.instrumented,
+        state="planned",
+        reason="it was not carried out",
+        values={},
+    )
+
+
 def write_tables(results: Results, found: list[Summary]) -> None:
     """Write summary.csv, summary.json and histograms.csv anew."""
     results.write(report.REPORTS["tables"](cells.in_order(found, results.plan.factors)))
@@ -42,8 +76,17 @@ def write_report(results: Results, found: list[Summary]) -> tuple[Path, ...]:
     """Write everything that can be rebuilt. The paths of the pictures, the main one first."""
     ordered = cells.in_order(found, results.plan.factors)
     files = {name: content for build in report.REPORTS.values() for name, content in build(ordered).items()}
+    compared = predicted(results, ordered)
+    if compared:
+        files["report/predicted.md"] = tables.markdown(compared, 3).encode()
+        files["report/predicted.csv"] = tables.csv_text(compared).encode()
     results.write(files)
     return tuple(results.path / name for name in files if name.endswith(".png"))
+
+
+def predicted(results: Results, found: list[Summary]) -> list[list[str]]:
+    """What receive buffers were predicted to cost beside what the server counted; empty where it does not count."""
+    return whatif.predicted(advise.predictions(results, found))
 
 
 def reader(java: Java) -> Path:

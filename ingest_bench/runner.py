@@ -145,6 +145,7 @@ def _carry_out(
                 report = procedure.carry_out(to_do, http, send, stages.stage, folder.load)
             with stages.stage("count"):
                 counted = target.count_documents(http, to_do.indices)
+                own = target.counters(http)
                 readings = network.readings(link, folder.raw / network.WIRE)
         except RunFailed as error:
             return _broken(record, folder, server, error)
@@ -152,7 +153,13 @@ def _carry_out(
             with stages.stage("stop"):
                 serving.close()
     return dataclasses.replace(
-        record, state="measured", documents_counted=counted, link=readings, faults=tuple(happened), **_window(report)
+        record,
+        state="measured",
+        documents_counted=counted,
+        counters=own,
+        link=readings,
+        faults=tuple(happened),
+        **_window(report),
     )
 
 

@@ -16,6 +16,7 @@ from ingest_bench.model.target import TargetOptions
 
 _TABLES: Mapping[str, type] = {"network": Profile, "target": TargetOptions, "load": LoadOptions}
 _TOP = ("description", "replicates", "seed", "probes", "costly_probes", "factors", "fault", *_TABLES)
+_INCLUDES = "includes"
 # The key that names the thing itself may be written as the table's name.
 _NAMES = {"network": ("network", "profile"), "target": ("target", "name"), "workload": ("load", "workload")}
 
@@ -35,6 +36,8 @@ def load(
     table = catalog.table(path)
     where = str(path)
     for key in table:
+        if key == _INCLUDES:
+            raise SpecError(f"{where}: it only names other experiments; run one of them, or all by its name")
         if key not in _TOP:
             raise SpecError(f'{where}: unknown key "{key}"; {records.nearest(key, _TOP)}')
     experiment = Experiment(
@@ -57,6 +60,21 @@ def load(
         experiment = _replaced(experiment, replicates=_count(replicates, "--replicates"))
     cells(experiment)
     return experiment
+
+
+def included(name: str) -> tuple[str, ...]:
+    """The experiments that this one stands for (`includes = [...]`), or itself."""
+    path = catalog.find(catalog.EXPERIMENTS, name, "experiment")
+    table = catalog.table(path)
+    if _INCLUDES not in table:
+        return (name,)
+    names = table[_INCLUDES]
+    if not isinstance(names, list) or not names or not all(isinstance(one, str) for one in names):
+        raise SpecError(f"{path}: {_INCLUDES}: a list of experiments is needed, found {names!r}")
+    for key in table:
+        if key not in ("description", _INCLUDES):
+            raise SpecError(f'{path}: "{key}" has no place beside {_INCLUDES}: each experiment has its own')
+    return tuple(names)
 
 
 def cells(experiment: Experiment) -> tuple[Cell, ...]:

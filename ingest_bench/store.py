@@ -22,10 +22,12 @@ from ingest_bench import records
 from ingest_bench.errors import SpecError
 from ingest_bench.model.experiment import Plan, Run
 from ingest_bench.model.load import SAMPLE_FIELDS, WorkerReport
-from ingest_bench.model.results import RunRecord
+from ingest_bench.model.results import READ_FIELDS, RunRecord
 
 SCHEMA = 1
+SUMMARY = "summary.csv"
 SAMPLE = np.dtype(list(SAMPLE_FIELDS))
+READ = np.dtype(list(READ_FIELDS))
 
 
 class RunFolder:
@@ -70,6 +72,11 @@ class RunFolder:
             parts.append(np.fromfile(path, dtype=SAMPLE, count=whole))
         joined = np.concatenate(parts) if parts else np.empty(0, dtype=SAMPLE)
         return joined[np.argsort(joined["sent_ns"], kind="stable")]
+
+    def reads(self) -> np.ndarray[Any, np.dtype[Any]]:
+        """Every socket read of the load's connections, as the probe `reads` left them; none without it."""
+        path = self.raw / "reads.bin"
+        return np.fromfile(path, dtype=READ) if path.is_file() else np.empty(0, dtype=READ)
 
     def load_report(self) -> WorkerReport | None:
         """What the load said at its end; None when it never came to it."""

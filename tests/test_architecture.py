@@ -41,7 +41,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "faults": {"network", *PARTS},
     "procedure": {"targets", "load", *PARTS},
     "runner": {"faults", "procedure", *PARTS, *REACHED},
-    "analyse": {"report", *PARTS, *REACHED},
+    "advise": {"analysis", "store", "model"},
+    "analyse": {"advise", "report", *PARTS, *REACHED},
     "conduct": {
         "faults",
         "procedure",

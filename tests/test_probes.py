@@ -112,6 +112,7 @@ def test_reads_are_of_the_measurement_and_bytes_of_the_whole_recording(tmp_path:
     measured = list(PROBES["reads"].read(lay_out(tmp_path, content())))
     assert measured == [
         Reading("bytes_read", 900),
+        Reading("reads_recorded", 5),
         Reading("reads_empty", 3),
         Histogram("read_bytes", {100: 1, 200: 2, 300: 1}),
     ]
@@ -121,7 +122,7 @@ def test_a_server_whose_reads_the_recorder_cannot_see_has_no_number_and_not_zero
     unseen = content()
     unseen["reads"] |= {"all": sizes(0, 0), "window": sizes(0, 0), "histogram": {}}
     measured = list(PROBES["reads"].read(lay_out(tmp_path, unseen)))
-    assert readings(measured) == {"bytes_read": None, "reads_empty": None}
+    assert readings(measured) == {"bytes_read": None, "reads_recorded": None, "reads_empty": None}
     assert not any(isinstance(item, Histogram) for item in measured)
     assert any(isinstance(item, Remark) and "2 of others" in item.text for item in measured)
 
@@ -148,7 +149,7 @@ def test_bytes_of_a_recording_with_a_hole_are_unavailable(changed: dict[str, Any
 
 def test_no_recording_at_all_is_said(tmp_path: Path) -> None:
     measured = list(PROBES["reads"].read(context(tmp_path)))
-    assert readings(measured) == {"bytes_read": None, "reads_empty": None}
+    assert readings(measured) == {"bytes_read": None, "reads_recorded": None, "reads_empty": None}
     assert any(isinstance(item, Remark) and "no flight recording" in item.text for item in measured)
 
 

@@ -9,12 +9,16 @@ from ingest_bench.analysis.samples import Samples
 from ingest_bench.model.load import WorkerReport
 from ingest_bench.model.results import RunRecord, Value
 
+# The numbers that must be what the load sent, each with who took it.
+_READERS = {"bytes_read": "the JVM read", "sink_bytes_read": "the sink counted", "kernel_bytes_read": "the kernel gave"}
+
 
 def verdict(record: RunRecord, samples: Samples, report: WorkerReport | None, values: Mapping[str, Value]) -> list[str]:
     """The reasons why this run is invalid; none for a valid one.
 
     Bytes: what the senders gave to the kernel on the load's connections, from the first byte of the first request to
     the last byte of the last one, heads included and warm-up included, is what the JVM read from those connections.
+    What the sink counted itself, and what the kernel gave to reads, is held to the same.
     Answers are not part of it. Only requests that got no answer (a reset, a timeout, the end of the run) may miss,
     each at most its own bytes.
 
@@ -35,7 +39,10 @@ def verdict(record: RunRecord, samples: Samples, report: WorkerReport | None, va
     if not len(samples):
         return [*reasons, "no request was sent"]
     open_requests = load.unanswered(samples)
-    reasons += _bytes(values, int(open_requests["bytes_sent"].sum()))
+    may_miss = int(open_requests["bytes_sent"].sum())
+    for column, who in _READERS.items():
+        reasons += _bytes(values, column, who, may_miss)
+    reasons += _own_reads(values)
     undecided = open_requests["documents"] - open_requests["documents_acked"] - open_requests["documents_failed"]
     reasons += _documents(values, int(undecided.sum()))
     window = load.window_of(report)
@@ -45,14 +52,26 @@ def verdict(record: RunRecord, samples: Samples, report: WorkerReport | None, va
     return reasons
 
 
-def _bytes(values: Mapping[str, Value], may_miss: int) -> list[str]:
-    sent, read = values.get("bytes_sent"), values.get("bytes_read")
+def _bytes(values: Mapping[str, Value], column: str, who: str, may_miss: int) -> list[str]:
+    sent, read = values.get("bytes_sent"), values.get(column)
     if not isinstance(sent, int) or not isinstance(read, int):
         return []
     if sent - may_miss <= read <= sent:
         return []
     without = f" (requests without an answer: at most {may_miss:,} bytes)" if may_miss else ""
-    return [f"bytes: the load wrote {sent:,}, the JVM read {read:,}, {read - sent:+,}{without}"]
+    return [f"bytes: the load wrote {sent:,}, {who} {read:,}, {read - sent:+,}{without}"]
+
+
+def _own_reads(values: Mapping[str, Value]) -> list[str]:
+    """The sink's own counts beside the recording's. Fewer bytes: it was asked before the last ones came."""
+    names = ("sink_reads", "reads_recorded", "sink_bytes_read", "bytes_read")
+    found = [value for value in map(values.get, names) if isinstance(value, int)]
+    if len(found) < len(names):
+        return []
+    own, recorded, own_bytes, recorded_bytes = found
+    if own_bytes < recorded_bytes or (own, own_bytes) == (recorded, recorded_bytes):
+        return []
+    return [f"reads: the sink made {own:,} of {own_bytes:,} bytes, {recorded:,} of {recorded_bytes:,} were recorded"]
 
 
 def _documents(values: Mapping[str, Value], may_be_more: int) -> list[str]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePath
+from typing import Any
 
 from ingest_bench.analysis import faults, health, histogram, integrity, steady
 from ingest_bench.analysis import samples as load
@@ -16,6 +17,13 @@ from ingest_bench.model.load import LoadOptions, WorkerReport
 from ingest_bench.model.network import Profile
 from ingest_bench.model.results import Histogram, Measured, Reading, Remark, RunRecord, Series, Summary, Value
 from ingest_bench.model.target import TargetOptions
+
+_OWN = {
+    "sink_reads": "reads",
+    "sink_bytes_read": "bytes_read",
+    "sink_buffers": "buffers_allocated",
+    "sink_buffer_bytes": "buffer_bytes_allocated",
+}
 
 
 def summarise(
@@ -42,6 +50,7 @@ def summarise(
         values |= load.totals(samples)
     if report is not None:
         values["bytes_sent"] = report.bytes_written
+        values |= own_counts(record.counters, report.local_ports)
         values |= load.measured(samples, load.window_of(report))
         values |= health.values(report)
         values |= steady.values(samples, report)
@@ -94,6 +103,14 @@ def conditions(record: RunRecord, cell: Cell) -> dict[str, Value]:
         "receive_predictor_bytes": _predictor(options.receive_predictor_bytes),
         "heap_bytes": options.heap_bytes,
     }
+
+
+def own_counts(counters: Mapping[str, Any], ports: Sequence[int]) -> dict[str, Value]:
+    """What the server counted itself on the connections from these ports; nothing where it does not count."""
+    if "by_peer_port" not in counters:
+        return {}
+    found = [counters["by_peer_port"].get(str(port), {}) for port in ports]
+    return {column: sum(one.get(key, 0) for one in found) for column, key in _OWN.items()}
 
 
 def _overrides(levels: Mapping[str, str]) -> list[str]:

@@ -11,7 +11,7 @@ import typer
 from rich.markup import escape
 from typer.exceptions import TyperException
 
-from ingest_bench.cli import look, measure, net, report, workload
+from ingest_bench.cli import gate, look, measure, net, recommend, report, workload
 from ingest_bench.cli.screen import ERRORS
 from ingest_bench.errors import IngestBenchError
 
@@ -26,6 +26,8 @@ app = typer.Typer(
 )
 measure.add_to(app)
 report.add_to(app)
+recommend.add_to(app)
+gate.add_to(app)
 look.add_to(app)
 app.add_typer(net.app, name="net")
 app.add_typer(workload.app, name="workload")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,6 +17,7 @@ from ingest_bench.load import track as tracks
 from ingest_bench.model.experiment import Plan
 from ingest_bench.model.load import LoadOptions, TrackChoice
 from ingest_bench.runner import NetemBackend, RunOptions
+from ingest_bench.store import Results
 
 # Outside the warm-up and the measurement a run takes a boot and a few seconds (measured on 2 cores; `run` prints it).
 _AROUND_A_RUN_S = 15
@@ -61,12 +63,18 @@ def run(  # noqa: PLR0917 - typer takes them all by name
         if experiment or sets or replicates or measure or warm_up or documents or track:
             raise SpecError("--resume takes its plan from the folder: give no experiment and no settings beside it")
         results = store.open_results(resume)
-        told = conduct.preflight(results.plan, options)
-    else:
-        chosen = _track(track, track_params, challenge, test_mode)
-        ordered = _plan(experiment, sets, replicates, measure, warm_up, documents, chosen)
-        told = conduct.preflight(ordered, options)
-        results = store.create(out, ordered, facts())
+        return _carried_out(results, options, conduct.preflight(results.plan, options))
+    chosen = _track(track, track_params, challenge, test_mode)
+    plans = _plans(experiment, sets, replicates, measure, warm_up, documents, chosen)
+    told = [conduct.preflight(ordered, options) for ordered in plans]
+    codes = [
+        _carried_out(store.create(out, ordered, facts()), options, lines)
+        for ordered, lines in zip(plans, told, strict=True)
+    ]
+    return max(codes)
+
+
+def _carried_out(results: Results, options: RunOptions, told: Sequence[str]) -> int:
     for line in told:
         screen.say(line)
     with screen.downloads() as tell:
@@ -91,7 +99,12 @@ def show_plan(
 ) -> None:
     """Show what would run, in which order, and for how long."""
     chosen = _track(track, track_params, challenge, test_mode)
-    ordered = _plan(experiment, sets, replicates, measure, warm_up, documents, chosen)
+    for ordered in _plans(experiment, sets, replicates, measure, warm_up, documents, chosen):
+        _show(ordered)
+    screen.say("Nothing was started.")
+
+
+def _show(ordered: Plan) -> None:
     seconds = [_seconds(run.cell.load) for run in ordered.runs]
     keys = [factor.key for factor in ordered.factors]
     rows = [
@@ -102,7 +115,7 @@ def show_plan(
     for line in conduct.told(ordered):
         screen.say(line)
     lasts = f"about {sum(seconds) / 60:.0f} min" if all(seconds) else "each as long as its track takes"
-    screen.say(f"{len(rows)} runs, {lasts}. Nothing was started.")
+    screen.say(f"{len(rows)} runs, {lasts}.")
 
 
 def _seconds(load: LoadOptions) -> float:
@@ -118,6 +131,12 @@ def _track(folder: Path | None, parameters: str, challenge: str | None, test_mod
     # The plan keeps it: a run may be resumed from another folder.
     path = str(folder.absolute())
     return TrackChoice(path=path, parameters=tracks.parameters_of(parameters), challenge=challenge, test_mode=test_mode)
+
+
+def _plans(experiment: str | None, *chosen: Any) -> list[Plan]:
+    """One plan, or one for each experiment that this one includes."""
+    names = spec.included(experiment) if experiment is not None else (None,)
+    return [_plan(name, *chosen) for name in names]
 
 
 def _plan(

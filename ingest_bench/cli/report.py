@@ -8,9 +8,10 @@ from typing import Annotated
 import typer
 
 from ingest_bench import analyse, store
+from ingest_bench.analysis import cells
 from ingest_bench.cli import screen
 from ingest_bench.model.results import Summary
-from ingest_bench.report import tables
+from ingest_bench.report import issue_rows, tables
 from ingest_bench.store import Results
 
 _INVALID = 3
@@ -32,6 +33,11 @@ def show(results: Results, found: list[Summary], pictures: tuple[Path, ...]) -> 
     """Print the table and where the picture is; the exit code: 3 when a run is not valid."""
     head, *rows = tables.terminal(found)
     screen.table(results.plan.description, head, rows)
+    issue, compared = issue_rows(found), analyse.predicted(results, found)
+    if issue:
+        screen.table("beside Elasticsearch issue 23185", issue[0], issue[1:], len(cells.varying(found)) + 1)
+    if compared:
+        screen.table("receive buffers: predicted beside measured", compared[0], compared[1:], 3)
     for summary in found:
         if summary.state not in {"measured", "oom"}:
             screen.say(f"{summary.state}: {summary.run}: {summary.reason}")

@@ -25,11 +25,14 @@ OUT = Console(width=None if sys.stdout.isatty() else 400)
 ERRORS = Console(stderr=True)
 
 
-def table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table. Where it is wider than the terminal, one block a row with a line a column."""
+def table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], numbers_from: int = 1) -> None:
+    """Print a table; columns from `numbers_from` on are aligned to the right.
+
+    Where it is wider than the terminal: one block a row with a line a column.
+    """
     grid = Table(title=title or None, title_justify="left", header_style="bold")
     for at, name in enumerate(head):
-        grid.add_column(name, justify="left" if at == 0 else "right", no_wrap=True)
+        grid.add_column(name, justify="left" if at < numbers_from else "right", no_wrap=True)
     for row in rows:
         grid.add_row(*row)
     if OUT.measure(grid).minimum <= OUT.width:
@@ -37,8 +40,8 @@ def table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> Non
         return
     OUT.print(title, style="bold")
     for row in rows:
-        OUT.print(row[0], style="bold")
-        for name, value in zip(head[1:], row[1:], strict=True):
+        OUT.print(" ".join(row[:numbers_from]), style="bold")
+        for name, value in zip(head[numbers_from:], row[numbers_from:], strict=True):
             OUT.print(f"  {name}: {value}")
 
 

@@ -138,6 +138,8 @@ public final class NettySink {
     private static final class Reads {
         final AtomicLong reads = new AtomicLong();
         final AtomicLong bytes = new AtomicLong();
+        final AtomicLong buffers = new AtomicLong();
+        final AtomicLong bufferBytes = new AtomicLong();
     }
 
     /** Asks for the buffer of each socket read, on the heap or off it as chosen, and counts. */
@@ -180,6 +182,9 @@ public final class NettySink {
 
         @Override
         protected int doReadBytes(ByteBuf buffer) throws Exception {
+            // Netty comes here once with each buffer that it took for a read, empty still.
+            counted.buffers.incrementAndGet();
+            counted.bufferBytes.addAndGet(buffer.writableBytes());
             int bytes = super.doReadBytes(buffer);
             if (bytes > 0) {
                 counted.reads.incrementAndGet();
@@ -398,7 +403,9 @@ public final class NettySink {
             reads += its;
             bytes += itsBytes;
             connections.append(connections.length() == 0 ? "" : ",").append('"').append(entry.getKey())
-                .append("\":{\"reads\":").append(its).append(",\"bytes_read\":").append(itsBytes).append('}');
+                .append("\":{\"reads\":").append(its).append(",\"bytes_read\":").append(itsBytes)
+                .append(",\"buffers_allocated\":").append(entry.getValue().buffers.get())
+                .append(",\"buffer_bytes_allocated\":").append(entry.getValue().bufferBytes.get()).append('}');
         }
         return "{\"reads\":" + reads + ",\"bytes_read\":" + bytes + ",\"documents\":" + DOCUMENTS.sum() + ",\"bulks\":" + BULKS.sum()
             + ",\"buffers_allocated\":" + BUFFERS.sum() + ",\"buffer_bytes_allocated\":" + BUFFER_BYTES.sum()

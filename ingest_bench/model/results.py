@@ -80,6 +80,8 @@ class RunRecord:
     server: dict[str, Any] = field(default_factory=dict)
     """What is known of the server: version, java, allocator, pid, host, port."""
     documents_counted: int | None = None
+    counters: dict[str, Any] = field(default_factory=dict)
+    """What the server counted itself, after the load; only the sink does."""
     measure_start_realtime_ns: int | None = None
     measure_end_realtime_ns: int | None = None
     link: dict[str, Value] = field(default_factory=dict)

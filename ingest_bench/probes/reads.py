@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from ingest_bench.probes.context import Events, ReadContext
 
-NAMES = ("bytes_read", "reads_empty")
+NAMES = ("bytes_read", "reads_recorded", "reads_empty")
 
 
 class Reads:
@@ -54,6 +54,7 @@ class Reads:
             return
         counts = {int(size): count for size, count in reads["histogram"].items()}
         yield Reading("bytes_read", reads["all"]["total"] if found.is_whole else None)
+        yield Reading("reads_recorded", reads["all"]["count"] if found.is_whole else None)
         yield Reading("reads_empty", reads["empty"])
         yield Histogram("read_bytes", counts)
 

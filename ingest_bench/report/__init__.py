@@ -46,6 +46,12 @@ def issue_tables(summaries: Sequence[Summary]) -> Files:
     }
 
 
+def issue_rows(summaries: Sequence[Summary]) -> list[list[str]]:
+    """The table of issue 23185 for the screen; empty when the issue has no row for any of these cells."""
+    rows = es23185.table(summaries, _published())
+    return rows if any(row[0] == "published" for row in rows) else []
+
+
 def _published() -> list[Published]:
     """The issue's tables, which travel with the package."""
     folder = data.folder("results/reference/published")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ingest_bench.analysis.predictions import Prediction
 from ingest_bench.analysis.receive_buffers import Cost
-from ingest_bench.report.words import gb_text, whole
+from ingest_bench.report.words import gb_text, short, whole
 
 
 def table(costs: Sequence[Cost]) -> list[list[str]]:
@@ -23,4 +24,23 @@ def table(costs: Sequence[Cost]) -> list[list[str]]:
         if knows_tlab:
             row.append("" if item.over_limit_bytes is None else gb_text(item.per_gb(item.over_limit_bytes)))
         rows.append(row)
+    return [head, *rows]
+
+
+def predicted(predictions: Sequence[Prediction]) -> list[list[str]]:
+    """A head and a row a cell: bytes allocated for each byte ingested, predicted and measured; [] without any."""
+    if not predictions:
+        return []
+    head = ["cell", "buffer", "predicted from", "allocated/ingested: predicted", "measured", "error"]
+    rows = [
+        [
+            item.cell,
+            f"{item.cost.buffers}{' (extrapolated)' if item.cost.is_extrapolated else ''}",
+            "its own reads" if item.source == item.cell else item.source,
+            short(item.cost.share),
+            short(item.measured_share),
+            f"{item.error:+.1%}",
+        ]
+        for item in predictions
+    ]
     return [head, *rows]

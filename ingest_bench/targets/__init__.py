@@ -59,6 +59,9 @@ class Target(Protocol):
     def count_documents(self, http: Http, indices: Sequence[str]) -> int:
         """The documents in all these indices, after a refresh. One that is not there has none."""
 
+    def counters(self, http: Http) -> dict[str, Any]:
+        """What the server counted itself on each connection, as a table; empty where it does not."""
+
     def describe(self, http: Http, asked: TargetOptions, log: Path) -> dict[str, Value]:
         """What the server says about itself; InvalidRun when that is not what was asked."""
 

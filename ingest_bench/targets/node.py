@@ -89,6 +89,11 @@ class Node:
         http.expect("POST", f"/{names}/_refresh?ignore_unavailable=true", timeout_s=300)
         return int(http.expect("GET", f"/{names}/_count?ignore_unavailable=true", timeout_s=300)["count"])
 
+    def counters(self, http: Http) -> dict[str, Any]:
+        """Nothing: a node counts no socket reads."""
+        del http
+        return {}
+
     def describe(self, http: Http, asked: TargetOptions, log: Path) -> dict[str, Value]:
         """What the node says about itself; InvalidRun when that is not what was asked."""
         (told,) = http.expect("GET", "/_nodes/_local/jvm,settings")["nodes"].values()

@@ -1,0 +1,46 @@
+"""`recommend`: what other receive buffers would have cost, and which one to use."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ingest_bench import advise, analyse, store
+from ingest_bench.cli import screen
+from ingest_bench.report import whatif
+from ingest_bench.units import format_bytes
+
+_INVALID = 3
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the commands of this module."""
+    app.command("recommend")(recommend)
+
+
+def recommend(
+    folders: Annotated[list[Path], typer.Argument(help="Results folders whose runs had the probe `reads`.")],
+) -> int:
+    """From the recorded reads: what other receive buffers would have cost, and which one to use. It runs nothing."""
+    complete = True
+    for folder in folders:
+        results = store.open_results(folder)
+        summaries = analyse.summaries(results)
+        for advice in advise.advice(results, summaries):
+            _show(advice)
+            complete = complete and advice.recommendation is not None
+    return 0 if complete else _INVALID
+
+
+def _show(advice: advise.Advice) -> None:
+    screen.heading(advice.cell)
+    if advice.recommendation is None:
+        screen.say(f"no recommendation: {advice.problem}\n")
+        return
+    head, *rows = whatif.table(advice.costs)
+    screen.table("", head, rows)
+    if advice.tlab_bytes is not None:
+        screen.say(f"a TLAB held {format_bytes(advice.tlab_bytes)} on average")
+    screen.say(f"recommended: {advice.recommendation.best.buffers}: {advice.recommendation.reason}\n")

@@ -1,0 +1,48 @@
+"""Experiments that stand for several others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ingest_bench import plan, spec
+from ingest_bench.errors import SpecError
+
+# Measured on 2 cores: what a run of Elasticsearch 5 takes outside warm-up and measurement, its analysis included.
+AROUND_S = 15
+
+
+def test_the_whole_issue_stands_for_its_experiments() -> None:
+    names = spec.included("es-23185")
+    assert set(names) >= {f"es-23185-{part}" for part in ("loopback-ethernet", "heap", "pooling", "adaptive")}
+    assert spec.included("quickstart") == ("quickstart",)
+
+
+@pytest.mark.parametrize("name", spec.included("es-23185"))
+def test_each_of_them_takes_less_than_twenty_minutes(name: str) -> None:
+    runs = plan.order(spec.load(name)).runs
+    assert sum(run.cell.load.warm_up_ns + run.cell.load.measure_ns for run in runs) / 1e9 + AROUND_S * len(runs) < 1200
+    assert {run.cell.target.version for run in runs} == {"5.6.16"}
+    assert {run.cell.target.gc for run in runs} == {"cms"}
+    assert any(run.instrumented and "allocations" in run.cell.probes for run in runs)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("includes = []", "a list of experiments is needed"),
+        ('includes = "quickstart"', "a list of experiments is needed"),
+        ('includes = ["quickstart"]\nreplicates = 3', '"replicates" has no place beside includes'),
+    ],
+)
+def test_wrong_includes_name_file_and_remedy(tmp_path: Path, text: str, complaint: str) -> None:
+    file = tmp_path / "all.toml"
+    file.write_text(text)
+    with pytest.raises(SpecError, match=complaint):
+        spec.included(str(file))
+
+
+def test_what_only_names_others_is_no_experiment_itself() -> None:
+    with pytest.raises(SpecError, match="only names other experiments"):
+        spec.load("es-23185")
