@@ -81,7 +81,7 @@ def test_a_link_in_another_state_than_its_profile_breaks_the_promise(name: str, 
         made.profile = replace(made.profile, **other)
         found = kept(made)
     assert found[name] is False
-    assert found["rate to-client"] is True
+    assert found["loss to-client"] is True
 
 
 def test_segments_that_are_larger_than_promised_are_seen_on_the_wire() -> None:

@@ -51,7 +51,7 @@ def _veth(profile: Profile, backend: str, has_ipv6: bool) -> Iterator[tuple[str,
         via = None if backend == "plain" else gateway
         yield from _ip(place, (*commands.device(device, profile), *commands.route(device, address, peer, via, profile)))
         yield from _rest(place, device, profile)
-    if backend != "plain":
+    if backend != "plain" and not BOXES[backend].has_fixed_mtu:
         yield from _ip("box", commands.box_mtu(profile.mtu_bytes))
     for direction, impairment in (("to-server", profile.to_server), ("to-client", profile.to_client)):
         sender = "client" if direction == "to-server" else "server"
