@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 from ingest_bench.load.plan import LoadPlan
+from ingest_bench.load.remote import Remote
 from ingest_bench.load.supervisor import LoadProcess, Progress, start
 
-__all__ = ["LoadPlan", "LoadProcess", "Progress", "start"]
+__all__ = ["LoadPlan", "LoadProcess", "Progress", "Remote", "start"]

@@ -6,6 +6,7 @@ import dataclasses
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ingest_bench.load.bodies import POOL_BYTES, bulk_query
 from ingest_bench.model.load import LoadOptions
@@ -84,12 +85,19 @@ class LoadPlan:
     def write(self) -> Path:
         """The JSON file of this plan."""
         path = self.out / f"load-plan-{self.worker}.json"
-        table = to_json(dataclasses.replace(self, out=Path()))
-        path.write_text(json.dumps(table | {"out": str(self.out.absolute())}, indent=1))
+        path.write_text(json.dumps(self.table(), indent=1))
         return path
+
+    def table(self) -> dict[str, Any]:
+        """This plan as JSON; `from_table` reads it again."""
+        return {**to_json(dataclasses.replace(self, out=Path())), "out": str(self.out.absolute())}
 
 
 def read(path: Path) -> LoadPlan:
     """The plan that `LoadPlan.write` wrote."""
-    table = json.loads(path.read_text())
+    return from_table(json.loads(path.read_text()))
+
+
+def from_table(table: dict[str, Any]) -> LoadPlan:
+    """The plan from its JSON."""
     return from_json(LoadPlan, table | {"out": Path(table["out"])})

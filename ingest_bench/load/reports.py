@@ -48,7 +48,7 @@ def merge(reports: Sequence[WorkerReport]) -> WorkerReport:
         started_monotonic_ns=min(report.started_monotonic_ns for report in reports),
         realtime_minus_monotonic_ns=reports[0].realtime_minus_monotonic_ns,
         warm_up_end_ns=max(report.warm_up_end_ns for report in reports),
-        measure_end_ns=min(report.measure_end_ns for report in reports),
+        measure_end_ns=max(report.measure_end_ns for report in reports),
         bytes_written=sum(report.bytes_written for report in reports),
         local_ports=tuple(sorted({port for report in reports for port in report.local_ports})),
         item_failures=dict(failures),
@@ -62,4 +62,5 @@ def merge(reports: Sequence[WorkerReport]) -> WorkerReport:
         tickets_unsent=sum(report.tickets_unsent for report in reports),
         queue_p99_ns=max(report.queue_p99_ns for report in reports),
         is_open=reports[0].is_open,
+        clock_offsets=tuple(offset for report in reports for offset in report.clock_offsets),
     )

@@ -110,6 +110,17 @@ OUTCOMES = ("ok", "partial", "rejected", "http-error", "connection-error", "time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ClockOffset:
+    """How far the CLOCK_MONOTONIC of another machine's worker was ahead of ours; its samples are on our clock."""
+
+    worker: int
+    before_ns: int = 0
+    """Measured before the load; the offset is not known better than half the round trip."""
+    after_ns: int = 0
+    round_trip_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerReport:
     """What a load worker says at its end, beside its samples (`load.json`)."""
 
@@ -140,3 +151,5 @@ class WorkerReport:
     queue_p99_ns: int = 0
     """Open loop: from due to a user that was free, the generator's own delay."""
     is_open: bool = False
+    clock_offsets: tuple[ClockOffset, ...] = ()
+    """Of the workers on other machines."""
