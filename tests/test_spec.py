@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ingest_bench import plan, spec
+from ingest_bench import catalog, data, plan, spec
 from ingest_bench.errors import SpecError
 
 EXPERIMENT = """
@@ -99,3 +99,8 @@ def test_costly_probes_run_in_replicates_of_their_own(here: Path) -> None:
         (True, ("reads", "allocations")),
     }
     assert len({run.id for run in runs}) == len(runs) == 8
+
+
+@pytest.mark.parametrize("name", sorted(data.files(catalog.EXPERIMENTS)))
+def test_every_shipped_experiment_can_be_planned(name: str) -> None:
+    assert all(plan.order(spec.load(each)).runs for each in spec.included(name))
