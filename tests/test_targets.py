@@ -11,7 +11,7 @@ from ingest_bench.jvm import options
 from ingest_bench.jvm.java import Java
 from ingest_bench.jvm.process import environment
 from ingest_bench.model.target import Endpoint, LaunchPlan, TargetOptions
-from ingest_bench.targets import TARGETS, named, node_options, sink
+from ingest_bench.targets import TARGETS, index, named, node_answers, node_options, sink
 from ingest_bench.targets.elasticsearch import ELASTICSEARCH
 from ingest_bench.targets.opensearch import OPENSEARCH
 
@@ -178,15 +178,15 @@ NEWEST = OPENSEARCH.table["2.19.6"]
 
 def test_an_index_has_one_shard_and_no_replica_unless_its_mapping_says_so() -> None:
     mapping = {"mappings": {"properties": {"a": {"type": "long"}}}}
-    body = node_options.index_body(mapping, NEWEST)
+    body = index.body(mapping, NEWEST)
     assert body == {"settings": {"index.number_of_shards": 1, "index.number_of_replicas": 0}, **mapping}
     given = {"settings": {"index": {"number_of_shards": 3}}}
-    assert node_options.index_body(given, NEWEST)["settings"]["index"]["number_of_shards"] == 3
-    assert "index.number_of_shards" not in node_options.index_body(given, NEWEST)["settings"]
+    assert index.body(given, NEWEST)["settings"]["index"]["number_of_shards"] == 3
+    assert "index.number_of_shards" not in index.body(given, NEWEST)["settings"]
 
 
 def test_a_version_with_types_gets_the_mapping_below_its_type() -> None:
-    body = node_options.index_body({"mappings": {"properties": {}}}, ELASTICSEARCH.table["5.6.16"])
+    body = index.body({"mappings": {"properties": {}}}, ELASTICSEARCH.table["5.6.16"])
     assert body["mappings"] == {"doc": {"properties": {}}}
 
 
@@ -194,15 +194,15 @@ def test_a_mapping_gets_other_types_where_a_version_has_not_its_own() -> None:
     fare = {"type": "scaled_float", "scaling_factor": 100}
     body = {"type": "text", "analyzer": "english"}
     mapping = {"mappings": {"properties": {"fare": fare, "body": body}}}
-    replaced = node_options.index_body(mapping, ELASTICSEARCH.table["8.19.21"])["mappings"]["properties"]
+    replaced = index.body(mapping, ELASTICSEARCH.table["8.19.21"])["mappings"]["properties"]
     assert replaced == {"fare": {"type": "double"}, "body": {"type": "text", "analyzer": "standard"}}
-    kept = node_options.index_body(mapping, ELASTICSEARCH.table["5.6.16"])["mappings"]["doc"]["properties"]
+    kept = index.body(mapping, ELASTICSEARCH.table["5.6.16"])["mappings"]["doc"]["properties"]
     assert kept == {"fare": fare, "body": body}
 
 
 def test_a_type_that_nothing_replaces_is_an_error_that_names_it() -> None:
     with pytest.raises(SpecError, match=r'elasticsearch 8\.19\.21: it has no type "percolator"'):
-        node_options.index_body({"mappings": {"properties": {"query": {"type": "percolator"}}}}, EIGHT)
+        index.body({"mappings": {"properties": {"query": {"type": "percolator"}}}}, EIGHT)
 
 
 def told(**changed: Any) -> dict[str, Any]:
@@ -216,7 +216,7 @@ def told(**changed: Any) -> dict[str, Any]:
 
 def test_a_node_that_runs_as_asked_passes() -> None:
     asked = TargetOptions(allocator="unpooled", gc="g1")
-    node_options.check(OPENSEARCH.version(asked), asked, told(), "unpooled")
+    node_answers.check(OPENSEARCH.version(asked), asked, told(), "unpooled")
 
 
 @pytest.mark.parametrize(
@@ -247,17 +247,17 @@ def test_a_node_that_does_not_run_as_asked_is_an_invalid_run(
 ) -> None:
     asked = TargetOptions(allocator="unpooled", gc="g1")
     with pytest.raises(InvalidRun, match=complaint):
-        node_options.check(OPENSEARCH.version(asked), asked, node, allocator)
+        node_answers.check(OPENSEARCH.version(asked), asked, node, allocator)
 
 
 def test_the_allocator_is_read_from_the_log() -> None:
     line = "[o.o.t.NettyAllocator] creating NettyAllocator with the following configs: [name=unpooled, suggested"
-    assert node_options.logged_allocator(line) == "unpooled"
+    assert node_answers.logged_allocator(line) == "unpooled"
     assert (
-        node_options.logged_allocator("[name=netty_default, fac\nDEBUG -Dio.netty.allocator.type: pooled") == "pooled"
+        node_answers.logged_allocator("[name=netty_default, fac\nDEBUG -Dio.netty.allocator.type: pooled") == "pooled"
     )
-    assert node_options.logged_allocator("DEBUG -Dio.netty.allocator.type: pooled") == "pooled"
-    assert node_options.logged_allocator("nothing of it") is None
+    assert node_answers.logged_allocator("DEBUG -Dio.netty.allocator.type: pooled") == "pooled"
+    assert node_answers.logged_allocator("nothing of it") is None
 
 
 def test_zgc_is_experimental_on_java_11_only() -> None:

@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from ingest_bench.jvm import artifacts
 from ingest_bench.model.target import LaunchPlan
-from ingest_bench.targets import modules, node_options
+from ingest_bench.targets import index, modules, node_answers, node_options
 from ingest_bench.targets.http import NoAnswer
 from ingest_bench.targets.version import Requirements, chosen
 
@@ -76,11 +76,11 @@ class Node:
 
     def index_body(self, asked: TargetOptions, mapping: Mapping[str, Any]) -> dict[str, Any]:
         """The body of an index's creation, with one shard and no replica, unless the mapping says otherwise."""
-        return node_options.index_body(mapping, self.version(asked))
+        return index.body(mapping, self.version(asked))
 
     def bulk_path(self, asked: TargetOptions, workload: Workload) -> str:
         """Where bulk requests go."""
-        kind = f"/{node_options.TYPE}" if self.version(asked).before_7 else ""
+        kind = f"/{index.TYPE}" if self.version(asked).before_7 else ""
         return f"/{workload.index}{kind}/_bulk"
 
     def count_documents(self, http: Http, indices: Sequence[str]) -> int:
@@ -97,9 +97,9 @@ class Node:
     def describe(self, http: Http, asked: TargetOptions, log: Path) -> dict[str, Value]:
         """What the node says about itself; InvalidRun when that is not what was asked."""
         (told,) = http.expect("GET", "/_nodes/_local/jvm,settings")["nodes"].values()
-        allocator = node_options.logged_allocator(log.read_text(encoding="utf-8", errors="replace"))
+        allocator = node_answers.logged_allocator(log.read_text(encoding="utf-8", errors="replace"))
         version = self.version(asked)
-        node_options.check(version, asked, told, allocator)
+        node_answers.check(version, asked, told, allocator)
         return {
             "version": told["version"],
             "java": told["jvm"]["version"],
@@ -107,7 +107,7 @@ class Node:
             "heap_bytes": told["jvm"]["mem"]["heap_max_in_bytes"],
             "allocator": allocator,
             "replaced": ", ".join(f"{old} by {new or 'nothing'}" for old, new in version.replaced.items()),
-            "receive_predictor": node_options.told_receive_predictor(told["settings"]),
+            "receive_predictor": node_answers.told_receive_predictor(told["settings"]),
         }
 
 

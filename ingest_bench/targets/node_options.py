@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import copy
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-from ingest_bench.errors import InvalidRun, SpecError
+from ingest_bench.errors import SpecError
 from ingest_bench.jvm import options
 
 if TYPE_CHECKING:
@@ -21,11 +19,7 @@ if TYPE_CHECKING:
 
 # Language analyzers are in a module that is not published as a jar, and that fails on pip's Java.
 NO_ANALYZERS: Mapping[str, str | None] = {"english": "standard"}
-# The type of every document where there are types (before 7).
-TYPE = "doc"
 _OURS = ("path.", "network.", "http.port", "transport.", "discovery.type", "node.name", "cluster.name")
-_OWN_ALLOCATOR = re.compile(r"NettyAllocator with the following configs: \[name=(\w+)")
-_NETTYS_ALLOCATOR = re.compile(r"-Dio\.netty\.allocator\.type: (\w+)")
 
 LOGGING = """\
 status = error
@@ -234,74 +228,3 @@ def address(version: Version, listen: Endpoint, home: Path) -> tuple[tuple[str, 
         ("path.data", str(home / "data")),
         ("path.logs", str(home / "logs")),
     )
-
-
-def index_body(mapping: Mapping[str, Any], version: Version) -> dict[str, Any]:
-    """The body of an index's creation, as that version understands it: one shard and no replica, unless it says so."""
-    body = copy.deepcopy(dict(mapping))
-    given = body.setdefault("settings", {})
-    flat = given.get("index", given)
-    for key in ("number_of_shards", "number_of_replicas"):
-        if key not in flat and f"index.{key}" not in given:
-            given[f"index.{key}"] = 1 if key == "number_of_shards" else 0
-    _replace(body.get("mappings", {}), version)
-    if version.before_7 and "mappings" in body:
-        body["mappings"] = {TYPE: body["mappings"]}
-    return body
-
-
-def _replace(mapping: dict[str, Any], version: Version) -> None:
-    """Other field types and analyzers, in place, where the version has not those of the mapping."""
-    for key, value in list(mapping.items()):
-        if isinstance(value, dict):
-            _replace(value, version)
-        elif key in ("type", "analyzer") and value in version.replaced:
-            other = version.replaced[value]
-            if other is None:
-                raise SpecError(
-                    f'{version.archive.name} {version.archive.version}: it has no {key} "{value}", the module is not '
-                    "published. Choose another version or workload."
-                )
-            mapping[key] = other
-            mapping.pop("scaling_factor", None)
-
-
-def logged_allocator(log: str) -> str | None:
-    """The allocator that the node's log names: unpooled, opensearch_configured; or Netty's own: pooled, unpooled."""
-    own = _OWN_ALLOCATOR.search(log)
-    if own is not None and own[1] != "netty_default":
-        return own[1]
-    nettys = _NETTYS_ALLOCATOR.search(log)
-    return None if nettys is None else nettys[1]
-
-
-def told_receive_predictor(told: Mapping[str, Any]) -> str:
-    """The receive buffer in the node's settings: "32768b", "65536b..524288b", or "default"."""
-    found = told.get("http", {}).get("netty", {})
-    if "receive_predictor_min" in found:
-        return f"{found['receive_predictor_min']}..{found['receive_predictor_max']}"
-    return str(found.get("receive_predictor_size", "default"))
-
-
-def check(version: Version, asked: TargetOptions, told: Mapping[str, Any], allocator: str | None) -> None:
-    """InvalidRun when the node that answered is not the one that was asked for."""
-    gc = version.gc if asked.gc == "default" else asked.gc
-    beans = tuple(told["jvm"]["gc_collectors"])
-    heap_bytes = told["jvm"]["mem"]["heap_max_in_bytes"]
-    wrong = []
-    if told["version"] != version.archive.version:
-        wrong.append(f"version {version.archive.version} was asked for, it is {told['version']}")
-    if not options.obeyed(gc, beans):
-        wrong.append(f"gc {gc} was asked for, it has {', '.join(beans)}")
-    # Collectors with survivor spaces count one of them less than the heap that was asked for.
-    if not 0.85 * asked.heap_bytes <= heap_bytes <= asked.heap_bytes:
-        wrong.append(f"a heap of {asked.heap_bytes} bytes was asked for, it has {heap_bytes}")
-    if asked.allocator != "default" and (allocator == "unpooled") != (asked.allocator == "unpooled"):
-        wrong.append(f"allocator {asked.allocator} was asked for, its log says {allocator or 'nothing'}")
-    wanted = "..".join(f"{size}b" for size in asked.receive_predictor_bytes) or "default"
-    has = told_receive_predictor(told["settings"])
-    by_setting = any(key.startswith("http.netty.receive_predictor") for key in asked.setting)
-    if has != wanted and not by_setting:
-        wrong.append(f"receive predictor {wanted} was asked for, it has {has}")
-    if wrong:
-        raise InvalidRun(f"server: it does not run as asked: {'; '.join(wrong)}")
