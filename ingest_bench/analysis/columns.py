@@ -37,6 +37,8 @@ COLUMNS: tuple[Column, ...] = (
     # Beyond the first table: the load.
     Column("docs_per_s_mean", "acknowledged documents of the measurement by its length"),
     Column("bytes_measured", "bytes of the requests that were answered within the measurement"),
+    Column("response_ms_p999", "99.9th percentile of the response time"),
+    Column("response_ms_max", "longest response time"),
     Column("service_ms_p50", "median service time (done - sent)"),
     Column("service_ms_p99", "99th percentile of the service time"),
     Column("requests", "requests planned within the measurement"),

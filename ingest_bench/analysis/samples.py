@@ -90,6 +90,8 @@ def measured(samples: Samples, window: Window) -> Mapping[str, Value]:
         "bytes_measured": int(answered["bytes_sent"].sum()),
         "response_ms_p50": _ms(response_ns, 50),
         "response_ms_p99": _ms(response_ns, 99),
+        "response_ms_p999": _ms(response_ns, 99.9),
+        "response_ms_max": _ms(response_ns, 100),
         "service_ms_p50": _ms(service_ns, 50),
         "service_ms_p99": _ms(service_ns, 99),
         "requests": len(planned),

@@ -9,6 +9,8 @@ from ingest_bench.model.load import LoadOptions
 from ingest_bench.model.network import Profile
 from ingest_bench.model.target import TargetOptions
 
+SearchStep = Literal["", "estimate", "ramp", "bisect", "confirm"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
@@ -70,6 +72,20 @@ class Run:
     replicate: int
     instrumented: bool = False
     """Whether costly probes watch this run. Its rates and response times then count nowhere."""
+    step: SearchStep = ""
+    """What a search wants of this run; "": it is no step of one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Search:
+    """What a search for the highest rate looks for. Its runs are added to the plan one by one, as they are decided."""
+
+    goal: str
+    """Such as "p99 < 500ms, errors < 0.1%"."""
+    tolerance_ppm: int = 50_000
+    """How far the lowest rate that misses the goal may be above the highest one that meets it."""
+    most_runs: int = 16
+    """In each cell, the estimate and the confirmation included."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +97,7 @@ class Plan:
     seed: int
     factors: tuple[Factor, ...]
     runs: tuple[Run, ...]
+    search: Search | None = None
 
 
 RunState = Literal["planned", "started", "measured", "oom", "invalid", "failed"]

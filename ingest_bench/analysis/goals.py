@@ -1,0 +1,109 @@
+"""What a rate has to meet: "p99 < 500ms, errors < 0.1%"."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ingest_bench import units
+from ingest_bench.model.results import Value
+
+# Times in the expression are of the response (done - planned), so that a request that had to wait counts its wait.
+_TIMES = {
+    "p50": "response_ms_p50",
+    "p99": "response_ms_p99",
+    "p99.9": "response_ms_p999",
+    "max": "response_ms_max",
+    "service p50": "service_ms_p50",
+    "service p99": "service_ms_p99",
+}
+_ERRORS = "errors"
+_ALLOWED = (
+    'write it like "p99 < 500ms, errors < 0.1%"; allowed are '
+    f"{', '.join(_TIMES)} (times of the response unless they say service) and {_ERRORS} (a share of the requests)"
+)
+_TERM = re.compile(r"\s*(?P<name>[a-z][a-z0-9. ]*?)\s*<\s*(?P<value>[^<>=]+?)\s*")
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """One condition: a number that has to stay below another."""
+
+    name: str
+    below: float
+    """Milliseconds; for errors a share, 0 to 1."""
+
+    @property
+    def column(self) -> str:
+        """The column that it limits; "" for errors, which are two columns."""
+        return _TIMES.get(self.name, "")
+
+    @property
+    def text(self) -> str:
+        """As it is written."""
+        shown = units.format_time(self.below * 1e6) if self.column else units.format_ppm(self.below * 1e6)
+        return f"{self.name} < {shown}"
+
+    def found(self, values: Mapping[str, Value]) -> float | None:
+        """The number of that run, in the limit's unit; None when the run has none."""
+        if self.column:
+            value = values.get(self.column)
+            return float(value) if isinstance(value, (int, float)) else None
+        failed, requests = values.get("requests_failed"), values.get("requests")
+        if not isinstance(failed, int) or not isinstance(requests, int) or not requests:
+            return None
+        return failed / requests
+
+    def shown(self, value: float | None) -> str:
+        """That number for people, such as "p99 812ms"."""
+        if value is None:
+            return f"{self.name} unknown"
+        return f"{self.name} {units.format_time(value * 1e6) if self.column else units.format_ppm(value * 1e6)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """Every condition has to be met."""
+
+    limits: tuple[Limit, ...]
+
+    @property
+    def text(self) -> str:
+        """As it is written."""
+        return ", ".join(limit.text for limit in self.limits)
+
+    @property
+    def shown(self) -> Limit:
+        """The condition that a picture draws: the first about a time, or the first."""
+        return next((limit for limit in self.limits if limit.column), self.limits[0])
+
+    def broken(self, values: Mapping[str, Value]) -> list[str]:
+        """What these numbers miss, each with what was found; a number that is missing is a miss."""
+        seen = [(limit, limit.found(values)) for limit in self.limits]
+        return [limit.shown(value) for limit, value in seen if value is None or value >= limit.below]
+
+
+def parse(text: str) -> Goal:
+    """The goal in that text; ValueError names what is allowed."""
+    limits = tuple(_limit(part) for part in text.split(","))
+    twice = {limit.name for limit in limits if [other.name for other in limits].count(limit.name) > 1}
+    if twice:
+        raise ValueError(f"{text!r} limits {', '.join(sorted(twice))} twice: keep one")
+    return Goal(limits)
+
+
+def _limit(text: str) -> Limit:
+    match = _TERM.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text.strip()!r} is not a condition: {_ALLOWED}")
+    name = " ".join(match["name"].split())
+    if name == _ERRORS:
+        below = units.parse_ppm(match["value"]) / 1e6
+    elif name in _TIMES:
+        below = units.parse_time_ns(match["value"]) / 1e6
+    else:
+        raise ValueError(f"{name!r} is not a number that can be limited: {_ALLOWED}")
+    if below <= 0:
+        raise ValueError(f"{text.strip()!r} can never be met: nothing is below 0")
+    return Limit(name, below)

@@ -1,0 +1,175 @@
+"""The search for the highest rate, against servers that are made up."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import pytest
+
+from ingest_bench.analysis import goals
+from ingest_bench.analysis.search import Found, Next, Outcome, Tried, decide, judge
+from ingest_bench.model.experiment import Search
+from ingest_bench.model.results import Summary
+
+GOAL = goals.parse("p99 < 500ms, errors < 0.1%")
+
+
+def searched(
+    outcome: Callable[[float], Outcome], *, estimate: float = 1000, rules: Search | None = None
+) -> tuple[Found, list[Tried]]:
+    rules = rules or Search(goal=GOAL.text)
+    tried: list[Tried] = []
+    for _ in range(100):
+        decided = decide(tried, rules)
+        if isinstance(decided, Found):
+            return decided, tried
+        reached = estimate if decided.per_s is None else decided.per_s
+        found: Outcome = "met" if decided.per_s is None else outcome(decided.per_s)
+        tried.append(Tried(step=decided.step, per_s=decided.per_s, outcome=found, why="made up", reached_per_s=reached))
+    raise AssertionError("the search does not end")
+
+
+def knee_at(capacity: float) -> Callable[[float], Outcome]:
+    return lambda per_s: "met" if per_s <= capacity else "missed"
+
+
+@pytest.mark.parametrize("capacity", [20, 130, 499, 501, 730, 999, 1000, 3333, 9000])
+def test_the_rate_that_is_found_is_within_the_tolerance_below_the_capacity(capacity: float) -> None:
+    found, tried = searched(knee_at(capacity))
+    assert found.per_s is not None
+    assert capacity / 1.06 <= found.per_s <= capacity
+    assert found.is_knee
+    assert len(tried) <= 16
+
+
+def test_the_last_step_confirms_the_rate_that_is_reported() -> None:
+    found, tried = searched(knee_at(730))
+    assert (tried[-1].step, tried[-1].per_s) == ("confirm", found.per_s)
+    assert [each.step for each in tried[:2]] == ["estimate", "ramp"]
+
+
+def test_a_rate_that_is_not_confirmed_is_not_reported() -> None:
+    seen: dict[float, int] = {}
+
+    def once(per_s: float) -> Outcome:
+        """Between 600 and 800 only the first run meets the goal: a queue that grows slowly."""
+        seen[per_s] = seen.get(per_s, 0) + 1
+        return "met" if per_s <= 600 or (per_s <= 800 and seen[per_s] == 1) else "missed"
+
+    found, tried = searched(once, rules=Search(goal=GOAL.text, most_runs=40))
+    assert found.per_s is not None
+    assert 560 <= found.per_s <= 600
+    assert sum(each.step == "confirm" for each in tried) >= 2
+
+
+def test_a_generator_that_is_the_limit_is_not_a_knee_of_the_server() -> None:
+    found, _ = searched(lambda per_s: "met" if per_s < 1500 else "generator")
+    assert found.per_s is not None
+    assert not found.is_knee
+    assert "the load generator was the limit" in found.said
+
+
+def test_a_goal_that_no_rate_meets_is_given_up() -> None:
+    found, tried = searched(lambda _: "missed")
+    assert found.per_s is None
+    assert "not even" in found.said
+    assert len(tried) < 10
+
+
+def test_a_server_without_a_limit_ends_after_the_most_runs() -> None:
+    found, tried = searched(lambda _: "met", rules=Search(goal=GOAL.text, most_runs=6))
+    assert len(tried) == 6
+    assert tried[-1].step == "confirm"
+    assert not found.is_knee
+    assert "nothing higher was tried" in found.said
+
+
+def test_few_runs_still_end_in_a_confirmed_rate() -> None:
+    found, tried = searched(knee_at(730), rules=Search(goal=GOAL.text, most_runs=5))
+    assert tried[-1].step == "confirm"
+    assert found.per_s is not None
+    assert found.per_s <= 730
+
+
+def test_a_broken_run_is_done_again_once() -> None:
+    estimate = Tried(step="estimate", per_s=None, outcome="met", reached_per_s=1000)
+    broken = Tried(step="ramp", per_s=500, outcome="broken", why="failed: the server ended")
+    assert decide([estimate, broken], Search(goal="")) == Next("ramp", 500)
+    given_up = decide([estimate, broken, broken], Search(goal=""))
+    assert isinstance(given_up, Found)
+    assert "the server ended" in given_up.said
+
+
+def test_the_next_step_follows_from_the_steps_alone() -> None:
+    _, tried = searched(knee_at(730))
+    again = [decide(tried[:count], Search(goal=GOAL.text)) for count in range(len(tried))]
+    assert again == [Next(each.step, each.per_s) for each in tried]
+
+
+def run(state: str = "measured", reason: str = "", **values: float) -> Summary:
+    made = Summary(
+        run="only/1",
+        cell="only",
+        replicate=1,
+        levels={},
+        state="measured",
+        reason=reason,
+        values={"requests": 1000, "requests_failed": 0, "response_ms_p99": 20.0, **values},
+        measure_start_ns=0,
+        measure_end_ns=10 * 10**9,
+    )
+    return dataclasses.replace(made, state=state)  # type: ignore[arg-type]
+
+
+def test_a_run_is_judged_by_every_condition() -> None:
+    assert judge("ramp", 100, run(), GOAL).outcome == "met"
+    slow = judge("ramp", 100, run(response_ms_p99=812.0), GOAL)
+    assert (slow.outcome, slow.why) == ("missed", "p99 812ms")
+    assert judge("ramp", 100, run(requests_failed=1), GOAL).why == "errors 0.1%"
+
+
+def test_a_run_without_the_number_misses_the_goal() -> None:
+    made = run()
+    made.values["response_ms_p99"] = None
+    assert judge("ramp", 100, made, GOAL).why == "p99 unknown"
+
+
+def test_an_estimate_counts_what_was_sent_in_a_second() -> None:
+    assert judge("estimate", None, run(), GOAL).reached_per_s == 100
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "outcome"),
+    [
+        ("oom", "Java heap space", "missed"),
+        ("invalid", "no request was answered within the measurement", "missed"),
+        ("invalid", "generator-bound: requests left 80ms late (p99)", "generator"),
+        ("invalid", "promise broken: mtu", "broken"),
+        ("failed", "the server ended", "broken"),
+    ],
+)
+def test_a_run_that_is_not_valid_says_what_its_reason_says(state: str, reason: str, outcome: str) -> None:
+    assert judge("ramp", 100, run(state, reason), GOAL).outcome == outcome
+
+
+@pytest.mark.parametrize("text", ["p99 < 500ms", "p99.9<2s, errors < 0.1%", "service  p99 < 10ms, max < 3s"])
+def test_a_goal_reads_as_it_is_written(text: str) -> None:
+    assert goals.parse(goals.parse(text).text) == goals.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "allowed are p50, p99, p99.9, max"),
+        ("p98 < 500ms", "'p98' is not a number that can be limited: .*p99.9"),
+        ("p99 > 500ms", "is not a condition"),
+        ("p99 < 500", "is not a time"),
+        ("errors < 3ms", "is not a share"),
+        ("errors < 0%", "can never be met"),
+        ("p99 < 5ms, p99 < 6ms", "limits p99 twice"),
+    ],
+)
+def test_a_wrong_goal_names_what_is_allowed(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        goals.parse(text)
