@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from ingest_bench import advise, jvm, network, probes, report, store
-from ingest_bench.analysis import cells, summary
+from ingest_bench.analysis import cells, knees, summary
 from ingest_bench.errors import SpecError
 from ingest_bench.jvm.compile import classes
 from ingest_bench.jvm.java import Java
 from ingest_bench.model.experiment import Plan, Run
 from ingest_bench.model.results import Measured, RunRecord, Summary
 from ingest_bench.records import from_json
-from ingest_bench.report import tables, whatif
+from ingest_bench.report import knee, tables, whatif
 from ingest_bench.store import Results, RunFolder
 
 
@@ -80,6 +80,8 @@ def write_report(results: Results, found: list[Summary]) -> tuple[Path, ...]:
     if compared:
         files["report/predicted.md"] = tables.markdown(compared, 3).encode()
         files["report/predicted.csv"] = tables.csv_text(compared).encode()
+    # The knee is the main picture of a search.
+    files = knee.files(knees.knees(results.plan, ordered)) | files
     results.write(files)
     return tuple(results.path / name for name in files if name.endswith(".png"))
 

@@ -14,12 +14,12 @@ from ingest_bench.errors import SpecError
 from ingest_bench.facts import memory_bytes
 from ingest_bench.jvm.artifacts import Progress as Download
 from ingest_bench.load import Progress
-from ingest_bench.model.experiment import Cell, Plan
+from ingest_bench.model.experiment import Cell, Plan, Run
 from ingest_bench.model.results import RunRecord, Summary
 from ingest_bench.store import Results
 from ingest_bench.units import format_bytes
 
-_DONE = {"measured", "oom", "invalid"}
+DONE = {"measured", "oom", "invalid"}
 
 
 class Watcher(Protocol):
@@ -80,18 +80,24 @@ def carry_out(results: Results, options: runner.RunOptions, watcher: Watcher) ->
     """The summaries of all runs, after doing each one that was not done yet; tables and pictures are up to date."""
     plan = results.plan
     records_before = results.records()
-    todo = [run for run in plan.runs if run.id not in records_before or records_before[run.id].state not in _DONE]
+    todo = [run for run in plan.runs if run.id not in records_before or records_before[run.id].state not in DONE]
     found = {summary.run: summary for summary in analyse.summaries(results)} if len(todo) < len(plan.runs) else {}
     for number, planned in enumerate(todo, 1):
         watcher.begin(number, planned.id)
-        folder = results.run(planned)
-        record = runner.run(planned, folder, options, on_stage=watcher.stage, on_progress=watcher.load)
-        watcher.stage("analysis")
-        found[planned.id] = analyse.run_summary(plan, planned, folder, record)
-        watcher.end(_said(record, found[planned.id]))
+        found[planned.id] = one(results, planned, options, watcher)
         ordered = [found[run.id] for run in plan.runs if run.id in found]
         analyse.write_tables(results, ordered)
     return cells.in_order(found.values(), plan.factors)
+
+
+def one(results: Results, planned: Run, options: runner.RunOptions, watcher: Watcher) -> Summary:
+    """The summary of one run, after doing it."""
+    folder = results.run(planned)
+    record = runner.run(planned, folder, options, on_stage=watcher.stage, on_progress=watcher.load)
+    watcher.stage("analysis")
+    summary = analyse.run_summary(results.plan, planned, folder, record)
+    watcher.end(_said(record, summary))
+    return summary
 
 
 def _fits(cell: Cell) -> None:

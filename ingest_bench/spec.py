@@ -115,7 +115,7 @@ def _cell(experiment: Experiment, levels: dict[str, str]) -> Cell:
     overrides = {key: value for key, value in network.items() if key != "profile"}
     where = experiment.name
     return Cell(
-        name=_name(levels),
+        name=cell_name(levels),
         levels=levels,
         network=catalog.profile(str(network.get("profile", "loopback")), overrides),
         target=records.from_toml(TargetOptions, tables["target"], f"{where}: target"),
@@ -174,7 +174,8 @@ def _count(value: Any, where: str) -> int:
     return value
 
 
-def _name(levels: Mapping[str, str]) -> str:
+def cell_name(levels: Mapping[str, str]) -> str:
+    """The name of the cell with these levels, also its folder below the results."""
     parts = (f"{key.rpartition('.')[2]}={level}" for key, level in levels.items())
     # It is a folder's name too, and the JVM's options take no path with a comma, a colon, a quote or a space.
     return "+".join(re.sub(r"[^A-Za-z0-9=._-]+", "_", part) for part in parts) or "only"

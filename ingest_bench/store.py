@@ -96,6 +96,10 @@ class Results:
         """The plan as it was written before anything ran."""
         return records.from_json(Plan, read_json(self.path / "plan.json"))
 
+    def replace_plan(self, plan: Plan) -> None:
+        """Write plan.json anew, whole or not at all: a search adds its next step."""
+        write_json(self.path / "plan.json", records.to_json(plan))
+
     def run(self, run: Run) -> RunFolder:
         """The folder of one run."""
         return RunFolder(self.path / run.id)

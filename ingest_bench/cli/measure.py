@@ -9,12 +9,12 @@ from typing import Annotated, Any
 
 import typer
 
-from ingest_bench import analyse, conduct, plan, records, spec, store
+from ingest_bench import analyse, conduct, plan, records, seek, spec, store
 from ingest_bench.cli import report, screen
 from ingest_bench.errors import SpecError
 from ingest_bench.facts import facts
 from ingest_bench.load import track as tracks
-from ingest_bench.model.experiment import Plan
+from ingest_bench.model.experiment import Plan, Search
 from ingest_bench.model.load import LoadOptions, TrackChoice
 from ingest_bench.runner import NetemBackend, RunOptions
 from ingest_bench.store import Results
@@ -32,6 +32,11 @@ Track = Annotated[Path | None, typer.Option(help="A folder with a Rally track or
 TrackParams = Annotated[str, typer.Option(help="Its parameters: NAME:VALUE,… or a JSON file.")]
 Challenge = Annotated[str | None, typer.Option(help="Its challenge (test procedure), when not the default one.")]
 TestMode = Annotated[bool, typer.Option("--test-mode", help="A thousand documents of each file of the track.")]
+FindMax = Annotated[
+    str | None,
+    typer.Option("--find-max", help='Search the highest rate that meets a goal: "p99 < 500ms, errors < 0.1%".'),
+]
+MostRuns = Annotated[int, typer.Option(help="How many runs --find-max may take in each cell.", min=3)]
 Out = Annotated[Path, typer.Option(help="The folder for results.")]
 
 
@@ -56,16 +61,20 @@ def run(  # noqa: PLR0917 - typer takes them all by name
     netem: Annotated[NetemBackend, typer.Option(help="Which netem: the kernel's, or a User-Mode Linux box.")] = "auto",
     java_home: Annotated[Path | None, typer.Option(help="The JDK for the server.")] = None,
     resume: Annotated[Path | None, typer.Option(help="A results folder: do only the runs that it lacks.")] = None,
+    find_max: FindMax = None,
+    most_runs: MostRuns = 16,
 ) -> int:
     """Run an experiment: every cell, measured and drawn."""
     options = RunOptions(netem=netem, java_home=java_home)
     if resume is not None:
-        if experiment or sets or replicates or measure or warm_up or documents or track:
+        if experiment or sets or replicates or measure or warm_up or documents or track or find_max:
             raise SpecError("--resume takes its plan from the folder: give no experiment and no settings beside it")
         results = store.open_results(resume)
         return _carried_out(results, options, conduct.preflight(results.plan, options))
     chosen = _track(track, track_params, challenge, test_mode)
     plans = _plans(experiment, sets, replicates, measure, warm_up, documents, chosen)
+    if find_max is not None:
+        plans = [seek.plan_of(ordered, Search(goal=find_max, most_runs=most_runs)) for ordered in plans]
     told = [conduct.preflight(ordered, options) for ordered in plans]
     codes = [
         _carried_out(store.create(out, ordered, facts()), options, lines)
@@ -79,8 +88,9 @@ def _carried_out(results: Results, options: RunOptions, told: Sequence[str]) -> 
         screen.say(line)
     with screen.downloads() as tell:
         conduct.fetch(results.plan, options, tell)
-    with screen.run_progress(len(results.plan.runs)) as progress:
-        found = conduct.carry_out(results, options, progress)
+    searched = results.plan.search is not None
+    with screen.run_progress(seek.most_runs(results.plan)) as progress:
+        found = (seek if searched else conduct).carry_out(results, options, progress)
     pictures = analyse.write_report(results, found)
     return report.show(results, found, pictures)
 

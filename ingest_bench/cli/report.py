@@ -8,10 +8,10 @@ from typing import Annotated
 import typer
 
 from ingest_bench import analyse, store
-from ingest_bench.analysis import cells
+from ingest_bench.analysis import cells, knees
 from ingest_bench.cli import screen
 from ingest_bench.model.results import Summary
-from ingest_bench.report import issue_rows, tables
+from ingest_bench.report import issue_rows, knee, tables
 from ingest_bench.store import Results
 
 _INVALID = 3
@@ -44,5 +44,17 @@ def show(results: Results, found: list[Summary], pictures: tuple[Path, ...]) -> 
     if pictures:
         screen.say(f"picture: {pictures[0]}")
     screen.say(f"tables:  {results.path / 'summary.csv'}")
+    if results.plan.search is not None:
+        return _show_search(results, found)
     complete = len(found) == len(results.plan.runs) and all(each.state in {"measured", "oom"} for each in found)
     return 0 if complete else _INVALID
+
+
+def _show_search(results: Results, found: list[Summary]) -> int:
+    """Print the steps and the knee of each cell; the exit code: 3 when a cell has no knee."""
+    searched = knees.knees(results.plan, found)
+    head, *rows = knee.rows(searched)
+    screen.table(f"steps, goal: {searched[0].goal.text}", head, rows)
+    for line in knee.said(searched):
+        screen.say(line)
+    return 0 if all(each.found.is_knee for each in searched) else _INVALID
