@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from ingest_bench import units
 from ingest_bench.analysis.knees import Knee
@@ -32,7 +32,7 @@ def knee(knees: Sequence[Knee]) -> bytes:
     """A PNG with one line a cell: the limited number against the planned rate."""
     with style():
         made = figure()
-        top = headed(made, _title(knees), f"goal: {knees[0].goal.text}  ·  open loop, one point a run")
+        top = headed(made, _title(knees), _conditions(knees))
         bottom = footed(made, _notes(knees)) + 0.95 / made.get_figheight()
         axes = made.add_axes((1.15 / WIDTH_IN, bottom, 1 - 1.75 / WIDTH_IN, top - bottom - 0.02))
         _axes(axes, knees)
@@ -57,6 +57,7 @@ def _axes(axes: Axes, knees: Sequence[Knee]) -> None:
         axes.set_yscale("log")
         axes.set_ylabel(f"{'' if limit.name.startswith('service') else 'response '}{limit.name}")
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: units.format_time(value * 1e6)))
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
         axes.yaxis.set_minor_formatter(NullFormatter())
     else:
         axes.set_ylabel(limit.name)
@@ -74,7 +75,9 @@ def _points(each: Knee) -> Iterator[tuple[float, float, str]]:
 
 def _line(axes: Axes, each: Knee, colour: str) -> None:
     points = sorted(_points(each))
-    axes.plot([x for x, _, _ in points], [y for _, y, _ in points], color=colour, linewidth=1.2, alpha=0.6)
+    # Where a rate was run twice the line goes through the worse run: that one decides.
+    worst = {x: y for x, y, _ in points}
+    axes.plot(list(worst), list(worst.values()), color=colour, linewidth=1.2, alpha=0.6)
     for outcome, mark in _MARKS.items():
         chosen = [(x, y) for x, y, kind in points if kind == outcome]
         face = colour if outcome == "met" else "white"
@@ -97,8 +100,9 @@ def _marks(axes: Axes, knees: Sequence[Knee]) -> None:
             continue
         axes.axvline(each.found.per_s, color=FAINT, linewidth=1.2, linestyle=":")
         axes.annotate(
-            f"{each.found.per_s:,.6g}/s", (each.found.per_s, 0), xycoords=("data", "axes fraction"), xytext=(-6, 8),
-            textcoords="offset points", ha="right", fontsize=14, fontweight="bold", color=INK,
+            f"knee {each.found.per_s:,.6g}/s" if each.found.is_knee else f"at least {each.found.per_s:,.6g}/s",
+            (each.found.per_s, 1), xycoords=("data", "axes fraction"), xytext=(-6, -4), textcoords="offset points",
+            ha="right", va="top", fontsize=14, fontweight="bold", color=INK,
         )  # fmt: skip
 
 
@@ -124,6 +128,12 @@ def _title(knees: Sequence[Knee]) -> str:
     if not best.found.is_knee:
         return f"At least {rate} meet the goal{where}"
     return f"{rate} is the most that meets the goal{where}"
+
+
+def _conditions(knees: Sequence[Knee]) -> str:
+    first = next((summary.values for each in knees for _, summary in each.steps), {})
+    known = [str(first[name]) for name in ("target", "workload") if first.get(name)]
+    return "  ·  ".join([f"goal: {knees[0].goal.text}", *known, "open loop, one point a run"])
 
 
 def _notes(knees: Sequence[Knee]) -> list[str]:
