@@ -22,6 +22,8 @@ STATES = {
     "delay": Impairment(delay_ns=20 * MS),
     "uniform jitter": Impairment(delay_ns=20 * MS, jitter_ns=8 * MS),
     "normal jitter": Impairment(delay_ns=20 * MS, jitter_ns=5 * MS, distribution="normal"),
+    "pareto jitter": Impairment(delay_ns=40 * MS, jitter_ns=10 * MS, distribution="pareto"),
+    "paretonormal jitter": Impairment(delay_ns=40 * MS, jitter_ns=10 * MS, distribution="paretonormal"),
     "reorder": Impairment(delay_ns=10 * MS, reorder_ppm=250_000),
     "reorder with a gap": Impairment(delay_ns=10 * MS, reorder_ppm=500_000, reorder_gap=5),
     "duplicate": Impairment(duplicate_ppm=20_000),

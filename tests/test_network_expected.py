@@ -27,8 +27,10 @@ def test_a_full_segment_follows_from_mtu_and_mss(profile: Profile, mss_bytes: in
 
 def test_jitter_is_promised_where_netem_keeps_to_it() -> None:
     assert expected.jitter_ns(Impairment(delay_ns=10 * MS)) is None
-    assert expected.jitter_ns(Impairment(delay_ns=10 * MS, jitter_ns=3 * MS)) == pytest.approx(3 * MS / 3**0.5)
-    assert expected.jitter_ns(Impairment(delay_ns=10 * MS, jitter_ns=3 * MS, distribution="normal")) == 3 * MS
+    assert expected.jitter_ns(Impairment(delay_ns=10 * MS, jitter_ns=3 * MS)) == 3 * MS
+    assert expected.jitter_ns(Impairment(delay_ns=10 * MS, jitter_ns=3 * MS, distribution="normal")) == pytest.approx(
+        4.047 * MS
+    )
     assert expected.jitter_ns(Impairment(delay_ns=10 * MS, jitter_ns=12 * MS)) is None
     assert expected.delay_ns(Impairment(delay_ns=10 * MS, jitter_ns=4 * MS, distribution="normal")) is None
 

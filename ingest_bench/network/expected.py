@@ -25,6 +25,8 @@ _MOST_PROBES_PER_S = 20_000
 _FEWEST_PROBES, _MOST_PROBES = 1000, 10_000
 # A share is known well enough when so many of its events are expected.
 _EVENTS = 30
+# From the first to the third quartile, in jitters: of what is even between -1 and 1, and of iproute2's tables.
+_MIDDLE_HALF = {"uniform": 1.0, "normal": 1.349, "pareto": 0.649, "paretonormal": 0.824}
 _LONG_S = 0.15
 
 
@@ -68,14 +70,14 @@ def longest_delay_s(impairment: Impairment) -> float:
 
 
 def jitter_ns(impairment: Impairment) -> float | None:
-    """The standard deviation of the delay; None where none is promised.
+    """The middle half of the delay, from its first to its third quartile; None where none is promised.
 
-    netem's tables have the jitter as their standard deviation; without a table it is uniform between -jitter and
-    jitter. Each random number keeps its correlation's share of the last one, which narrows the spread.
+    Not the standard deviation: a busy machine's pauses make that as large as a jitter. Each random number keeps its
+    correlation's share of the last one, which narrows the spread.
     """
     if not impairment.jitter_ns or not jitter_fits(impairment) or impairment.delay_correlation_ppm:
         return None
-    return impairment.jitter_ns / math.sqrt(3) if impairment.distribution == "uniform" else float(impairment.jitter_ns)
+    return impairment.jitter_ns * _MIDDLE_HALF[impairment.distribution]
 
 
 def reordered_share(impairment: Impairment) -> float | None:
