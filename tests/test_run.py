@@ -6,8 +6,9 @@ import shutil
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from ingest_bench import conduct, plan, spec, store
+from ingest_bench import advise, analyse, cli, conduct, plan, spec, store
 from ingest_bench.errors import SpecError
 from ingest_bench.load import Progress
 from ingest_bench.model.results import RunRecord, Summary
@@ -56,9 +57,30 @@ def test_a_run_of_each_cell_is_measured_and_its_counts_agree(tmp_path: Path) -> 
     for summary in found:
         assert summary.values["bytes_read"] == summary.values["bytes_sent"]
         assert summary.values["documents_counted"] == summary.values["documents_acked"]
+        assert summary.values["sink_bytes_read"] == summary.values["bytes_sent"]
+        assert summary.values["sink_reads"] == summary.values["reads_recorded"]
     sizes = {summary.values["network"]: summary.values["wire_bytes_p50"] for summary in found}
     assert sizes["ethernet"] == 1514
     assert len((results.path / "summary.csv").read_text().splitlines()) == 3
+
+
+@pytest.mark.jvm
+@pytest.mark.netns
+def test_what_the_sink_allocated_stands_beside_what_its_reads_predict(tmp_path: Path) -> None:
+    text = SINK + 'measure = "2s"\n[factors]\nreceive_predictor = ["16KiB", "64KiB", "64KiB..256KiB"]\n'
+    results, found = carried_out(tmp_path, text)
+    assert {summary.state for summary in found} == {"measured"}, [summary.reason for summary in found]
+    small, large, adaptive = advise.predictions(results, found)
+    assert small.source == large.source == large.cell
+    assert abs(small.error) < 0.10
+    # From its own reads the prediction is exact: the same buffers, counted twice.
+    assert large.error == pytest.approx(0, abs=1e-9)
+    assert adaptive.cost.is_extrapolated
+    analyse.write_report(results, found)
+    assert (results.path / "report/predicted.csv").read_text().count("its own reads") == 1
+    answer = CliRunner().invoke(cli.app, ["recommend", str(results.path)], standalone_mode=False)
+    assert answer.return_value == 0
+    assert answer.output.count("recommended: ") == 3
 
 
 @pytest.mark.jvm

@@ -180,3 +180,38 @@ def test_a_run_that_the_generator_limited_is_invalid_except_against_the_sink() -
 def test_documents_that_replaced_others_are_not_expected_in_the_index_again() -> None:
     assert summary(record={"documents_counted": 6000}, report={"documents_repeated": 1000}).state == "measured"
     assert "1,000 of them again" in summary(report={"documents_repeated": 1000}).reason
+
+
+OWN = {"reads": 100, "bytes_read": 3_500_000, "buffers_allocated": 101, "buffer_bytes_allocated": 101 * 65536}
+
+
+def counted(recorded: int = 100, **own: int) -> Summary:
+    """A run whose server counted itself: the load's port beside that of a question."""
+    ports = {"40000": OWN | own, "50000": {"reads": 7, "bytes_read": 700}}
+    return summary(record={"counters": {"by_peer_port": ports}}, measured={"reads_recorded": recorded})
+
+
+def test_what_the_sink_counted_on_the_load_s_connections_is_in_the_row() -> None:
+    row = counted()
+    assert (row.state, row.reason) == ("measured", "")
+    assert [row.values[name] for name in ("sink_reads", "sink_bytes_read", "sink_buffers")] == [100, 3_500_000, 101]
+    assert row.values["sink_buffer_bytes"] == 101 * 65536
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        (counted(recorded=99), "reads: the sink made 100 of 3,500,000 bytes, 99 of 3,500,000 were recorded"),
+        (counted(bytes_read=3_499_000), "bytes: the load wrote 3,500,000, the sink counted 3,499,000, -1,000"),
+        (
+            summary(measured={"kernel_bytes_read": 3_400_000}),
+            "bytes: the load wrote 3,500,000, the kernel gave 3,400,000, -100,000",
+        ),
+    ],
+)
+def test_counts_of_the_sink_and_of_the_kernel_that_differ_make_a_run_invalid(row: Summary, reason: str) -> None:
+    assert (row.state, row.reason) == ("invalid", reason)
+
+
+def test_what_the_kernel_gave_may_be_all_that_was_sent() -> None:
+    assert summary(measured={"kernel_bytes_read": 3_500_000}).state == "measured"

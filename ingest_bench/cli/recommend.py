@@ -43,4 +43,6 @@ def _show(advice: advise.Advice) -> None:
     screen.table("", head, rows)
     if advice.tlab_bytes is not None:
         screen.say(f"a TLAB held {format_bytes(advice.tlab_bytes)} on average")
-    screen.say(f"recommended: {advice.recommendation.best.buffers}: {advice.recommendation.reason}\n")
+    if any(item.is_extrapolated for item in advice.costs):
+        screen.say("extrapolated: reads filled the recorded buffer, what lay behind is not known: record a larger one")
+    screen.say(f"recommended: {advice.recommendation.reason}\n")
