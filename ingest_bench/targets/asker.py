@@ -17,8 +17,10 @@ def main(host: str, port: int) -> None:
     connection: http.client.HTTPConnection | None = None
     for line in sys.stdin:
         question = json.loads(line)
-        # A kept connection may have died while nobody used it: then the question is asked again on a new one.
-        for was_kept in (True, False) if connection is not None else (False,):
+        # A kept connection may have died while nobody used it: then the question is asked again on a new one. One with
+        # a body is not: the server may have acted on it before it broke off.
+        again = connection is not None and question["body"] is None
+        for was_kept in (True, False) if again else (False,):
             connection = connection or http.client.HTTPConnection(host, port)
             try:
                 answer = _ask(connection, question)
