@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Protocol
 
-from ingest_bench import analyse, faults, network, probes, procedure, records, runner, targets
+from ingest_bench import analyse, faults, network, probes, procedure, runner, targets
 from ingest_bench.analysis import cells
 from ingest_bench.errors import SpecError
 from ingest_bench.facts import memory_bytes
 from ingest_bench.jvm.artifacts import Progress as Download
 from ingest_bench.load import Progress
 from ingest_bench.model.experiment import Cell, Plan, Run
+from ingest_bench.model.network import Profile
 from ingest_bench.model.results import RunRecord, Summary
 from ingest_bench.store import Results
 from ingest_bench.units import format_bytes
@@ -39,25 +40,29 @@ class Watcher(Protocol):
 
 
 def preflight(plan: Plan, options: runner.RunOptions) -> tuple[str, ...]:
-    """Refuse what cannot work before anything starts: SpecError (exit 2) or MissingCapability (exit 4).
-
-    What is returned is for the user to know: what is not done, or done in another way than it is written.
-    """
+    """What `check` says; MissingCapability (exit 4) for what this machine cannot do, before anything starts."""
+    told = check(plan)
+    links: list[tuple[Profile, ...]] = []
     for cell in unique_cells(plan):
-        targets.named(cell.target.name).requirements(cell.target)
-        for name in cell.probes:
-            if name not in probes.PROBES:
-                raise SpecError(f'there is no probe "{name}"; {records.nearest(name, probes.PROBES)}')
-        _fits(cell)
-        faults.check(cell)
-        network.require((cell.network, *faults.states(cell)), options.netem)
-    return told(plan)
+        probes.require(cell.probes)
+        states = (cell.network, *faults.states(cell))
+        if states not in links:
+            network.require(states, options.netem)
+            links.append(states)
+    return told
 
 
-def told(plan: Plan) -> tuple[str, ...]:
-    """What the user should know of each procedure of the plan; SpecError for one that cannot be read."""
+def check(plan: Plan) -> tuple[str, ...]:
+    """What the user should know: what is not done, or done in another way than it is written.
+
+    SpecError (exit 2) for a plan that cannot be carried out by anybody, or not with this machine's memory.
+    """
     lines: dict[str, None] = {}
     for cell in unique_cells(plan):
+        targets.named(cell.target.name).requirements(cell.target)
+        probes.check(cell.probes)
+        _fits(cell)
+        faults.check(cell)
         to_do = procedure.check(cell)
         lines |= dict.fromkeys(f"skipped: {name}" for name in to_do.skipped)
         lines |= dict.fromkeys(f"note: {note}" for note in to_do.notes)
@@ -72,17 +77,19 @@ def fetch(plan: Plan, options: runner.RunOptions, tell: Download) -> None:
 
 
 def unique_cells(plan: Plan) -> Iterator[Cell]:
-    """Each cell of the plan once."""
-    return iter({run.cell.name: run.cell for run in plan.runs}.values())
+    """Each cell of the plan once, and once more with costly probes."""
+    return iter({(run.cell.name, run.instrumented): run.cell for run in plan.runs}.values())
 
 
 def carry_out(results: Results, options: runner.RunOptions, watcher: Watcher) -> list[Summary]:
     """The summaries of all runs, after doing each one that was not done yet; tables and pictures are up to date."""
     plan = results.plan
     records_before = results.records()
-    todo = [run for run in plan.runs if run.id not in records_before or records_before[run.id].state not in DONE]
-    found = {summary.run: summary for summary in analyse.summaries(results)} if len(todo) < len(plan.runs) else {}
-    for number, planned in enumerate(todo, 1):
+    done = {run for run, record in records_before.items() if record.state in DONE}
+    found = {summary.run: summary for summary in analyse.summaries(results) if summary.run in done} if done else {}
+    for number, planned in enumerate(plan.runs, 1):
+        if planned.id in done:
+            continue
         watcher.begin(number, planned.id)
         found[planned.id] = one(results, planned, options, watcher)
         ordered = [found[run.id] for run in plan.runs if run.id in found]

@@ -40,3 +40,9 @@ class MissingCapability(IngestBenchError):
     """This machine cannot do what was asked. `ingest-bench doctor` says what it can."""
 
     exit_code = 4
+
+
+class Interrupted(IngestBenchError):
+    """Ctrl-C or SIGTERM, with a word about what is left to do."""
+
+    exit_code = 130

@@ -131,6 +131,17 @@ def create(base: Path, plan: Plan, facts: Mapping[str, Any]) -> Results:
     return Results(path)
 
 
+def check_writable(base: Path) -> None:
+    """SpecError when results cannot be written there; nothing is made."""
+    place = base.absolute()
+    while not place.exists():
+        place = place.parent
+    if not place.is_dir():
+        raise SpecError(f"{base}: results cannot be written there ({place} is no folder); choose a folder by --out")
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise SpecError(f"{base}: results cannot be written there ({place} is closed); choose a folder by --out")
+
+
 def open_results(path: Path) -> Results:
     """The results of that folder; SpecError when there are none."""
     if not (path / "plan.json").is_file():

@@ -7,16 +7,20 @@ import os
 import shlex
 import signal
 import subprocess
+import threading
 from typing import TYPE_CHECKING
 
 from ingest_bench.errors import RunFailed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
+# A change of credentials clears the death signal, so it is set again after that; and whoever lost us in between has
+# another parent now and looks for itself.
+_WITH_US = ("setpriv", "--pdeathsig", "KILL", "--", "sh", "-c", '[ "$PPID" = "$0" ] || exit 1; exec "$@"')
 
 
 def run(
@@ -29,9 +33,11 @@ def run(
 ) -> str:
     """What the command wrote to its standard output; RunFailed with its words when it fails or takes too long.
 
-    With `check=False` a failure is no error: the answer is both outputs together. The command keeps the descriptors
-    `pass_fds` open until it ends, even when we end before it.
+    With `check=False` a failure is no error: the answer is both outputs together. The command dies with us, unless it
+    is given `pass_fds`: it keeps these descriptors open until it ends, even when we end before it.
     """
+    # The signal follows the thread that forked, and only the main one is sure to stay.
+    alone = bool(pass_fds) or threading.current_thread() is not threading.main_thread()
     try:
         done = subprocess.run(
             argv,
@@ -42,6 +48,7 @@ def run(
             input=stdin,
             check=False,
             pass_fds=pass_fds,
+            preexec_fn=None if alone else _dying_with(os.getpid()),
         )
     except FileNotFoundError:
         raise RunFailed(f"{argv[0]}: this program is not installed (tried: {shlex.join(argv)})") from None
@@ -86,7 +93,7 @@ def start(
             user=user,
             group=user,
             extra_groups=None if user is None else [],
-            preexec_fn=_die_with_parent,  # noqa: PLW1509 - the harness has one thread when it starts children
+            preexec_fn=_dying_with(os.getpid()),  # noqa: PLW1509 - the harness has one thread when it starts children
         )
     except FileNotFoundError:
         raise RunFailed(f"{argv[0]}: this program is not installed (tried: {shlex.join(argv)})") from None
@@ -111,5 +118,17 @@ def is_root() -> bool:
     return os.geteuid() == 0
 
 
-def _die_with_parent() -> None:
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+def with_us(argv: Sequence[str]) -> tuple[str, ...]:
+    """The argv that runs `argv` and dies with us, for use after an entry into a user namespace or a change of uid."""
+    return (*_WITH_US, str(os.getpid()), *argv)
+
+
+def _dying_with(parent: int) -> Callable[[], None]:
+    """What a child does before it runs its program: it asks for the death signal, and ends if that comes too late."""
+
+    def ask() -> None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return ask

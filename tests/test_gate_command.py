@@ -8,7 +8,8 @@ import made_summaries as made
 import pytest
 from typer.testing import CliRunner
 
-from ingest_bench import cli, plan, spec, store
+from ingest_bench import plan, spec, store
+from ingest_bench.cli.app import app
 from ingest_bench.errors import SpecError
 from ingest_bench.report import tables
 
@@ -17,7 +18,7 @@ GATE = '[[threshold]]\ncolumn = "docs_per_s_median"\nat_least = {}\n'
 
 def gate(folder: Path, *more: str) -> tuple[int, str]:
     # The exit code of a command that returns one: `main` does this too.
-    answer = CliRunner().invoke(cli.app, ["gate", str(folder), *more], standalone_mode=False)
+    answer = CliRunner().invoke(app, ["gate", str(folder), *more], standalone_mode=False)
     if answer.exception is not None:
         raise answer.exception
     return answer.return_value, answer.output

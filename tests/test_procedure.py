@@ -152,7 +152,7 @@ def test_the_plan_of_a_track_holds_all_that_repeats_it() -> None:
     assert again == ordered("heap=1g,2g")
     assert again.runs[0].cell.load.track == TrackChoice(path=str(FOLDER), parameters={"bulk_size": 7})
     assert [sent(procedure.check(run.cell), "index-rides").plan.options.bulk_documents for run in again.runs] == [7, 7]
-    assert conduct.told(again) == ("skipped: recent (search)", "skipped: sleep")
+    assert conduct.check(again) == ("skipped: recent (search)", "skipped: sleep")
 
 
 def test_a_parameter_of_a_track_may_be_a_factor() -> None:

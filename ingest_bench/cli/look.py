@@ -27,10 +27,9 @@ def show_list() -> None:
         ("workloads", catalog.WORKLOADS),
     ):
         found = data.files(folder)
-        rows = [[name, str(catalog.table(path).get("description", ""))] for name, path in found.items()]
-        _names(title, rows)
-    _names("targets", [[name, ", ".join(target.versions)] for name, target in targets.TARGETS.items()])
-    _names("probes", [[name, _first_line(probe)] for name, probe in probes.PROBES.items()])
+        screen.names(title, [(name, str(catalog.table(path).get("description", ""))) for name, path in found.items()])
+    screen.names("targets", [(name, ", ".join(target.versions)) for name, target in targets.TARGETS.items()])
+    screen.names("probes", [(name, _first_line(probe)) for name, probe in probes.PROBES.items()])
 
 
 def fetch(
@@ -56,13 +55,6 @@ def doctor() -> None:
         screen.mark(each.present, each.name, each.detail)
         if not each.present and each.remedy:
             screen.say(f"      {each.remedy}")
-
-
-def _names(title: str, rows: list[list[str]]) -> None:
-    screen.heading(title)
-    width = max((len(row[0]) for row in rows), default=0)
-    for name, said in rows:
-        screen.say(f"  {name:<{width}}  {said}")
 
 
 def _first_line(thing: object) -> str:

@@ -11,7 +11,7 @@ import typer
 
 from ingest_bench import analyse, conduct, plan, records, seek, spec, store
 from ingest_bench.cli import report, screen
-from ingest_bench.errors import SpecError
+from ingest_bench.errors import Interrupted, SpecError
 from ingest_bench.facts import facts
 from ingest_bench.load import track as tracks
 from ingest_bench.model.experiment import Plan, Search
@@ -70,29 +70,41 @@ def run(  # noqa: PLR0917 - typer takes them all by name
         if experiment or sets or replicates or measure or warm_up or documents or track or find_max:
             raise SpecError("--resume takes its plan from the folder: give no experiment and no settings beside it")
         results = store.open_results(resume)
-        return _carried_out(results, options, conduct.preflight(results.plan, options))
+        told = conduct.preflight(results.plan, options)
+        _fetch([results.plan], options)
+        return _carried_out(results, options, told)
     chosen = _track(track, track_params, challenge, test_mode)
     plans = _plans(experiment, sets, replicates, measure, warm_up, documents, chosen)
     if find_max is not None:
         plans = [seek.plan_of(ordered, Search(goal=find_max, most_runs=most_runs)) for ordered in plans]
-    told = [conduct.preflight(ordered, options) for ordered in plans]
+    known = [conduct.preflight(ordered, options) for ordered in plans]
+    store.check_writable(out)
+    _fetch(plans, options)
     codes = [
-        _carried_out(store.create(out, ordered, facts()), options, lines)
-        for ordered, lines in zip(plans, told, strict=True)
+        _carried_out(store.create(out, ordered, facts()), options, told)
+        for ordered, told in zip(plans, known, strict=True)
     ]
     return max(codes)
+
+
+def _fetch(plans: Sequence[Plan], options: RunOptions) -> None:
+    with screen.downloads() as tell:
+        for ordered in plans:
+            conduct.fetch(ordered, options, tell)
 
 
 def _carried_out(results: Results, options: RunOptions, told: Sequence[str]) -> int:
     for line in told:
         screen.say(line)
-    with screen.downloads() as tell:
-        conduct.fetch(results.plan, options, tell)
-    searched = results.plan.search is not None
-    with screen.run_progress(seek.most_runs(results.plan)) as progress:
-        found = (seek if searched else conduct).carry_out(results, options, progress)
-    pictures = analyse.write_report(results, found)
-    return report.show(results, found, pictures)
+    try:
+        searched = results.plan.search is not None
+        with screen.run_progress(seek.most_runs(results.plan)) as progress:
+            found = (seek if searched else conduct).carry_out(results, options, progress)
+        return report.show(results, found, analyse.write_report(results, found))
+    except KeyboardInterrupt:
+        raise Interrupted(
+            f"everything that was started is stopped. The rest: ingest-bench run --resume {results.path}"
+        ) from None
 
 
 def show_plan(
@@ -115,6 +127,7 @@ def show_plan(
 
 
 def _show(ordered: Plan) -> None:
+    told = conduct.check(ordered)
     seconds = [_seconds(run.cell.load) for run in ordered.runs]
     keys = [factor.key for factor in ordered.factors]
     rows = [
@@ -122,7 +135,7 @@ def _show(ordered: Plan) -> None:
         for at, (run, lasts) in enumerate(zip(ordered.runs, seconds, strict=True), 1)
     ]
     screen.table(ordered.description, ["#", *keys, "replicate", "about"], rows)
-    for line in conduct.told(ordered):
+    for line in told:
         screen.say(line)
     lasts = f"about {sum(seconds) / 60:.0f} min" if all(seconds) else "each as long as its track takes"
     screen.say(f"{len(rows)} runs, {lasts}.")
@@ -160,7 +173,9 @@ def _plan(
 ) -> Plan:
     if experiment is None and track is None:
         raise SpecError("which experiment? Try: ingest-bench run quickstart (`ingest-bench list` shows all)")
-    fixed: dict[str, Any] = {"measure": measure, "warm_up": warm_up, "documents": documents}
+    # Absolute, as the track's: --resume may be called from another folder.
+    where = str(Path(documents).absolute()) if documents else documents
+    fixed: dict[str, Any] = {"measure": measure, "warm_up": warm_up, "documents": where}
     if track is not None:
         fixed["track"] = {key: value for key, value in records.to_json(track).items() if value is not None}
     found = spec.load(experiment or "track", sets, fixed=fixed, replicates=replicates)

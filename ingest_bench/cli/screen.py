@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 
 from rich.console import Console
@@ -17,6 +18,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.table import Table
+from rich.text import Text
 
 from ingest_bench.load import Progress as LoadProgress
 
@@ -30,19 +32,32 @@ def table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], number
 
     Where it is wider than the terminal: one block a row with a line a column.
     """
-    grid = Table(title=title or None, title_justify="left", header_style="bold")
+    grid = Table(title=Text(title) if title else None, title_justify="left", header_style="bold")
     for at, name in enumerate(head):
         grid.add_column(name, justify="left" if at < numbers_from else "right", no_wrap=True)
     for row in rows:
-        grid.add_row(*row)
-    if OUT.measure(grid).minimum <= OUT.width:
+        grid.add_row(*map(Text, row))
+    # Asked at its own width, rich would say that any table fits: it cuts cells, "no_wrap" or not.
+    if OUT.measure(grid, options=OUT.options.update(width=10_000)).maximum <= OUT.width:
         OUT.print(grid)
         return
-    OUT.print(title, style="bold")
+    if title:
+        heading(title)
     for row in rows:
-        OUT.print(" ".join(row[:numbers_from]), style="bold")
+        heading(" ".join(row[:numbers_from]))
         for name, value in zip(head[numbers_from:], row[numbers_from:], strict=True):
-            OUT.print(f"  {name}: {value}")
+            OUT.print(f"  {name}: {value}", highlight=False, markup=False)
+
+
+def names(title: str, rows: Sequence[tuple[str, str]]) -> None:
+    """Print names, each with a sentence beside it that wraps there."""
+    heading(title)
+    indent = 2 + max((len(name) for name, _ in rows), default=0) + 2
+    for name, said in rows:
+        wrapped = textwrap.wrap(said, max(20, OUT.width - indent)) or [""]
+        say(f"  {name:<{indent - 2}}{wrapped[0]}")
+        for line in wrapped[1:]:
+            say(" " * indent + line)
 
 
 class RunProgress:

@@ -65,7 +65,7 @@ def serve(
     for folder in plan.writable:
         folder.mkdir(parents=True, exist_ok=True)
         give(folder)
-    argv = enter((*drop_privileges(plan), *plan.argv))
+    argv = enter((*drop_privileges(plan), *system.with_us(plan.argv)))
     popen = system.start(argv, stdout=log, cwd=plan.cwd, env=environment(plan))
     try:
         _wait_until_ready(popen, ready, log, timeout_s)
@@ -75,16 +75,14 @@ def serve(
 
 
 def drop_privileges(plan: LaunchPlan) -> tuple[str, ...]:
-    """The start of an argv whose program runs as an unprivileged user and dies with us.
+    """The start of an argv whose program runs as an unprivileged user. It clears the death signal.
 
     An ordinary user is uid 0 inside the link's user namespace, which servers refuse: one namespace deeper it is not.
-    The death signal comes last, because both changes of credentials clear it.
     """
-    death = ("setpriv", "--pdeathsig=KILL")
     if not system.is_root():
-        return ("unshare", "--user", "--map-user=1000", "--map-group=1000", "--", *death, "--")
+        return ("unshare", "--user", "--map-user=1000", "--map-group=1000", "--")
     identity = (f"--reuid={SERVER_UID}", f"--regid={SERVER_UID}", "--clear-groups", "--no-new-privs")
-    return (*death, *identity, *(() if reachable(plan) else _WALK_ANYWHERE), "--")
+    return ("setpriv", *identity, *(() if reachable(plan) else _WALK_ANYWHERE), "--")
 
 
 def reachable(plan: LaunchPlan) -> bool:

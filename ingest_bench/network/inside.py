@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from ingest_bench.network.link import Link
     from ingest_bench.network.sandbox import Namespace
 
-# The death signal is set after entering, since that clears it; so whoever lost us before that must look for itself.
-_WITH_US = ("setpriv", "--pdeathsig", "KILL", "--", "sh", "-c", '[ "$PPID" = "$0" ] || exit 1; exec "$@"')
 _PROCESSES = ("unshare", "--pid", "--fork", "--kill-child=KILL")
 # The first process of a namespace is deaf to signals that it does not handle. It stays a shell; the command is the
 # second one and ends by Ctrl-C as ever.
@@ -41,7 +39,7 @@ def environment(link: Link) -> dict[str, str]:
 def argv(place: Namespace, command: Sequence[str]) -> tuple[str, ...]:
     """The argv that runs a command in a namespace, bound to our process."""
     processes = (*_PROCESSES, "--mount-proc") if _sees_own_processes(place) else _PROCESSES
-    return place.command((*_WITH_US, str(os.getpid()), *processes, "--", *_SHELL, *command))
+    return place.command(system.with_us((*processes, "--", *_SHELL, *command)))
 
 
 def run(link: Link, command: Sequence[str]) -> int:

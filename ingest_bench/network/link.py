@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ingest_bench import system
 from ingest_bench.errors import MissingCapability, RunFailed, SpecError
-from ingest_bench.model.network import Profile
+from ingest_bench.model.network import Impairment, Profile
 from ingest_bench.network import box as boxes
 from ingest_bench.network import commands, netem, offload, places
 from ingest_bench.network.sandbox import Namespace, has_ipv6, sandbox
@@ -17,7 +18,6 @@ from ingest_bench.network.sandbox import Namespace, has_ipv6, sandbox
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ingest_bench.model.network import Impairment
     from ingest_bench.network.places import Box, Direction
 
 
@@ -140,9 +140,18 @@ class Link:
 
 
 def require(states: Sequence[Profile], netem: str = "auto") -> None:
-    """MissingCapability when this machine has no backend for a link that is to be in these states."""
+    """MissingCapability when this machine cannot make a link for these states: found by making it, without netem."""
     if any(state.needs_netem for state in states):
         boxes.choose(netem, states)
+    for state in states:
+        try:
+            with link(dataclasses.replace(state, to_server=Impairment(), to_client=Impairment())):
+                continue
+        except RunFailed as error:
+            raise MissingCapability(
+                f'network profile "{state.name}": this machine cannot make such a link: {error}\n'
+                "`ingest-bench doctor` says what it can."
+            ) from None
 
 
 @contextmanager

@@ -39,8 +39,11 @@ class Namespace:
 
     def command(self, argv: Sequence[str]) -> tuple[str, ...]:
         """The argv that runs `argv` inside. An ordinary user is uid 0 there, with the link's capabilities."""
-        user = ("--user", "--preserve-credentials") if self.in_user_namespace else ()
-        return ("nsenter", "--target", str(self.pid), *user, "--net", "--", *argv)
+        enter = ("nsenter", "--target", str(self.pid))
+        if self.in_user_namespace:
+            # Entering clears the death signal.
+            return (*enter, "--user", "--preserve-credentials", "--net", "--", *system.with_us(argv))
+        return (*enter, "--net", "--", *argv)
 
     def run(self, argv: Sequence[str], *, stdin: str | None = None, check: bool = True) -> str:
         """What the command, run inside, wrote to its standard output."""

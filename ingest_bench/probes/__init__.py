@@ -17,7 +17,7 @@ from __future__ import annotations
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
-from ingest_bench.errors import MissingCapability
+from ingest_bench.errors import MissingCapability, SpecError
 from ingest_bench.probes import oom, recording
 from ingest_bench.probes.allocations import ALLOCATIONS
 from ingest_bench.probes.context import Events, Probe, ReadContext
@@ -26,6 +26,7 @@ from ingest_bench.probes.host import HOST
 from ingest_bench.probes.kernel_reads import KERNEL_READS, capability
 from ingest_bench.probes.oom import OutOfMemory, find_oom
 from ingest_bench.probes.reads import READS
+from ingest_bench.records import nearest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -33,7 +34,19 @@ if TYPE_CHECKING:
 
     from ingest_bench.model.results import Measured
 
-__all__ = ["PROBES", "OutOfMemory", "Probe", "ReadContext", "capability", "find_oom", "jvm_options", "read", "watch"]
+__all__ = [
+    "PROBES",
+    "OutOfMemory",
+    "Probe",
+    "ReadContext",
+    "capability",
+    "check",
+    "find_oom",
+    "jvm_options",
+    "read",
+    "require",
+    "watch",
+]
 
 PROBES: Mapping[str, Probe] = {
     "reads": READS,
@@ -42,6 +55,19 @@ PROBES: Mapping[str, Probe] = {
     "host": HOST,
     "kernel-reads": KERNEL_READS,
 }
+
+
+def check(names: Iterable[str]) -> None:
+    """SpecError for a name that no probe has."""
+    for name in names:
+        if name not in PROBES:
+            raise SpecError(f'there is no probe "{name}"; {nearest(name, PROBES)}')
+
+
+def require(names: Iterable[str]) -> None:
+    """MissingCapability for a probe that this machine cannot have."""
+    if KERNEL_READS in (PROBES[name] for name in names) and not (found := capability()).present:
+        raise MissingCapability(f"{found.name}: {found.detail}. {found.remedy}")
 
 
 # The first with an open flight recorder and unified logging.

@@ -78,9 +78,10 @@ def named(name: str) -> Target:
 
 def fetch(needed: Requirements, java_home: Path | None = None, progress: Progress = artifacts.no_progress) -> Java:
     """The Java to run on; afterwards the cache has all that the version needs, and a run needs no network."""
+    found = java.find(needed.java_version, java_home, full=needed.full_jdk, progress=progress)
     for artifact in needed.artifacts:
         if artifact.packaging == "zip":
             artifacts.unpacked(artifact, progress)
         else:
             artifacts.fetch(artifact, progress)
-    return java.find(needed.java_version, java_home, full=needed.full_jdk, progress=progress)
+    return found

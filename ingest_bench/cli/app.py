@@ -1,0 +1,101 @@
+"""All commands together, and what an error becomes: one message and an exit code."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from importlib import metadata
+from typing import Annotated, TextIO
+
+import typer
+from rich.markup import escape
+from typer.exceptions import TyperException
+
+from ingest_bench.cli import gate, look, measure, net, recommend, report, screen, workload
+from ingest_bench.errors import IngestBenchError, Interrupted, RunFailed
+
+# As a shell says it when a program ends by SIGPIPE. Not 0: what a run had still to do was not done.
+_READER_GONE = 141
+_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
+
+app = typer.Typer(
+    name="ingest-bench",
+    help="Chaos and load testing of network ingest into JVM servers: what the network does to the heap.",
+    epilog="Start with: ingest-bench run quickstart",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+measure.add_to(app)
+report.add_to(app)
+recommend.add_to(app)
+gate.add_to(app)
+look.add_to(app)
+app.add_typer(net.app, name="net")
+app.add_typer(workload.app, name="workload")
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        screen.say(f"ingest-bench {metadata.version('ingest-bench')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+def run(arguments: list[str] | None = None) -> int:
+    """The exit code of a command, carried out; without `arguments`, of the process's own."""
+    try:
+        code = app(arguments, standalone_mode=False)
+        sys.stdout.flush()
+    except TyperException as error:
+        return _misused(error)
+    except Interrupted as error:
+        return _complain(str(error), error.exit_code, word="interrupted")
+    except IngestBenchError as error:
+        return _complain(str(error), error.exit_code)
+    except (SystemExit, BrokenPipeError) as error:
+        if not isinstance(error, BrokenPipeError) and not isinstance(error.__context__, BrokenPipeError):
+            raise
+        # Whoever read our output went away, as `| head` does; rich and typer say it by SystemExit.
+        _silence(sys.stdout)
+        return _READER_GONE
+    except OSError as error:
+        if error.errno == errno.EIO and error.filename is None:
+            # The terminal is gone, and we heard of it by writing there, before the signal.
+            _silence(sys.stdout, sys.stderr)
+            return Interrupted.exit_code
+        if error.errno not in _DISK:
+            raise
+        where = f"{error.filename}: " if error.filename else ""
+        return _complain(f"{where}{error.strerror}", RunFailed.exit_code)
+    if code == Interrupted.exit_code:
+        return _complain("everything that was started is stopped", Interrupted.exit_code, word="interrupted")
+    return code if isinstance(code, int) else 0
+
+
+def _misused(error: TyperException) -> int:
+    """A wrong use of the command; without a text it was no use at all, and the help is printed already."""
+    text = error.format_message().rstrip(".")
+    stop = "" if text.endswith("?") else "."
+    return _complain(f"{text}{stop} `ingest-bench --help` shows what there is.", 2) if text else 2
+
+
+def _complain(text: str, code: int, word: str = "error") -> int:
+    screen.ERRORS.print(f"[bold red]{word}:[/] {escape(text)}", soft_wrap=True, highlight=False)
+    return code
+
+
+def _silence(*streams: TextIO) -> None:
+    """Nobody reads them any more; Python flushes them at its end, and would complain there."""
+    for stream in streams:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
