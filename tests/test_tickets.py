@@ -81,6 +81,14 @@ def test_tickets_that_are_due_at_the_end_and_not_taken_are_told() -> None:
     assert tickets.take() == 0
 
 
+def test_tickets_that_were_due_while_the_clock_had_no_turn_are_unsent() -> None:
+    tickets = OpenLoop(itertools.count(0, MS))
+    start_ns = time.monotonic_ns() - 5 * MS
+    tickets.open(start_ns, start_ns + 3 * MS)
+    tickets.close()
+    assert tickets.unsent() == (start_ns, start_ns + MS, start_ns + 2 * MS)
+
+
 def test_no_ticket_is_planned_at_the_end_or_later_and_who_waits_is_dismissed_by_close() -> None:
     tickets = OpenLoop(itertools.count(0, MS))
     start_ns = time.monotonic_ns()

@@ -93,7 +93,12 @@ class OpenLoop:
         return int(waiter.get())
 
     def close(self) -> None:
-        """No more tickets. Those that are due and not taken are `unsent`."""
+        """No more tickets. Those that are due and not taken are `unsent`, also when the clock is late."""
+        end_ns = min(time.monotonic_ns(), self._end_ns)
+        while not self._over and self._next_ns < end_ns:
+            self.waited += 1
+            self._due.append(self._next_ns)
+            self._plan_next()
         self._over = True
         self._end_ns = 0
         self._alarm.close()
