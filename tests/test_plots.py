@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from ingest_bench.report import headline, plots, plots_layers, plots_time
+from ingest_bench.report.words import separated
 
 FOUR = made.experiment(replicates=2, network=["loopback", "ethernet"], receive_predictor=["32KiB", "512KiB"])
 MANY = made.experiment(
@@ -149,3 +150,10 @@ def test_the_headline_of_allocations_is_for_each_gb_taken() -> None:
 
 def test_a_run_without_series_has_no_picture_over_time() -> None:
     assert plots_time.timeline(FOUR[0]) is None
+
+
+def test_conditions_break_between_their_parts_without_a_dot_at_either_end() -> None:
+    lines = separated([f"part {number}" for number in range(30)], 100).splitlines()
+    assert len(lines) > 1
+    assert all(line.startswith("part") and line[-1].isdigit() and len(line) <= 100 for line in lines)
+    assert separated([]) == ""

@@ -23,7 +23,7 @@ from ingest_bench.report.plots_style import (
     style,
     text_width_in,
 )
-from ingest_bench.report.words import key_text
+from ingest_bench.report.words import key_text, separated
 
 _MARGIN_IN, _GAP_IN = 0.25, 0.35
 _SIZE_IN = 1.05  # "63.9 KiB" at 14 points
@@ -68,7 +68,7 @@ def conditions(summaries: Sequence[Summary]) -> str:
     count = " to ".join(dict.fromkeys([str(runs[0]), str(runs[-1])])) if runs else "0"
     rows = [f"rows: {' · '.join(map(key_text, varying))}"] if varying else []
     common += [*rows, f"{count} run{'s' if count != '1' else ''}{' each' if varying else ''}"]
-    return "\n".join(textwrap.wrap("  ·  ".join(common), 120))
+    return separated(common)
 
 
 def notes(summaries: Sequence[Summary]) -> list[str]:

@@ -22,7 +22,7 @@ from ingest_bench.report.plots_style import (
     png,
     style,
 )
-from ingest_bench.report.words import bytes_text, short, whole
+from ingest_bench.report.words import bytes_text, key_text, separated, short, whole
 
 _BLUE, _RED, _GREEN = PALETTE[0], PALETTE[1], PALETTE[2]
 _LEFT_IN, _RIGHT_IN, _PANEL_IN, _GAP_IN = 1.15, 1.35, 1.25, 0.42
@@ -169,6 +169,10 @@ def _label(axes: Axes, at: float, text: str, colour: str) -> None:
 
 
 def _conditions(run: Summary) -> str:
-    levels = "  ·  ".join(f"{key} {level}" for key, level in run.levels.items())
-    parts = [str(run.values[name]) for name in ("target", "workload") if run.values.get(name)]
-    return "  ·  ".join([*parts, levels or run.cell, f"replicate {run.replicate}"])
+    parts = [str(run.values[name]) for name in ("target", "workload", "network") if run.values.get(name)]
+    levels = [
+        f"{key_text(key)} {level}"
+        for key, level in run.levels.items()
+        if key_text(key) not in ("target", "workload") and not key.startswith("network")
+    ]
+    return separated([*parts, *levels, f"replicate {run.replicate}"])

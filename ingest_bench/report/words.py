@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from ingest_bench import units
 
@@ -42,6 +43,15 @@ def gb_text(value: float) -> str:
 def bytes_text(value: float) -> str:
     """Bytes in powers of 1024 with at most three digits and a space: "33.2 KiB"."""
     return re.sub(r"(?<=[0-9])(?=[A-Z])", " ", units.format_bytes(round(value) if value < 1024 else value))
+
+
+def separated(parts: Sequence[str], characters: int = 120) -> str:
+    """The parts with dots between them, in lines that neither begin nor end with a dot."""
+    lines: list[str] = []
+    for part in parts:
+        longer = f"{lines[-1]}  ·  {part}" if lines else part
+        lines[-1:] = [longer] if len(longer) <= characters else [*lines[-1:], part]
+    return "\n".join(lines)
 
 
 def key_text(key: str) -> str:
