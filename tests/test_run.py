@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from ingest_bench import advise, analyse, cli, conduct, plan, spec, store
+from ingest_bench import advise, analyse, conduct, plan, spec, store
+from ingest_bench.cli.app import app
 from ingest_bench.errors import SpecError
 from ingest_bench.load import Progress
 from ingest_bench.model.results import RunRecord, Summary
@@ -78,7 +79,7 @@ def test_what_the_sink_allocated_stands_beside_what_its_reads_predict(tmp_path: 
     assert adaptive.cost.is_extrapolated
     analyse.write_report(results, found)
     assert (results.path / "report/predicted.csv").read_text().count("its own reads") == 1
-    answer = CliRunner().invoke(cli.app, ["recommend", str(results.path)], standalone_mode=False)
+    answer = CliRunner().invoke(app, ["recommend", str(results.path)], standalone_mode=False)
     assert answer.return_value == 0
     assert answer.output.count("recommended: ") == 3
 
