@@ -58,6 +58,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "facts",
         *PARTS,
     },
+    "calibration": {"jvm", "store", *PARTS},
     "seek": {"conduct", "analyse", "analysis", "runner", "spec", "store", *BASE},
 }
 FENCES = {

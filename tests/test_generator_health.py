@@ -3,7 +3,7 @@ from __future__ import annotations
 import made_runs as made
 import pytest
 
-from ingest_bench.analysis.health import generator_bound, values
+from ingest_bench.analysis.health import generator_bound, remarks, values
 
 MS = 10**6
 
@@ -18,11 +18,23 @@ def test_a_worker_that_needs_a_whole_core_is_the_limit() -> None:
     assert "--processes" in reason
 
 
+@pytest.mark.parametrize(("response_ms", "said"), [(10.0, True), (None, True), (500.0, False)])
+def test_a_late_event_loop_of_a_closed_loop_is_a_remark_and_never_a_verdict(
+    response_ms: float | None, said: bool
+) -> None:
+    late = made.report(loop_lag_p99_ns=100 * MS)
+    assert generator_bound(late, response_ms) == []
+    assert [remark.text.split(" (p99)")[0] for remark in remarks(late, response_ms)] == (
+        ["the load's event loop came around 100ms late"] if said else []
+    )
+
+
 @pytest.mark.parametrize(("response_ms", "bound"), [(10.0, True), (None, True), (500.0, False)])
-def test_a_late_event_loop_is_the_limit_once_it_is_as_long_as_what_is_measured(
+def test_late_requests_of_an_open_loop_are_the_limit_once_that_is_as_long_as_what_is_measured(
     response_ms: float | None, bound: bool
 ) -> None:
-    assert bool(generator_bound(made.report(loop_lag_p99_ns=100 * MS), response_ms)) is bound
+    late = made.report(is_open=True, queue_p99_ns=100 * MS)
+    assert bool(generator_bound(late, response_ms)) is bound
 
 
 def test_an_open_loop_is_judged_by_how_late_requests_left() -> None:

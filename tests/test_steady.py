@@ -55,12 +55,22 @@ def test_a_load_that_is_steady_only_after_the_given_warm_up_is_late() -> None:
     gaps = [0.05] * 50 + [0.01] * 440
     values = steady.values(load(gaps), made.report())
     assert values["steadiness"] == "late"
+    (remark,) = steady.remarks(values)
+    assert "give a longer warm_up" in remark.text
 
 
 def test_a_load_that_slows_down_all_the_time_says_that_it_never_got_steady() -> None:
     gaps = [0.005 + 0.00003 * n for n in range(560)]
     found = steady.of_load(load(gaps), made.report())
     assert (found.from_s, found.reason) == (None, "throughput never got steady")
+    (remark,) = steady.remarks(steady.values(load(gaps), made.report()))
+    assert remark.text.startswith("throughput never got steady")
+    assert not remark.invalidates
+
+
+def test_a_steady_load_and_a_short_one_have_no_remark() -> None:
+    for gaps in ([0.01] * 600, [0.1] * 60):
+        assert steady.remarks(steady.values(load(gaps), made.report())) == []
 
 
 def test_few_requests_say_that_they_are_too_few() -> None:

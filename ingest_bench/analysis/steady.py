@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from ingest_bench.analysis.samples import Samples
 from ingest_bench.model.load import WorkerReport
-from ingest_bench.model.results import Value
+from ingest_bench.model.results import Remark, Value
 
 # MSER-5 (White, Cobb and Spratt, "A comparison of five steady-state truncation heuristics for simulation", 2000):
 # means of 5 values, because single values are too noisy for the statistic.
@@ -19,6 +19,7 @@ _SLOTS = 100
 # A cut in the second half means that the minimum was not reached within the data (the rule of the same authors).
 _LATEST_SHARE = 0.5
 _LEAST_BATCHES = 8
+NEVER = "throughput never got steady"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ def of_load(samples: Samples, report: WorkerReport) -> Steady:
     np.add.at(documents, slot, inside["documents_acked"])
     cut = truncation(documents.tolist())
     if cut is None:
-        return Steady(None, "throughput never got steady")
+        return Steady(None, NEVER)
     return Steady(cut * length_ns / slots / 1e9)
 
 
@@ -80,3 +81,14 @@ def values(samples: Samples, report: WorkerReport) -> dict[str, Value]:
     warm_up_s = (report.warm_up_end_ns - report.started_monotonic_ns) / 1e9
     late = found.from_s is not None and found.from_s > warm_up_s
     return {"steady_after_s": found.from_s, "steadiness": found.reason or ("late" if late else "steady")}
+
+
+def remarks(found: Mapping[str, Value]) -> list[Remark]:
+    """What a reader should know of the warm-up, from the columns; few requests are no news."""
+    after_s, said = found["steady_after_s"], str(found["steadiness"])
+    if isinstance(after_s, float) and said == "late":
+        text = f"steady only {after_s:.1f} s after the start, within the measurement: give a longer warm_up"
+        return [Remark(probe="load", text=text)]
+    if said == NEVER:
+        return [Remark(probe="load", text=f"{NEVER}: measure longer, or look for what drifts")]
+    return []

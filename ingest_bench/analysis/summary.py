@@ -55,6 +55,10 @@ def summarise(
         values |= health.values(report)
         values |= steady.values(samples, report)
         series |= load.series(samples, report)
+        remarks += tuple(health.remarks(report, values["response_ms_p50"]))
+        # A fault is meant to disturb, and a step load is not steady.
+        if not record.faults and cell.load.arrivals.shape in ("closed", "constant", "poisson"):
+            remarks += tuple(steady.remarks(values))
     values |= record.link
     values |= _sizes(histograms)
     values |= readings

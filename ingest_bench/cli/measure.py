@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ingest_bench import analyse, conduct, plan, records, seek, spec, store
+from ingest_bench import analyse, calibration, conduct, plan, records, seek, spec, store
 from ingest_bench.cli import report, screen
 from ingest_bench.errors import Interrupted, SpecError
 from ingest_bench.facts import facts
@@ -94,7 +94,7 @@ def _fetch(plans: Sequence[Plan], options: RunOptions) -> None:
 
 
 def _carried_out(results: Results, options: RunOptions, told: Sequence[str]) -> int:
-    for line in told:
+    for line in (*told, *calibration.told(results.plan, calibration.kept())):
         screen.say(line)
     try:
         searched = results.plan.search is not None

@@ -41,6 +41,9 @@ def show(results: Results, found: list[Summary], pictures: tuple[Path, ...]) -> 
     for summary in found:
         if summary.state not in {"measured", "oom"}:
             screen.say(f"{summary.state}: {summary.run}: {summary.reason}")
+        for remark in summary.remarks:
+            if remark.probe == "load":
+                screen.say(f"note: {summary.run}: {remark.text}")
     if pictures:
         screen.say(f"picture: {pictures[0]}")
     screen.say(f"tables:  {results.path / 'summary.csv'}")

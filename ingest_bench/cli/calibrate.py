@@ -1,0 +1,56 @@
+"""`calibrate`: what this machine can send."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ingest_bench import calibration, conduct, plan, spec, store
+from ingest_bench.cli import screen
+from ingest_bench.errors import RunFailed
+from ingest_bench.facts import facts
+from ingest_bench.runner import RunOptions
+
+# The load generator itself was the limit from here on (`analysis.health`).
+_BUSY_PERCENT = 90
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the commands of this module."""
+    app.command("calibrate")(calibrate)
+
+
+def calibrate(
+    sets: Annotated[list[str], typer.Option("--set", help="A setting or a factor: bulk=55kB processes=1,4.")] = [],  # noqa: B006 - typer copies it
+    out: Annotated[Path, typer.Option(help="The folder for results.")] = Path("results"),
+) -> int:
+    """Measure what this machine can send, against a server that costs little; later runs warn when they ask more."""
+    ordered, options = plan.order(spec.load(calibration.EXPERIMENT, sets)), RunOptions()
+    conduct.preflight(ordered, options)
+    with screen.downloads() as tell:
+        conduct.fetch(ordered, options, tell)
+    results = store.create(out, ordered, facts())
+    with screen.run_progress(len(ordered.runs)) as progress:
+        found = conduct.carry_out(results, options, progress)
+    sent = calibration.measured(ordered, found)
+    if not sent:
+        raise RunFailed(f"calibrate: no run was valid; their reasons are in {results.path / store.SUMMARY}")
+    rows = [
+        [
+            f"{each.body_bytes / 1000:,.1f} kB",
+            str(each.processes),
+            f"{each.requests_per_s:,.0f}",
+            f"{each.requests_per_s * each.body_bytes / 1e6:,.0f}",
+            f"{each.cpu_percent:.0f}",
+        ]
+        for each in sent
+    ]
+    screen.table(ordered.description, ["body", "processes", "requests/s", "MB/s", "CPU of the busiest, %"], rows)
+    if max(each.cpu_percent for each in sent) < _BUSY_PERCENT:
+        screen.say(
+            "note: no load process used its core: the server or other work was the limit. An idle machine says more"
+        )
+    screen.say(f"kept: {calibration.keep(sent)}")
+    return 0

@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import made_runs as made
+import pytest
+
+from ingest_bench import calibration, plan, spec
+from ingest_bench.calibration import Sent
+from ingest_bench.model.experiment import Plan, Run
+from ingest_bench.model.results import Summary
+
+SENT = [
+    Sent(body_bytes=4_000, processes=1, requests_per_s=5_000, cpu_percent=99),
+    Sent(body_bytes=104_000, processes=1, requests_per_s=1_000, cpu_percent=98),
+    Sent(body_bytes=4_000, processes=2, requests_per_s=8_000, cpu_percent=97),
+]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INGEST_BENCH_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize(
+    ("body_bytes", "processes", "most"),
+    [
+        (1_000, 1, 5_000),  # a smaller body is no faster
+        (4_000, 1, 5_000),
+        (54_000, 1, 1 / ((1 / 5_000 + 1 / 1_000) / 2)),
+        (104_000, 1, 1_000),
+        (208_000, 1, 500),  # twice the bytes, twice the time
+        (4_000, 3, 8_000),  # as many processes as were measured
+    ],
+)
+def test_the_most_is_read_between_the_sizes_that_were_measured(body_bytes: int, processes: int, most: float) -> None:
+    assert calibration.most_per_s(SENT, body_bytes, processes) == pytest.approx(most)
+
+
+def test_nothing_measured_says_nothing() -> None:
+    assert calibration.kept() == []
+    assert calibration.most_per_s([], 4_000, 1) is None
+    assert calibration.most_per_s([SENT[2]], 4_000, 1) is None
+
+
+def test_what_is_kept_is_read_again() -> None:
+    assert calibration.keep(SENT) == calibration.path()
+    assert calibration.kept() == SENT
+
+
+def test_a_damaged_file_is_no_calibration() -> None:
+    calibration.keep(SENT).write_text("{")
+    assert calibration.kept() == []
+
+
+def asking(folder: Path, arrivals: str, more: str = "") -> Plan:
+    (folder / "x.toml").write_text(
+        f'[target]\nname = "sink"\n[load]\nworkload = "nyc_taxis"\nbulk = "4000"\n{more}'
+        f'[factors]\narrivals = ["{arrivals}"]\n'
+    )
+    return plan.order(spec.load(str(folder / "x.toml")))
+
+
+@pytest.mark.parametrize("arrivals", ["6000/s", "ramp 10/s..6000/s 5s", "24MB/s", "sine 4000/s 50% 1s"])
+def test_a_rate_that_was_never_reached_is_said_before_the_run(arrivals: str, tmp_path: Path) -> None:
+    (line,) = calibration.told(asking(tmp_path, arrivals), SENT)
+    assert "asks for 6,000 requests/s of 4,000 bytes; this machine sent at most 5,000 with 1 load process (" in line
+
+
+@pytest.mark.parametrize("arrivals", ["4900/s", "closed", "19MB/s"])
+def test_a_rate_that_was_reached_is_no_news(arrivals: str, tmp_path: Path) -> None:
+    assert calibration.told(asking(tmp_path, arrivals), SENT) == ()
+
+
+def test_more_processes_may_send_more(tmp_path: Path) -> None:
+    assert calibration.told(asking(tmp_path, "6000/s", "processes = 2\n"), SENT) == ()
+
+
+def test_a_run_gives_its_rate_and_its_mean_body() -> None:
+    run = Run(id="only/1", cell=made.cell(), replicate=1)
+    planned = Plan(experiment="calibrate", description="", seed=1, factors=(), runs=(run,))
+    summary = Summary(
+        run="only/1",
+        cell="only",
+        replicate=1,
+        levels={},
+        state="measured",
+        reason="",
+        values={"requests": 300, "bytes_measured": 1_200_000, "generator_cpu_percent": 98.0},
+        measure_start_ns=0,
+        measure_end_ns=3 * 10**9,
+    )
+    (sent,) = calibration.measured(planned, [summary, dataclasses.replace(summary, state="invalid")])
+    assert (sent.body_bytes, sent.requests_per_s, sent.processes) == (4_000, 100, 1)
