@@ -25,6 +25,7 @@ def run_summary(plan: Plan, planned: Run, folder: RunFolder, record: RunRecord) 
         folder.load_report(),
         _measured(planned, folder, record),
         experiment=plan.experiment,
+        queries=folder.queries(),
     )
 
 

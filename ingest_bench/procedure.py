@@ -147,14 +147,30 @@ def _of_workload(cell: Cell, listen: Endpoint, out: Path) -> Procedure:
             notes = (f"{found.path.name}: too large to be read before the start; indices named later are not counted",)
     body = target.index_body(cell.target, workload.mapping)
     create = tuple(AdminRequest(method="PUT", path=f"/{quote(name, safe='')}", body=body) for name in indices)
+    _check_queries(options, workload)
     plan = LoadPlan(
-        address=listen, bulk_path=target.bulk_path(cell.target, workload), workload=workload, options=options, out=out
+        address=listen,
+        bulk_path=target.bulk_path(cell.target, workload),
+        search_path=f"/{','.join(quote(name, safe='') for name in indices)}/_search",
+        workload=workload,
+        options=options,
+        out=out,
     )
     return Procedure(
         parts=(Ask(name="index", requests=create), Send(name="load", plan=plan)),
         indices=indices,
         notes=notes,
     )
+
+
+def _check_queries(options: LoadOptions, workload: Workload) -> None:
+    arrivals = options.query_arrivals
+    if options.query_users and not workload.queries:
+        raise SpecError(f"load.query_users: workload {workload.name} has no queries; give it some as [[queries]]")
+    if not options.query_users and arrivals.is_open:
+        raise SpecError("load.query_arrivals: nobody sends queries; say how many users do, such as query_users = 2")
+    if arrivals.shape == "recorded" or arrivals.unit != "requests":
+        raise SpecError('load.query_arrivals: queries have a rate of requests, such as "10/s" or "poisson 10/s"')
 
 
 def _of_track(cell: Cell, choice: TrackChoice, listen: Endpoint, out: Path, *, may_delete: bool) -> Procedure:

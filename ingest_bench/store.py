@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -65,13 +65,13 @@ class RunFolder:
         return records.from_json(RunRecord, table)
 
     def samples(self) -> np.ndarray[Any, np.dtype[Any]]:
-        """Every request of the run, by the moment it was sent. A record that was cut off is left out."""
-        parts = []
-        for path in sorted(self.load.rglob("samples-*.bin")):
-            whole = path.stat().st_size // SAMPLE.itemsize
-            parts.append(np.fromfile(path, dtype=SAMPLE, count=whole))
-        joined = np.concatenate(parts) if parts else np.empty(0, dtype=SAMPLE)
-        return joined[np.argsort(joined["sent_ns"], kind="stable")]
+        """Every bulk request of the run, by the moment it was sent. A record that was cut off is left out."""
+        return _samples(self.load.rglob("samples-*.bin"))
+
+    def queries(self) -> np.ndarray[Any, np.dtype[Any]] | None:
+        """The same of every query; None when the load had none."""
+        files = list(self.load.rglob("queries-*.bin"))
+        return _samples(files) if files else None
 
     def reads(self) -> np.ndarray[Any, np.dtype[Any]]:
         """Every socket read of the load's connections, as the probe `reads` left them; none without it."""
@@ -160,6 +160,15 @@ def read_json(path: Path) -> dict[str, Any]:
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Replace a JSON file, whole or not at all."""
     _replace(path, (json.dumps(value, indent=1, ensure_ascii=False, default=str) + "\n").encode())
+
+
+def _samples(files: Iterable[Path]) -> np.ndarray[Any, np.dtype[Any]]:
+    parts = []
+    for path in sorted(files):
+        whole = path.stat().st_size // SAMPLE.itemsize
+        parts.append(np.fromfile(path, dtype=SAMPLE, count=whole))
+    joined = np.concatenate(parts) if parts else np.empty(0, dtype=SAMPLE)
+    return joined[np.argsort(joined["sent_ns"], kind="stable")]
 
 
 def _fresh(base: Path, stamp: str) -> Path:

@@ -5,7 +5,7 @@ import json
 import pytest
 from bulk_server import bulk_answer
 
-from ingest_bench.load.answers import BrokenAnswerError, all_acked, dechunk, judge, parse_head
+from ingest_bench.load.answers import BrokenAnswerError, all_acked, dechunk, judge, judge_search, parse_head
 
 
 def test_a_head_says_how_long_its_body_is_in_any_case_of_letters() -> None:
@@ -92,3 +92,26 @@ def test_413_is_explained() -> None:
     verdict = judge(413, b"", 10)
     assert verdict.outcome == "http-error"
     assert "http.max_content_length" in verdict.said
+
+
+SEARCHED = b'{"took":3,"timed_out":%s,"_shards":{"total":2,"successful":2,"skipped":0,"failed":%d},"hits":{"hits":[]}}'
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "outcome"),
+    [
+        (200, SEARCHED % (b"false", 0), "ok"),
+        (200, b'{"' + b"x" * 300 + b'":1,' + (SEARCHED % (b"false", 0))[1:], "ok"),
+        (200, SEARCHED % (b"false", 1), "partial"),
+        (200, SEARCHED % (b"true", 0), "partial"),
+        (200, b"hello", "broken-answer"),
+        (200, b"[]", "broken-answer"),
+        (404, b'{"error":{"type":"index_not_found_exception"}}', "http-error"),
+        (429, b"{}", "rejected"),
+    ],
+)
+def test_a_query_is_ok_when_every_shard_answered_in_time(status: int, body: bytes, outcome: str) -> None:
+    raw = bytearray(b"head" + body + b"tail")
+    found, said = judge_search(status, raw, 4, 4 + len(body))
+    assert found == outcome
+    assert bool(said) == (outcome != "ok")

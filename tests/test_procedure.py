@@ -78,6 +78,26 @@ def test_ready_bulk_bodies_go_to_their_own_indices(tmp_path: Path) -> None:
     assert procedure.of(cell(options), LISTEN, Path("out"), may_delete=True).indices == ("a", "b", "nyc_taxis")
 
 
+def test_queries_go_to_every_index() -> None:
+    options = LoadOptions(workload="nyc_taxis", query_users=1, action=BulkAction(indices=2))
+    found = procedure.of(cell(options), LISTEN, Path("out"), may_delete=True)
+    assert sent(found, "load").plan.search_path == "/nyc_taxis-0,nyc_taxis-1/_search"
+
+
+@pytest.mark.parametrize(
+    ("chosen", "message"),
+    [
+        ({"query_arrivals": "10/s"}, "nobody sends queries"),
+        ({"query_users": 1, "query_arrivals": "10docs/s"}, "a rate of requests"),
+        ({"query_users": 1, "query_arrivals": "recorded x"}, "a rate of requests"),
+    ],
+)
+def test_queries_that_cannot_be_sent_are_refused(chosen: dict[str, Any], message: str) -> None:
+    options = records.from_toml(LoadOptions, chosen, "load")
+    with pytest.raises(SpecError, match=message):
+        procedure.check(cell(options))
+
+
 def test_a_track_is_done_step_by_step_and_counts_all_its_indices() -> None:
     found = track()
     assert [one.name for one in found.parts] == [

@@ -132,6 +132,29 @@ def test_a_fault_that_cannot_happen_is_refused_before_anything_starts(tmp_path: 
         conduct.preflight(plan.order(spec.load(str(tmp_path / "x.toml"))), RunOptions())
 
 
+@pytest.mark.jvm
+@pytest.mark.netns
+def test_queries_beside_the_indexing_are_counted_apart_from_it(tmp_path: Path) -> None:
+    mixed = (
+        'measure = "2s"\narrivals = "20/s"\nprocesses = 2\nquery_arrivals = "50/s"\n[factors]\nquery_users = [1, 3]\n'
+    )
+    results, found = carried_out(tmp_path, SINK + mixed)
+    assert len(found) == 2
+    for summary in found:
+        assert summary.state == "measured", summary.reason
+        assert (summary.values["requests"], summary.values["queries"]) == (40, 100)
+        assert summary.values["queries_failed"] == 0
+        assert summary.values["bytes_read"] == summary.values["bytes_sent"]
+        assert summary.values["documents_counted"] == summary.values["documents_acked"] == 60 * 200
+        assert summary.values["query_ms_p50"] is not None
+    folder = results.run(results.plan.runs[0])
+    queries, report = folder.queries(), folder.load_report()
+    assert queries is not None
+    assert report is not None
+    assert len(queries) == 150
+    assert queries["bytes_sent"].sum() + folder.samples()["bytes_sent"].sum() == report.bytes_written
+
+
 TRACK = Path(__file__).parent / "data" / "track"
 
 

@@ -215,3 +215,41 @@ def test_counts_of_the_sink_and_of_the_kernel_that_differ_make_a_run_invalid(row
 
 def test_what_the_kernel_gave_may_be_all_that_was_sent() -> None:
     assert summary(measured={"kernel_bytes_read": 3_500_000}).state == "measured"
+
+
+def with_queries(queries: Samples) -> Summary:
+    sent = 70 * 50_000 + int(queries["bytes_sent"].sum())
+    report = made.report(bytes_written=sent)
+    measured = made.measured(bytes_read=sent)
+    return summarise(made.record(), made.cell(), made.steady(), report, measured, queries=queries)
+
+
+def query(planned_s: float, done_s: float, **changed: Any) -> dict[str, int]:
+    return made.sample(planned_s, done_s, documents=0, bytes_sent=100, **changed) | {"documents_acked": 0}
+
+
+def test_queries_are_counted_apart_from_the_requests() -> None:
+    alone = summary()
+    row = with_queries(made.samples([query(n / 4, n / 4 + 0.1) for n in range(28)]))
+    assert row.state == "measured"
+    assert (row.values["queries"], row.values["queries_per_s_median"], row.values["queries_failed"]) == (20, 4, 0)
+    assert row.values["query_ms_p50"] == pytest.approx(100)
+    for name in ("requests", "response_ms_p99", "docs_per_s_median", "documents_acked"):
+        assert row.values[name] == alone.values[name]
+    assert alone.values["queries"] is None
+
+
+def test_a_query_without_an_answer_may_miss_its_bytes_and_is_a_failed_one() -> None:
+    rows = [query(3, 3.1), query(4, 4.5, outcome="timeout")]
+    sent = 70 * 50_000 + 200
+    measured = made.measured(bytes_read=sent - 100)
+    report = made.report(bytes_written=sent)
+    row = summarise(made.record(), made.cell(), made.steady(), report, measured, queries=made.samples(rows))
+    assert (row.state, row.values["queries_failed"], row.values["queries"]) == ("measured", 1, 2)
+    assert row.values["query_ms_p99"] == pytest.approx(500)
+
+
+def test_a_run_whose_queries_were_never_answered_is_invalid() -> None:
+    row = with_queries(made.samples([query(n, n + 0.1, outcome="http-error", status=404) for n in range(7)]))
+    assert row.state == "invalid"
+    assert row.reason == "no query was answered within the measurement"

@@ -55,6 +55,11 @@ COLUMNS: tuple[Column, ...] = (
     Column("send_delay_ms_p99", "open loop: 99th percentile from due to a user that was free"),
     Column("tickets_waited", "open loop: requests that were due when no user was free"),
     Column("tickets_unsent", "open loop: requests that were due and never sent"),
+    Column("queries_per_s_median", "median of answered queries in each second of the measurement"),
+    Column("query_ms_p50", "median response time of the queries (done - planned)"),
+    Column("query_ms_p99", "99th percentile of it"),
+    Column("queries", "queries planned within the measurement; they are not among the requests"),
+    Column("queries_failed", "of these, the ones that were not answered by every shard"),
     # The wire.
     Column("wire_bytes_p50", "median frame on the wire towards the server, headers included"),
     Column("mss", "TCP's maximum segment size"),

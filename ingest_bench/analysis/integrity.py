@@ -13,12 +13,18 @@ from ingest_bench.model.results import RunRecord, Value
 _READERS = {"bytes_read": "the JVM read", "sink_bytes_read": "the sink counted", "kernel_bytes_read": "the kernel gave"}
 
 
-def verdict(record: RunRecord, samples: Samples, report: WorkerReport | None, values: Mapping[str, Value]) -> list[str]:
+def verdict(
+    record: RunRecord,
+    samples: Samples,
+    report: WorkerReport | None,
+    values: Mapping[str, Value],
+    queries: Samples | None = None,
+) -> list[str]:
     """The reasons why this run is invalid; none for a valid one.
 
     Bytes: what the senders gave to the kernel on the load's connections, from the first byte of the first request to
-    the last byte of the last one, heads included and warm-up included, is what the JVM read from those connections.
-    What the sink counted itself, and what the kernel gave to reads, is held to the same.
+    the last byte of the last one, heads included, queries included and warm-up included, is what the JVM read from
+    those connections. What the sink counted itself, and what the kernel gave to reads, is held to the same.
     Answers are not part of it. Only requests that got no answer (a reset, a timeout, the end of the run) may miss,
     each at most its own bytes.
 
@@ -40,16 +46,25 @@ def verdict(record: RunRecord, samples: Samples, report: WorkerReport | None, va
         return [*reasons, "no request was sent"]
     open_requests = load.unanswered(samples)
     may_miss = int(open_requests["bytes_sent"].sum())
+    if queries is not None:
+        may_miss += int(load.unanswered(queries)["bytes_sent"].sum())
     for column, who in _READERS.items():
         reasons += _bytes(values, column, who, may_miss)
     reasons += _own_reads(values)
     undecided = open_requests["documents"] - open_requests["documents_acked"] - open_requests["documents_failed"]
     reasons += _documents(values, int(undecided.sum()))
     window = load.window_of(report)
-    done = (samples["done_ns"] >= window.start_ns) & (samples["done_ns"] < window.end_ns)
-    if not (done & load.outcome(samples, "ok", "partial", "rejected")).any():
+    if not (_done(samples, window) & load.outcome(samples, "ok", "partial", "rejected")).any():
         reasons.append("no request was answered within the measurement")
+    if queries is not None and not (_done(queries, window) & load.outcome(queries, "ok")).any():
+        reasons.append("no query was answered within the measurement")
     return reasons
+
+
+def _done(samples: Samples, window: load.Window) -> Samples:
+    """Which samples ended within the measurement, as booleans."""
+    inside: Samples = (samples["done_ns"] >= window.start_ns) & (samples["done_ns"] < window.end_ns)
+    return inside
 
 
 def _bytes(values: Mapping[str, Value], column: str, who: str, may_miss: int) -> list[str]:

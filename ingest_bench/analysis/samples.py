@@ -100,6 +100,24 @@ def measured(samples: Samples, window: Window) -> Mapping[str, Value]:
     }
 
 
+def queried(queries: Samples, window: Window) -> Mapping[str, Value]:
+    """The numbers of the queries that were sent beside the indexing, within the measurement."""
+    inside = (queries["planned_ns"] >= window.start_ns) & (queries["planned_ns"] < window.end_ns)
+    planned = queries[inside]
+    timed = planned[~outcome(planned, *_WITHOUT_RESPONSE)]
+    response_ns = timed["done_ns"] - timed["planned_ns"]
+    good = queries[outcome(queries, "ok")]
+    second = (good["done_ns"] - window.start_ns) // 10**9
+    answered = np.bincount(second[(second >= 0) & (second < window.seconds)], minlength=window.seconds)
+    return {
+        "queries_per_s_median": float(np.median(answered)) if window.seconds else None,
+        "query_ms_p50": _ms(response_ns, 50),
+        "query_ms_p99": _ms(response_ns, 99),
+        "queries": len(planned),
+        "queries_failed": int((~outcome(planned, "ok")).sum()),
+    }
+
+
 def series(samples: Samples, report: WorkerReport) -> dict[str, Series]:
     """Throughput and response time of each second from the load's start, warm-up included, in CLOCK_REALTIME."""
     if not len(samples):

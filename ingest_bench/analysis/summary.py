@@ -34,6 +34,7 @@ def summarise(
     measured: Iterable[Measured],
     *,
     experiment: str = "",
+    queries: Samples | None = None,
 ) -> Summary:
     """Everything that is known of one run: a value for each column, None where a number is unavailable.
 
@@ -52,6 +53,8 @@ def summarise(
         values["bytes_sent"] = report.bytes_written
         values |= own_counts(record.counters, report.local_ports)
         values |= load.measured(samples, load.window_of(report))
+        if queries is not None:
+            values |= load.queried(queries, load.window_of(report))
         values |= health.values(report)
         values |= steady.values(samples, report)
         series |= load.series(samples, report)
@@ -69,7 +72,7 @@ def summarise(
         values["recovery_s"] = faults.recovery_s(series["docs_per_s"], record.faults, start_ns, end_ns)
     state, reason = record.state, record.reason
     if state == "measured":
-        reasons = integrity.verdict(record, samples, report, values)
+        reasons = integrity.verdict(record, samples, report, values, queries)
         # Without a server that costs anything the generator is always the limit: that is what the sink is for.
         if report is not None and cell.target.name != "sink":
             reasons += health.generator_bound(report, values["response_ms_p50"])

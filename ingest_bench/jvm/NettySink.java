@@ -380,6 +380,8 @@ public final class NettySink {
             answer = SHARDS;
         } else if (path.startsWith("/_cluster/health")) {
             answer = "{\"status\":\"green\",\"timed_out\":false}";
+        } else if (path.endsWith("/_search")) {
+            answer = "{\"took\":0,\"timed_out\":false," + SHARDS.substring(1, SHARDS.length() - 1) + ",\"hits\":{\"hits\":[]}}";
         } else if (path.endsWith("/_stats")) {
             answer = "{\"_all\":{\"total\":{\"merges\":{\"current\":0}}}}";
         } else if (method == HttpMethod.PUT) {

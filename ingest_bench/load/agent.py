@@ -110,8 +110,9 @@ class Agent:
         if self._worker is not None:
             self._worker.stop(orderly=True)
             system.stop(self._worker.popen)
-            self._wire.send_file(self._worker.plan.samples)
-            self._wire.send_file(self._worker.plan.report)
+            plan = self._worker.plan
+            for path in (*plan.sample_files, plan.report):
+                self._wire.send_file(path)
         self._collected = True
 
 

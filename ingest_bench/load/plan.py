@@ -34,6 +34,8 @@ class LoadPlan:
     corpus: str | None = None
     """The file that `options.documents` names, checked, and unpacked where workers share it."""
     corpus_is_bulk: bool = False
+    search_path: str = ""
+    """Where queries go, when there are users that send them."""
     step: Step | None = None
     """A bulk step of a track: its files are sent, each once, in place of the workload's documents."""
     pool_bytes: int = POOL_BYTES
@@ -57,20 +59,43 @@ class LoadPlan:
         return range(self.worker, self.users, self.workers)
 
     @property
+    def own_query_users(self) -> range:
+        """The numbers of this worker's users that send queries."""
+        return range(self.worker, self.options.query_users, self.workers)
+
+    @property
     def request_head(self) -> bytes:
-        """The head of each request, up to and with "content-length: "."""
-        headers = {"host": self.host_header or str(self.address), "content-type": "application/x-ndjson"}
+        """The head of each bulk request, up to and with "content-length: "."""
+        headers = {"content-type": "application/x-ndjson"}
         if self.options.gzip:
             headers["content-encoding"] = "gzip"
-        lines = "".join(f"{name}: {value}\r\n" for name, value in (headers | self.headers).items())
         query = bulk_query(self.options.action)
-        path = self.bulk_path + (query.replace("?", "&") if "?" in self.bulk_path else query)
+        return self._head(self.bulk_path + (query.replace("?", "&") if "?" in self.bulk_path else query), headers)
+
+    @property
+    def search_head(self) -> bytes:
+        """The head of each query, up to and with "content-length: "."""
+        return self._head(self.search_path, {"content-type": "application/json"})
+
+    def _head(self, path: str, own: dict[str, str]) -> bytes:
+        headers = {"host": self.host_header or str(self.address)} | own | self.headers
+        lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         return f"POST {path} HTTP/1.1\r\n{lines}content-length: ".encode()
 
     @property
     def samples(self) -> Path:
         """The file of this worker's samples."""
         return self.out / f"samples-{self.worker}.bin"
+
+    @property
+    def queries(self) -> Path:
+        """The file of this worker's samples of queries: they are never among those of bulks."""
+        return self.out / f"queries-{self.worker}.bin"
+
+    @property
+    def sample_files(self) -> tuple[Path, ...]:
+        """The files of samples that this worker writes."""
+        return (self.samples, self.queries) if self.own_query_users else (self.samples,)
 
     @property
     def report(self) -> Path:

@@ -65,7 +65,7 @@ class RemoteWorker:
     def assign(self, plan: LoadPlan) -> None:
         """It prepares this share of the load, in a folder of its own machine."""
         self.plan = plan
-        for old in (plan.samples, plan.report):
+        for old in (plan.samples, plan.queries, plan.report):
             old.unlink(missing_ok=True)
         before = self._measure_clock()
         self._clock = ClockOffset(worker=plan.worker, before_ns=before[0], round_trip_ns=before[1])
@@ -106,12 +106,13 @@ class RemoteWorker:
             after = self._measure_clock()
             self._clock = dataclasses.replace(self._clock, after_ns=after[0])
             self._wire.send(collect=True)
-            self._wire.receive_file(self.plan.samples)
-            self._wire.receive_file(self.plan.report)
+            for path in (*self.plan.sample_files, self.plan.report):
+                self._wire.receive_file(path)
         except RunFailed as error:
             raise RunFailed(f"{self.name}: its samples did not arrive: {error}") from None
         offset_ns = (self._clock.before_ns + self._clock.after_ns) // 2
-        shift_samples(self.plan.samples, -offset_ns)
+        for path in self.plan.sample_files:
+            shift_samples(path, -offset_ns)
         report = read_report(self.plan, self.name)
         return None if report is None else shifted(report, self._clock, offset_ns)
 

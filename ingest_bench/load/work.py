@@ -32,6 +32,7 @@ class Work:
     def __init__(self, *, address: Endpoint, supply: Supply, recorder: KeepsSamples, users: range) -> None:
         self.address = address
         self.tickets: Tickets = ClosedLoop()
+        self.query_tickets: Tickets = ClosedLoop()
         self.supply = supply
         self.recorder = recorder
         self.traffic = Traffic()
@@ -80,10 +81,9 @@ class Work:
         self._answered = True
 
     def failed(self, said: str, failures: Mapping[str, int]) -> None:
-        """A request failed, or some of its items did."""
+        """A bulk failed, or some of its items did."""
         self.item_failures.update(failures)
-        if said and (said in self._errors or len(self._errors) < _KINDS_OF_ERRORS):
-            self._errors[said] += 1
+        self.note(said)
         if self._answered:
             return
         now_ns = time.monotonic_ns()
@@ -91,6 +91,11 @@ class Work:
         self._first_failure_ns = self._first_failure_ns or now_ns
         if self._failed_requests >= self._users and now_ns - self._first_failure_ns > _HOPELESS_NS:
             self.give_up()
+
+    def note(self, said: str) -> None:
+        """Something went wrong that the report tells."""
+        if said and (said in self._errors or len(self._errors) < _KINDS_OF_ERRORS):
+            self._errors[said] += 1
 
     def give_up(self) -> None:
         """No more tickets: nothing has succeeded."""
@@ -102,7 +107,12 @@ class Work:
     def stop(self) -> None:
         """No more tickets; requests that wait for their answer still get it."""
         self.stopped = True
+        self.close_tickets()
+
+    def close_tickets(self) -> None:
+        """No more tickets, for nobody."""
         self.tickets.close()
+        self.query_tickets.close()
 
     def errors(self) -> tuple[str, ...]:
         """What went wrong, the most frequent first, each with its count."""

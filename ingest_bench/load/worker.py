@@ -13,11 +13,13 @@ import os
 import signal
 import sys
 import time
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import gevent
 from gevent.socket import wait_read
+from locust import User
 from locust.env import Environment
 
 from ingest_bench.errors import IngestBenchError
@@ -28,6 +30,7 @@ from ingest_bench.load.recorder import OUTCOME_INDEX, Recorder
 from ingest_bench.load.supply import Supply
 from ingest_bench.load.tickets import OpenLoop
 from ingest_bench.load.users.bulk import TicketUser
+from ingest_bench.load.users.search import SearchUser
 from ingest_bench.load.work import Work
 from ingest_bench.model.load import WorkerReport
 from ingest_bench.records import to_json
@@ -49,20 +52,27 @@ def main(path: Path) -> int:
     os.set_blocking(1, False)
     try:
         plan = plans.read(path)
-        with Recorder(plan.samples) as recorder:
-            return _load(plan, recorder)
+        with Recorder(plan.samples) as recorder, _recorder_of_queries(plan) as queries:
+            return _load(plan, recorder, queries)
     except IngestBenchError as error:
         _say(phase="failed", error=str(error))
         return 3
 
 
-def _load(plan: LoadPlan, recorder: Recorder) -> int:
+def _recorder_of_queries(plan: LoadPlan) -> AbstractContextManager[Recorder | None]:
+    return Recorder(plan.queries) if plan.own_query_users else nullcontext()
+
+
+def _load(plan: LoadPlan, recorder: Recorder, queries: Recorder | None) -> int:
     work = Work(address=plan.address, supply=Supply(plan), recorder=recorder, users=plan.own_users)
     if plan.options.arrivals.is_open:
         work.tickets = OpenLoop(_offsets(plan, work))
-    environment = Environment(user_classes=[_user_class(plan, work)])
-    runner = environment.create_local_runner()
-    runner.start(len(plan.own_users), spawn_rate=max(1, len(plan.own_users)))
+    classes: list[type[User]] = [_user_class(plan, work)]
+    if queries is not None:
+        classes.append(_search_class(plan, work, queries))
+    users = len(plan.own_users) + len(plan.own_query_users)
+    runner = Environment(user_classes=classes).create_local_runner()
+    runner.start(users, spawn_rate=max(1, users))
     gevent.wait([runner.spawning_greenlet])
     # What was built so far lives to the end: no collection needs to look at it.
     gc.collect()
@@ -70,7 +80,7 @@ def _load(plan: LoadPlan, recorder: Recorder) -> int:
     _say(phase="ready")
     start_ns = _heard_start()
     lag, cpu_ns = LoopLag(), time.process_time_ns()
-    end_ns = _run(plan, work, recorder, runner, start_ns)
+    end_ns = _run(plan, work, [one for one in (recorder, queries) if one is not None], runner, start_ns)
     cpu_ns = time.process_time_ns() - cpu_ns
     lag.close()
     _drain(work, runner)
@@ -80,6 +90,9 @@ def _load(plan: LoadPlan, recorder: Recorder) -> int:
     for planned_ns in () if plan.step is not None else work.tickets.unsent():
         recorder.add(planned_ns, end_ns, end_ns, 0, 0, 0, 0, 0, OUTCOME_INDEX["cut-off"], -1)
     recorder.flush()
+    if queries is not None:
+        for planned_ns in work.query_tickets.unsent():
+            queries.add(planned_ns, end_ns, end_ns, 0, 0, 0, 0, 0, OUTCOME_INDEX["cut-off"], -1)
     if not work.answered and not work.hopeless:
         work.give_up()
     report = _report(plan, work, start_ns, end_ns, cpu_ns, lag)
@@ -130,12 +143,34 @@ def _report(plan: LoadPlan, work: Work, start_ns: int, end_ns: int, cpu_ns: int,
 def _user_class(plan: LoadPlan, work: Work) -> type[TicketUser]:
     own = {
         "abstract": False,
+        "fixed_count": len(plan.own_users),
         "work": work,
         "head": plan.request_head,
         "retries": plan.options.retries,
         "timeout_ns": plan.options.timeout_ns,
     }
     return type("BulkUser", (TicketUser,), own)
+
+
+def _search_class(plan: LoadPlan, work: Work, recorder: Recorder) -> type[SearchUser]:
+    options, queries = plan.options, plan.workload.queries
+    if options.query_arrivals.is_open:
+        # Another seed than that of the bulks: they must not be due at the same moments.
+        times = schedule(options.query_arrivals, seed=options.seed + 1)
+        work.query_tickets = OpenLoop(striped(times, plan.worker, min(plan.workers, options.query_users)))
+    own = {
+        "abstract": False,
+        "fixed_count": len(plan.own_query_users),
+        "work": work,
+        "recorder": recorder,
+        "numbers": iter(plan.own_query_users),
+        "head": plan.search_head,
+        "queries": tuple(json.dumps(query.body).encode() for query in queries),
+        "weights": tuple(query.weight for query in queries),
+        "seed": options.seed,
+        "timeout_ns": options.timeout_ns,
+    }
+    return type("SearchUser", (SearchUser,), own)
 
 
 def _heard_start() -> int:
@@ -150,7 +185,7 @@ def _heard_start() -> int:
     return int(json.loads(heard)["start_ns"])
 
 
-def _run(plan: LoadPlan, work: Work, recorder: Recorder, runner: Any, start_ns: int) -> int:
+def _run(plan: LoadPlan, work: Work, recorders: list[Recorder], runner: Any, start_ns: int) -> int:
     """The end of the measurement: as planned, earlier after SIGTERM, without bodies or without hope."""
     warm_up_end_ns = start_ns + plan.options.warm_up_ns
     end_ns = warm_up_end_ns + plan.options.measure_ns
@@ -158,6 +193,7 @@ def _run(plan: LoadPlan, work: Work, recorder: Recorder, runner: Any, start_ns: 
     gevent.sleep(max(0, start_ns - time.monotonic_ns()) / 1e9)
     work.end_ns = end_ns
     work.tickets.open(start_ns, end_ns)
+    work.query_tickets.open(start_ns, end_ns)
     work.gate.set()
     while True:
         now_ns = time.monotonic_ns()
@@ -166,13 +202,14 @@ def _run(plan: LoadPlan, work: Work, recorder: Recorder, runner: Any, start_ns: 
         phase = "warm-up" if now_ns < warm_up_end_ns else "measure"
         left_s = None if plan.until_sent else round((end_ns - now_ns) / 1e9, 1)
         _say(phase=phase, documents=work.acked, seconds_left=left_s)
-        recorder.flush()
+        for recorder in recorders:
+            recorder.flush()
         runner.user_greenlets.join(timeout=min(_PROGRESS_S, (end_ns - now_ns) / 1e9))
 
 
 def _drain(work: Work, runner: Any) -> None:
     """No request is waiting for its answer any more."""
-    work.tickets.close()
+    work.close_tickets()
     limit_ns = time.monotonic_ns() + _DRAIN_NS
     while runner.user_count and time.monotonic_ns() < limit_ns:
         _say(phase="drain", documents=work.acked, seconds_left=(limit_ns - time.monotonic_ns()) / 1e9)

@@ -130,7 +130,7 @@ class LocalWorker:
 
 def start_local(plan: LoadPlan, enter: Enter) -> LocalWorker:
     """A worker in the namespace that `enter` enters, preparing."""
-    for old in (plan.samples, plan.report):
+    for old in (plan.samples, plan.queries, plan.report):
         old.unlink(missing_ok=True)
     argv = enter((sys.executable, "-m", "ingest_bench.load.worker", str(plan.write())))
     with plan.log.open("wb") as log:

@@ -81,6 +81,10 @@ class LoadOptions:
     arrivals: Arrivals = Arrivals()
     retries: int = 5
     """How often documents that were rejected with 429 are sent again."""
+    query_users: int = 0
+    """Users that send the workload's queries beside the indexing, in connections of their own."""
+    query_arrivals: Arrivals = Arrivals()
+    """When queries are due. Rates count requests."""
     processes: int = 1
     warm_up_ns: int = 3 * 10**9
     measure_ns: int = 10 * 10**9
