@@ -67,7 +67,8 @@ def run(  # noqa: PLR0917 - typer takes them all by name
     """Run an experiment: every cell, measured and drawn."""
     options = RunOptions(netem=netem, java_home=java_home)
     if resume is not None:
-        if experiment or sets or replicates or measure or warm_up or documents or track or find_max:
+        of_track = track or track_params or challenge or test_mode
+        if experiment or sets or replicates or measure or warm_up or documents or of_track or find_max:
             raise SpecError("--resume takes its plan from the folder: give no experiment and no settings beside it")
         results = store.open_results(resume)
         told = conduct.preflight(results.plan, options)

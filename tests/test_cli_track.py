@@ -1,0 +1,67 @@
+"""`run --track` and `plan --track` as a user types them: what is told, and what is refused with exit code 2."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from ingest_bench import cli
+
+TRACK = str(Path(__file__).parent / "data" / "track")
+
+
+def typed(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["ingest-bench", *words])
+    return cli._run()
+
+
+def test_the_plan_of_a_track_says_what_it_skips(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert typed(monkeypatch, "plan", "--track", TRACK, "--set", "heap=1g,2g") == 0
+    said = capsys.readouterr().out
+    assert "skipped: recent (search)\nskipped: sleep\n" in said
+    assert "2 runs, each as long as its track takes. Nothing was started." in said
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("run", "--track", "/nowhere"), "/nowhere: is no track: neither track.json nor workload.json is in it"),
+        (("run", "--track", TRACK, "--challenge", "apend"), 'no procedure "apend"; did you mean "append"?'),
+        (("run", "--track", TRACK, "--track-params", "bulk_sise:5"), 'no parameter "bulk_sise"; did you mean'),
+        (("run", "--track", TRACK, "--track-params", "bulk_size"), '"bulk_size" is not NAME:VALUE'),
+        (("run", "--track", TRACK, "--documents", "x.json"), "load.documents: the track says it"),
+        (("run", "--track", TRACK, "--measure", "5s"), "load.measure: the track says it"),
+        (("run", "--track", TRACK, "--set", "users=5"), "load.users: the track says it"),
+        (("run", "quickstart", "--challenge", "append"), "belong to --track DIR: which track?"),
+        (("run", "quickstart", "--test-mode"), "belong to --track DIR: which track?"),
+        (("run", "--resume", "results", "--track", TRACK), "--resume takes its plan from the folder"),
+        (("run", "--resume", "results", "--test-mode"), "--resume takes its plan from the folder"),
+        (("run",), "which experiment?"),
+        (("run", "quickstart", "--set", "query_arrivals=5/s"), "nobody sends queries"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    words: tuple[str, ...],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert typed(monkeypatch, *words) == 2
+    assert message in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_corpus_that_is_missing_is_named_with_where_it_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(TRACK, tmp_path / "track"))
+    (folder / "rides.json").unlink()
+    assert typed(monkeypatch, "run", "--track", str(folder)) == 2
+    assert "download it from https://example.org/corpora/" in capsys.readouterr().err
