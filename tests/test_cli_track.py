@@ -22,8 +22,9 @@ def test_the_plan_of_a_track_says_what_it_skips(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert typed(monkeypatch, "plan", "--track", TRACK, "--set", "heap=1g,2g") == 0
-    said = capsys.readouterr().out
-    assert "skipped: recent (search)\nskipped: sleep\n" in said
+    # A narrow terminal breaks lines.
+    said = " ".join(capsys.readouterr().out.split())
+    assert "skipped: recent (search) skipped: sleep" in said
     assert "2 runs, each as long as its track takes. Nothing was started." in said
 
 

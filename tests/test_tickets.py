@@ -94,8 +94,9 @@ def test_no_ticket_is_planned_at_the_end_or_later_and_who_waits_is_dismissed_by_
     start_ns = time.monotonic_ns()
     tickets.open(start_ns, start_ns + 3 * MS)
     user = gevent.spawn(taken, tickets)
-    while time.monotonic_ns() < start_ns + 5 * MS:
-        gevent.sleep(0.001)
+    # Not "until 5 ms are over": on a busy machine they are over before the first switch to anybody.
+    for _ in range(5):
+        gevent.sleep(0.002)
     assert not user.ready()
     tickets.close()
     planned = [planned_ns - start_ns for planned_ns, _ in user.get(timeout=60)]
