@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
 
-from ingest_bench import cli
+from ingest_bench.cli import app
 
 TRACK = str(Path(__file__).parent / "data" / "track")
 
 
-def typed(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["ingest-bench", *words])
-    return cli._run()
+def typed(*words: str) -> int:
+    return app.run(list(words))
 
 
-def test_the_plan_of_a_track_says_what_it_skips(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert typed(monkeypatch, "plan", "--track", TRACK, "--set", "heap=1g,2g") == 0
+def test_the_plan_of_a_track_says_what_it_skips(capsys: pytest.CaptureFixture[str]) -> None:
+    assert typed("plan", "--track", TRACK, "--set", "heap=1g,2g") == 0
     # A narrow terminal breaks lines.
     said = " ".join(capsys.readouterr().out.split())
     assert "skipped: recent (search) skipped: sleep" in said
@@ -54,15 +50,13 @@ def test_what_cannot_work_is_refused_before_anything_starts(
     message: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert typed(monkeypatch, *words) == 2
+    assert typed(*words) == 2
     assert message in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
-def test_a_corpus_that_is_missing_is_named_with_where_it_is(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_corpus_that_is_missing_is_named_with_where_it_is(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     folder = Path(shutil.copytree(TRACK, tmp_path / "track"))
     (folder / "rides.json").unlink()
-    assert typed(monkeypatch, "run", "--track", str(folder)) == 2
+    assert typed("run", "--track", str(folder)) == 2
     assert "download it from https://example.org/corpora/" in capsys.readouterr().err
