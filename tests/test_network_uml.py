@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -129,6 +128,35 @@ def qdiscs(made: Link) -> dict[str, Any]:
     return {found["dev"]: found for found in json.loads(made.box.run(("tc", "-j", "-s", "qdisc", "show")))}
 
 
+def counts(made: Link) -> dict[str, int]:
+    """Packets on their way to the server and back, as each kernel counted them."""
+    devices = []
+    for end in made.ends:
+        shown = json.loads(end.namespace.run(("ip", "-j", "-s", "link", "show", "dev", end.device)))
+        devices.append(shown[0]["stats64"])
+    client, server = devices
+    shaped = qdiscs(made)["to-server"]
+    return {
+        "asked": client["tx"]["packets"],
+        "dropped": shaped["drops"],
+        "passed": shaped["packets"],
+        "arrived": server["rx"]["packets"],
+        "answered": server["tx"]["packets"],
+        "returned": client["rx"]["packets"],
+    }
+
+
+def settled(look: Callable[[], dict[str, int]]) -> dict[str, int]:
+    """What is seen once nothing is under way any more: twice the same, half a second apart."""
+    until, last = time.monotonic() + 30, look()
+    while time.monotonic() < until:
+        time.sleep(0.5)
+        last, before = look(), last
+        if last == before:
+            break
+    return last
+
+
 def within(tries: int, attempt: Callable[[], tuple[bool, Any]]) -> None:
     """One attempt of a few is good: a busy machine makes packets late, and chance is chance."""
     seen = []
@@ -232,13 +260,15 @@ def _uml() -> None:
 @pytest.mark.netem
 @pytest.mark.usefixtures("_uml")
 class TestWithPackets:
-    def test_a_round_trip_takes_both_delays_and_little_more(self) -> None:
+    def test_a_round_trip_takes_both_delays_and_at_best_little_more(self) -> None:
         with link(both(Impairment(delay_ns=25 * MS)), netem="uml") as made:
             assert made.backend == "uml"
 
+            # The quickest: at a load of 14 on two cores the median was 63 ms, the machine's time and not netem's.
             def attempt() -> tuple[bool, float]:
-                took_s = statistics.median(ping(made, 60))
-                return 0.050 <= took_s < 0.0525, took_s
+                quickest_s = min(ping(made, 60))
+                assert quickest_s >= 0.050
+                return quickest_s < 0.0525, quickest_s
 
             within(5, attempt)
             found = qdiscs(made)
@@ -246,15 +276,18 @@ class TestWithPackets:
             assert {found[name]["options"]["delay"]["delay"] for name in NAMES} == {0.025}
 
     def test_one_percent_of_loss_is_one_percent_and_nothing_else_is_lost(self) -> None:
-        profile = Profile(name="x", to_server=Impairment(loss_ppm=10_000))
-        with link(profile, netem="uml") as made:
+        with link(Profile(name="x", to_server=Impairment(loss_ppm=10_000)), netem="uml") as made:
 
             def attempt() -> tuple[bool, Any]:
-                count, before = 6000, qdiscs(made)["to-server"]["drops"]
-                came = len(ping(made, count))
-                dropped = qdiscs(made)["to-server"]["drops"] - before
-                spread = 2.576 * math.sqrt(count * 0.01 * 0.99)  # the 99% interval of a binomial count
-                return came + dropped == count and abs(dropped - count * 0.01) < spread, (came, dropped)
+                before = counts(made)
+                ping(made, 6000)
+                # By the kernel's counters: a client that gives up on a late answer must not look like a loss.
+                now = settled(lambda: {name: count - before[name] for name, count in counts(made).items()})
+                assert now["asked"] == 6000
+                assert now["asked"] == now["dropped"] + now["passed"] == now["dropped"] + now["arrived"]
+                assert now["answered"] == now["returned"]
+                spread = 2.576 * math.sqrt(6000 * 0.01 * 0.99)  # the 99% interval of a binomial count
+                return abs(now["dropped"] - 60) < spread, now
 
             within(4, attempt)
 
