@@ -70,6 +70,17 @@ def test_the_published_row_stands_beneath_ours_for_each_gb_ingested() -> None:
     assert mine[head.index("outside TLABs: objects/GB")] == "8,000"
 
 
+def test_a_published_row_claims_only_the_levels_that_the_issue_says() -> None:
+    runs = [
+        made.changed(run, levels={"receive_predictor": "64KiB", "allocator": allocator}, cell=allocator)
+        for allocator in ("pooled", "unpooled")
+        for run in ours(receive_predictor_bytes=64 << 10)
+    ]
+    runs = [made.changed(run, values={"receive_predictor_bytes": 64 << 10}) for run in runs]
+    rows = [row[:2] for row in es23185.table(runs, ALL)]
+    assert rows == [["", "allocator"], ["ours", "pooled"], ["published", ""], ["ours", "unpooled"], ["published", ""]]
+
+
 def test_rates_come_from_the_run_without_costly_probes() -> None:
     head, mine, _ = es23185.table(ours(docs_per_s_median=1.0), ALL)
     assert int(mine[head.index("docs/s, median")].replace(",", "")) > 1000

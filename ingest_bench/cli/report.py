@@ -35,7 +35,12 @@ def show(results: Results, found: list[Summary], pictures: tuple[Path, ...]) -> 
     screen.table(results.plan.description, head, rows)
     issue, compared = issue_rows(found), analyse.predicted(results, found)
     if issue:
-        screen.table("beside Elasticsearch issue 23185", issue[0], issue[1:], len(cells.varying(found)) + 1)
+        screen.table(
+            "beside Elasticsearch issue 23185",
+            issue[0],
+            issue[1:],
+            (len(cells.varying(found)) or len(found[0].levels)) + 1,
+        )
     if compared:
         screen.table("receive buffers: predicted beside measured", compared[0], compared[1:], 3)
     for summary in found:

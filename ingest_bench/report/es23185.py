@@ -51,7 +51,7 @@ def table(summaries: Sequence[Summary], published: Sequence[Published]) -> list[
         levels = [row.levels.get(key, "") for key in keys]
         made.append(["ours", *levels, *(_ours(row, shown) for shown in _COLUMNS)])
         made += [
-            ["published", *levels, *(_theirs(theirs, shown) for shown in _COLUMNS)]
+            ["published", *_their_levels(theirs, row, keys), *(_theirs(theirs, shown) for shown in _COLUMNS)]
             for theirs in _published(row, published)
         ]
     return made
@@ -81,6 +81,12 @@ def _published(row: CellRuns, published: Sequence[Published]) -> list[Published]
     networks = [item for item in published if item.network is not None]
     found = [matching(items, str(workload), predictor, heap, network) for items in (heaps, networks)]
     return [item for item in found if item is not None]
+
+
+def _their_levels(theirs: Published, row: CellRuns, keys: Sequence[str]) -> list[str]:
+    """The levels that the issue's row shares; "" for what it does not say, such as the allocator or the bulk size."""
+    known = {"workload": True, "receive predictor": True, "heap": theirs.heap_bytes, "network": theirs.network}
+    return [row.levels.get(key, "") if known.get(key_text(key)) else "" for key in keys]
 
 
 def _our_value(row: CellRuns, shown: _Shown) -> float | None:
