@@ -11,7 +11,6 @@ from ingest_bench import units
 from ingest_bench.analysis.knees import Knee
 from ingest_bench.report.plots_style import (
     FAINT,
-    INK,
     RULE,
     WIDTH_IN,
     colours,
@@ -34,12 +33,12 @@ def knee(knees: Sequence[Knee]) -> bytes:
         made = figure()
         top = headed(made, _title(knees), _conditions(knees))
         bottom = footed(made, _notes(knees)) + 0.95 / made.get_figheight()
-        axes = made.add_axes((1.15 / WIDTH_IN, bottom, 1 - 1.75 / WIDTH_IN, top - bottom - 0.02))
+        axes = made.add_axes((1.15 / WIDTH_IN, bottom, 1 - 1.75 / WIDTH_IN, top - bottom - 0.45 / made.get_figheight()))
         _axes(axes, knees)
         paint = colours(each.cell for each in knees)
         for each in knees:
             _line(axes, each, paint[each.cell])
-        _marks(axes, knees)
+        _marks(axes, knees, paint)
         _legend(axes, knees, paint)
         return png(made)
 
@@ -87,7 +86,7 @@ def _line(axes: Axes, each: Knee, colour: str) -> None:
         )  # fmt: skip
 
 
-def _marks(axes: Axes, knees: Sequence[Knee]) -> None:
+def _marks(axes: Axes, knees: Sequence[Knee], paint: Mapping[str, str]) -> None:
     """The limit across, and each knee down to the axis."""
     limit = knees[0].goal.shown
     axes.axhline(limit.below, color=_LIMIT, linewidth=1.6, linestyle=(0, (5, 3)))
@@ -95,14 +94,15 @@ def _marks(axes: Axes, knees: Sequence[Knee]) -> None:
         limit.text, (0, limit.below), xycoords=("axes fraction", "data"), xytext=(8, 5), textcoords="offset points",
         color=_LIMIT, fontsize=13, fontweight="bold",
     )  # fmt: skip
-    for each in knees:
+    for number, each in enumerate(knees):
         if each.found.per_s is None:
             continue
-        axes.axvline(each.found.per_s, color=FAINT, linewidth=1.2, linestyle=":")
+        axes.axvline(each.found.per_s, color=paint[each.cell], linewidth=1.2, linestyle=":")
         axes.annotate(
             f"knee {each.found.per_s:,.6g}/s" if each.found.is_knee else f"at least {each.found.per_s:,.6g}/s",
-            (each.found.per_s, 1), xycoords=("data", "axes fraction"), xytext=(-6, -4), textcoords="offset points",
-            ha="right", va="top", fontsize=14, fontweight="bold", color=INK,
+            (each.found.per_s, 1), xycoords=("data", "axes fraction"), textcoords="offset points",
+            xytext=(-6, -4 - 20 * number),
+            ha="right", va="top", fontsize=14, fontweight="bold", color=paint[each.cell],
         )  # fmt: skip
 
 
@@ -115,7 +115,9 @@ def _legend(axes: Axes, knees: Sequence[Knee], paint: Mapping[str, str]) -> None
     if len(knees) > 1:
         for each in knees:
             axes.plot([], [], color=paint[each.cell], linewidth=3, label=each.cell)
-    axes.legend(loc="upper left", bbox_to_anchor=(0, 0.88), frameon=False, fontsize=12)
+    if seen:
+        # Above the panel: inside it would cover points.
+        axes.legend(loc="lower left", bbox_to_anchor=(-0.01, 1.0), ncols=6, frameon=False, fontsize=12)
 
 
 def _title(knees: Sequence[Knee]) -> str:

@@ -1,0 +1,63 @@
+"""The table and the picture of a search."""
+
+from __future__ import annotations
+
+import pytest
+
+from ingest_bench.analysis import goals
+from ingest_bench.analysis.knees import Knee
+from ingest_bench.analysis.search import Found, Outcome, Tried
+from ingest_bench.model.results import Summary
+from ingest_bench.report import knee
+
+GOAL = goals.parse("p99 < 500ms, errors < 0.1%")
+
+
+def step(per_s: float | None, p99_ms: float, outcome: Outcome) -> tuple[Tried, Summary]:
+    summary = Summary(
+        run=f"only/{per_s}",
+        cell="only",
+        replicate=1,
+        levels={},
+        state="measured",
+        reason="",
+        values={"requests": 1000, "requests_failed": 5, "response_ms_p99": p99_ms, "docs_per_s_mean": 12_345.6},
+    )
+    return Tried(
+        step="estimate" if per_s is None else "ramp",
+        per_s=per_s,
+        outcome=outcome,
+        why="p99 812ms",
+        reached_per_s=per_s or 1000,
+    ), summary
+
+
+def searched(cell: str, beyond: Outcome = "missed") -> Knee:
+    steps = (step(None, 30, "met"), step(500, 40, "met"), step(1000, 812, beyond), step(710, 95, "met"))
+    return Knee(cell=cell, goal=GOAL, steps=steps, found=Found(710, steps[2][0], "710 requests/s meets the goal"))
+
+
+def test_every_step_is_a_row_in_the_order_in_which_it_was_decided() -> None:
+    head, first, *rest = knee.rows([searched("ethernet")])
+    assert head[2] == "requests/s"
+    assert first == ["ethernet", "estimate", "closed", "1,000", "12,346", "30", "0.50%", ""]
+    assert [row[2] for row in rest] == ["500", "1,000", "710"]
+    assert [row[-1] for row in rest] == ["met", "missed", "met"]
+
+
+def test_a_search_leaves_a_table_and_a_picture_of_every_cell() -> None:
+    files = knee.files([searched("ethernet"), searched("wan-50ms", "generator")])
+    assert set(files) == {"report/knee.png", "report/knee.md", "report/steps.csv"}
+    assert files["report/knee.png"].startswith(b"\x89PNG")
+    assert b"wan-50ms: 710 requests/s meets the goal" in files["report/knee.md"]
+    assert len(files["report/steps.csv"].splitlines()) == 9
+
+
+def test_where_nothing_was_searched_there_is_no_file() -> None:
+    assert knee.files([]) == {}
+
+
+@pytest.mark.parametrize("goal", ["errors < 1%", "service p99 < 1s"])
+def test_a_search_without_a_number_still_has_its_picture(goal: str) -> None:
+    empty = Knee(cell="", goal=goals.parse(goal), steps=(), found=Found(None, None, "not finished"))
+    assert knee.files([empty])["report/knee.png"].startswith(b"\x89PNG")
