@@ -2,11 +2,14 @@
 
 `start(plan, enter)` starts the children; nothing here imports Locust or gevent, only the children do.
 
-    plan.py          what a child is told (a JSON file)      worker.py      the child: Locust as a library
-    supervisor.py    starts the children, merges reports     work.py        what the users of one child share
-    tickets.py       when the next request is due            users/         one file a protocol
-    connection.py    HTTP/1.1 on a plain socket              answers.py     what an answer says (pure)
-    recorder.py      every sample on disk                    supply.py      what is sent
+    supervisor.py    one start, one report, for all workers    plan.py         what a worker is told (a JSON file)
+    workers.py       a worker that is a child of ours          worker.py       that child: Locust as a library
+    remote.py        a worker on another machine               agent.py        that machine's side; wire.py between
+    work.py          what the users of a worker share          users/          one file a protocol
+    arrivals.py      when requests are due (pure)              tickets.py      who gives them to users; alarm.py
+    connection.py    HTTP/1.1 on a plain socket                answers.py      what an answer says (pure)
+    recorder.py      every sample on disk                      health.py       how the generator itself is
+    supply.py        bodies for each user                      locustfile.py   the user for anybody's locustfile
 """
 
 from __future__ import annotations
