@@ -48,6 +48,9 @@ class Meter:
         self.udp.setsockopt(socket.IPPROTO_IP, _IP_MTU_DISCOVER, _IP_PMTUDISC_PROBE)
         self.udp.bind((address, 0))
         self.tcp = socket.create_server((address, 0))
+        # A sender keeps its segments below half of the largest window that it was offered (tcp_bound_to_half_wnd):
+        # with the default buffer a loopback's MSS of 65483 would depend on how soon the window grew.
+        self.tcp.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
 
     def ports(self) -> dict[str, int]:
         """Where this end listens."""
