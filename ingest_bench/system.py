@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import shlex
-import signal
+import shutil
 import subprocess
-import threading
 from typing import TYPE_CHECKING
 
 from ingest_bench.errors import RunFailed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-_PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None, use_errno=True)
+# Not by a preexec_fn: Python then runs the hooks of os.register_at_fork, where a Ctrl-C is printed and forgotten.
+_DYING = ("setpriv", "--pdeathsig", "KILL", "--")
 # A change of credentials clears the death signal, so it is set again after that; and whoever lost us in between has
 # another parent now and looks for itself.
-_WITH_US = ("setpriv", "--pdeathsig", "KILL", "--", "sh", "-c", '[ "$PPID" = "$0" ] || exit 1; exec "$@"')
+_WITH_US = (*_DYING, "sh", "-c", '[ "$PPID" = "$0" ] || exit 1; exec "$@"')
 
 
 def run(
@@ -36,11 +34,10 @@ def run(
     With `check=False` a failure is no error: the answer is both outputs together. The command dies with us, unless it
     is given `pass_fds`: it keeps these descriptors open until it ends, even when we end before it.
     """
-    # The signal follows the thread that forked, and only the main one is sure to stay.
-    alone = bool(pass_fds) or threading.current_thread() is not threading.main_thread()
+    _check_program(argv)
     try:
         done = subprocess.run(
-            argv,
+            argv if pass_fds else (*_DYING, *argv),
             capture_output=True,
             text=True,
             errors="replace",
@@ -48,12 +45,7 @@ def run(
             input=stdin,
             check=False,
             pass_fds=pass_fds,
-            preexec_fn=None if alone else _dying_with(os.getpid()),
         )
-    except FileNotFoundError:
-        raise RunFailed(f"{argv[0]}: this program is not installed (tried: {shlex.join(argv)})") from None
-    except PermissionError:
-        raise RunFailed(f"{argv[0]}: this user may not run it (tried: {shlex.join(argv)})") from None
     except subprocess.TimeoutExpired:
         raise RunFailed(f"{shlex.join(argv)}: no end after {timeout_s:g} s") from None
     if not check:
@@ -79,11 +71,12 @@ def start(
     Call it from the main thread: the death signal follows the thread that forked. `user` drops to that uid and gid.
     A path as `stdout` is appended to.
     """
+    _check_program(argv)
     opened = None if stdout is None or isinstance(stdout, int) else stdout.open("ab")
     output = stdout if stdout is None or isinstance(stdout, int) else opened
     try:
         return subprocess.Popen(
-            argv,
+            with_us(argv),
             stdin=stdin,
             stdout=output,
             stderr=stderr,
@@ -93,10 +86,7 @@ def start(
             user=user,
             group=user,
             extra_groups=None if user is None else [],
-            preexec_fn=_dying_with(os.getpid()),  # noqa: PLW1509 - the harness has one thread when it starts children
         )
-    except FileNotFoundError:
-        raise RunFailed(f"{argv[0]}: this program is not installed (tried: {shlex.join(argv)})") from None
     finally:
         if opened is not None:
             opened.close()
@@ -123,12 +113,9 @@ def with_us(argv: Sequence[str]) -> tuple[str, ...]:
     return (*_WITH_US, str(os.getpid()), *argv)
 
 
-def _dying_with(parent: int) -> Callable[[], None]:
-    """What a child does before it runs its program: it asks for the death signal, and ends if that comes too late."""
-
-    def ask() -> None:
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
-
-    return ask
+def _check_program(argv: Sequence[str]) -> None:
+    """RunFailed for a program that cannot be run, in place of the error of whoever should start it."""
+    for program in (_DYING[0], argv[0]):
+        if shutil.which(program) is None:
+            trouble = "this user may not run it" if os.path.exists(program) else "this program is not installed"  # noqa: PTH110
+            raise RunFailed(f"{program}: {trouble} (tried: {shlex.join(argv)})")

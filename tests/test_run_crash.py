@@ -55,8 +55,11 @@ def reach(command: Command, stage: str) -> None:
     told, needed = STAGES[stage]
     for event in told:
         command.until(event)
-    seen = running(command)
-    assert all(part in seen for part in needed), seen
+    # A process that is about to become another program has no command line for a moment.
+    for _ in range(100):
+        if all(part in running(command) for part in needed):
+            return
+    raise AssertionError(f"{needed} are not all among {running(command)}")
 
 
 def readable(place: Place, capsys: pytest.CaptureFixture[str], stage: str) -> None:

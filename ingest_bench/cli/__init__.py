@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from pathlib import Path
 from types import FrameType
 
 
 def main() -> None:
     """Run the command and end the process: 0 pass, 1 gate, 2 usage, 3 invalid, 4 cannot, 130 Ctrl-C."""
+    sys.unraisablehook = _again
     signal.signal(signal.SIGTERM, _interrupt)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         # Asked afterwards, a terminal that is gone is none any more.
@@ -40,3 +42,13 @@ def _hang_up(terminals: list[int]) -> None:
 
 def _interrupt(_signal: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt
+
+
+def _again(ignored: sys.UnraisableHookArgs) -> None:
+    """A Ctrl-C that came where Python forgets exceptions, such as in a `__del__`, comes once more."""
+    if not isinstance(ignored.exc_value, KeyboardInterrupt):
+        sys.__unraisablehook__(ignored)
+        return
+    once_more = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT))
+    once_more.daemon = True
+    once_more.start()
