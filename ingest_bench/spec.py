@@ -15,7 +15,7 @@ from ingest_bench.model.network import Profile
 from ingest_bench.model.target import TargetOptions
 
 _TABLES: Mapping[str, type] = {"network": Profile, "target": TargetOptions, "load": LoadOptions}
-_TOP = ("description", "replicates", "seed", "probes", "costly_probes", "factors", "fault", *_TABLES)
+TOP = ("description", "replicates", "seed", "probes", "costly_probes", "factors", "fault", *_TABLES)
 _INCLUDES = "includes"
 # The key that names the thing itself may be written as the table's name.
 _NAMES = {"network": ("network", "profile"), "target": ("target", "name"), "workload": ("load", "workload")}
@@ -38,8 +38,8 @@ def load(
     for key in table:
         if key == _INCLUDES:
             raise SpecError(f"{where}: it only names other experiments; run one of them, or all by its name")
-        if key not in _TOP:
-            raise SpecError(f'{where}: unknown key "{key}"; {records.nearest(key, _TOP)}')
+        if key not in TOP:
+            raise SpecError(f'{where}: unknown key "{key}"; {records.nearest(key, TOP)}')
     experiment = Experiment(
         name=path.stem,
         description=str(table.get("description", "")),
