@@ -31,7 +31,9 @@ def serve(connection):
         said = "closed"
     except OSError as error:
         said = type(error).__name__
-    print(said, flush=True)
+    # One write: threads that print share one pipe.
+    sys.stdout.write(said + chr(10))
+    sys.stdout.flush()
 listener = socket.create_server((sys.argv[1], 9))
 print("ready", flush=True)
 while True:
