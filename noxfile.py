@@ -19,7 +19,9 @@ CI = bool(os.environ.get("CI"))
 REAL = "netns or bpf or jvm or opensearch or elasticsearch or processes"
 # What a CI machine promises: there, a skip for want of it is a failure.
 PROMISED = "bpf,netns,netem,jvm,opensearch,elasticsearch"
-PROMISED_TO_ANYBODY = "netns,netem,jvm,opensearch,elasticsearch"
+PROMISED_TO_ANYBODY = "netns,jvm,opensearch,elasticsearch"
+# What an ordinary user runs beside the quickstart. The tests of networks repeat themselves as one, in `real` and `netem`.
+ORDINARY = tuple(f"tests/test_{name}.py" for name in ("run", "run_crash", "nodes", "sink", "load_sink", "attach"))
 # The uid and gid "nobody" of Debian: an ordinary user without a home.
 NOBODY = "65534"
 TESTS = ("pytest", "pytest-xdist")
@@ -94,9 +96,10 @@ def ordinary(session: nox.Session) -> None:
             command = str(python.with_name("ingest-bench"))
             short = ("--warm-up", "3s", "--measure", "5s")
             session.run(*as_nobody, command, "run", "quickstart", *short, external=True)
-            marks = f"({REAL} or netem) and not bpf"
+            marks = f"({REAL}) and not bpf"
             pytest = (str(python), "-m", "pytest", "-q", "--durations=10", "-p", "no:cacheprovider", "-m", marks)
-            session.run(*as_nobody, *pytest, *promised(PROMISED_TO_ANYBODY), *session.posargs, external=True)
+            files = session.posargs or ORDINARY
+            session.run(*as_nobody, *pytest, *promised(PROMISED_TO_ANYBODY), *files, external=True)
     finally:
         shutil.rmtree(folder)
 

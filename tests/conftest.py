@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Generator
 
@@ -23,7 +24,18 @@ def pytest_configure() -> None:
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     promised = set(item.config.getoption("--promised").split(","))
-    if report.skipped and not hasattr(report, "wasxfail") and promised & {mark.name for mark in item.iter_markers()}:
+    markers = {mark.name for mark in item.iter_markers()}
+    if (
+        report.skipped
+        and not hasattr(report, "wasxfail")
+        and promised & markers
+        and not _for_root(str(report.longrepr))
+    ):
         report.outcome = "failed"
         report.longrepr = f"promised here, but skipped: {report.longrepr}"
     return report
+
+
+def _for_root(reason: str) -> bool:
+    """Whether an ordinary user skips what only root can try; that is no promise broken."""
+    return os.geteuid() != 0 and any(words in reason for words in ("needs root", "this is the ordinary user"))
