@@ -20,7 +20,7 @@ REAL = "netns or bpf or jvm or opensearch or elasticsearch or processes"
 # What a CI machine promises: there, a skip for want of it is a failure.
 PROMISED = "bpf,netns,netem,jvm,opensearch,elasticsearch"
 PROMISED_TO_ANYBODY = "netns,jvm,opensearch,elasticsearch"
-# What an ordinary user runs beside the quickstart. The tests of networks repeat themselves as one, in `real` and `netem`.
+# Beside the quickstart. The tests of networks repeat themselves as an ordinary user, in `real` and `netem`.
 ORDINARY = tuple(f"tests/test_{name}.py" for name in ("run", "run_crash", "nodes", "sink", "load_sink", "attach"))
 # The uid and gid "nobody" of Debian: an ordinary user without a home.
 NOBODY = "65534"
