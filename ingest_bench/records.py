@@ -51,6 +51,8 @@ def keys(record: type) -> Mapping[str, str]:
 
 def from_toml(record: type[T], table: Mapping[str, Any], where: str) -> T:
     """A record from a TOML table; SpecError names file and key (`where`), what was found and the remedy."""
+    if not isinstance(table, Mapping):
+        raise SpecError(f"{where}: {table!r} is not a table")
     known = keys(record)
     for key in table:
         if key not in known:

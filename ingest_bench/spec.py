@@ -44,12 +44,15 @@ def load(
         name=path.stem,
         description=str(table.get("description", "")),
         replicates=_count(table.get("replicates", 1), f"{where}: replicates"),
-        seed=int(table.get("seed", 1)),
-        probes=tuple(table.get("probes", ())),
-        costly_probes=tuple(table.get("costly_probes", ())),
-        tables={name: dict(table.get(name, {})) for name in _TABLES},
-        factors=_factors(table.get("factors", {}), where),
-        faults=tuple(records.from_toml(Fault, fault, f"{where}: fault") for fault in table.get("fault", ())),
+        seed=_kind(table, "seed", int, 1, "a whole number", where),
+        probes=tuple(map(str, _kind(table, "probes", list, [], "a list of names", where))),
+        costly_probes=tuple(map(str, _kind(table, "costly_probes", list, [], "a list of names", where))),
+        tables={name: dict(_kind(table, name, dict, {}, "a table", where)) for name in _TABLES},
+        factors=_factors(_kind(table, "factors", dict, {}, "a table", where), where),
+        faults=tuple(
+            records.from_toml(Fault, fault, f"{where}: fault")
+            for fault in _kind(table, "fault", list, [], "written as [[fault]]", where)
+        ),
     )
     for key, value in (fixed or {}).items():
         if value is not None:
@@ -80,7 +83,12 @@ def included(name: str) -> tuple[str, ...]:
 def cells(experiment: Experiment) -> tuple[Cell, ...]:
     """Every combination of levels, resolved; SpecError names file, key, what was found and the remedy."""
     choices = [[(factor.key, level) for level in factor.levels] for factor in experiment.factors]
-    return tuple(_cell(experiment, dict(chosen)) for chosen in itertools.product(*choices))
+    found = tuple(_cell(experiment, dict(chosen)) for chosen in itertools.product(*choices))
+    for at, cell in enumerate(found):
+        for other in found[:at]:
+            if (cell.network, cell.target, cell.load) == (other.network, other.target, other.load):
+                raise SpecError(f"{experiment.name}: {other.name} and {cell.name} are the same; take one level out")
+    return found
 
 
 def path_of(key: str) -> tuple[str, ...]:
@@ -166,6 +174,13 @@ def _replaced(experiment: Experiment, **changes: Any) -> Experiment:
 
 def _text(level: Any) -> str:
     return str(level).lower() if isinstance(level, bool) else str(level)
+
+
+def _kind(table: Mapping[str, Any], key: str, kind: type, default: Any, what: str, where: str) -> Any:
+    value = table.get(key, default)
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise SpecError(f"{where}: {key}: {value!r} is not {what}")
+    return value
 
 
 def _count(value: Any, where: str) -> int:

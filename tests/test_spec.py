@@ -104,3 +104,25 @@ def test_costly_probes_run_in_replicates_of_their_own(here: Path) -> None:
 @pytest.mark.parametrize("name", sorted(data.files(catalog.EXPERIMENTS)))
 def test_every_shipped_experiment_can_be_planned(name: str) -> None:
     assert all(plan.order(spec.load(each)).runs for each in spec.included(name))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('seed = "x"', "seed: 'x' is not a whole number"),
+        ("target = 5", "target: 5 is not a table"),
+        ("factors = []", "factors: \\[\\] is not a table"),
+        ("probes = 1", "probes: 1 is not a list of names"),
+        ("fault = 1", "fault: 1 is not written as"),
+        ("fault = [1]", "fault: 1 is not a table"),
+        ("replicates = 0", "replicates: 0 is not a count"),
+        ("tagret = 1", 'unknown key "tagret"; did you mean "target"'),
+        ('[factors]\nheap = "1g"', "heap: a factor is a list of levels"),
+        ('[factors]\nheap = ["1g", "1024m"]', "heap=1g and heap=1024m are the same"),
+        ("[load]\nusers = true", "users: True is not a whole number"),
+    ],
+)
+def test_a_wrong_experiment_names_file_key_and_what_was_found(here: Path, text: str, message: str) -> None:
+    (here / "bad.toml").write_text(text + "\n")
+    with pytest.raises(SpecError, match=message):
+        spec.load("bad.toml")

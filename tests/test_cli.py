@@ -1,0 +1,58 @@
+"""What a user gets for a slip: one message, the right exit code, and nothing started."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ingest_bench.cli.app import run
+
+Typed = Callable[[str], tuple[int, str]]
+
+
+@pytest.fixture
+def typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Typed:
+    monkeypatch.chdir(tmp_path)
+
+    def type_in(line: str) -> tuple[int, str]:
+        monkeypatch.setattr("sys.argv", ["ingest-bench", *line.split()])
+        code = run()
+        said = capsys.readouterr()
+        return code, " ".join((said.out + said.err).split())
+
+    (tmp_path / "empty.ndjson").write_text("")
+    (tmp_path / "bad.ndjson").write_text('{"a": 1}\nnot json\n')
+    return type_in
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("rum quickstart", "run"),
+        ("run quikstart", 'did you mean "quickstart"?'),
+        ("run quickstart --set heep=1g", 'did you mean "heap"?'),
+        ("run quickstart --set target=opensaerch", 'did you mean "opensearch"?'),
+        ("run quickstart --set workload=nyc_taxi", 'did you mean "nyc_taxis"?'),
+        ("run quickstart --set network=etherne", 'did you mean "ethernet"?'),
+        ("run quickstart --set version=1.0", '"1.0"'),
+        ("run quickstart --set network.to_server.rate=100 --set network=ethernet", "'100' is not a rate"),
+        ("run quickstart --set heap=1g,1g", "is given twice"),
+        ("run quickstart --set heap=9000g", "larger than this machine's memory"),
+        ("run quickstart --documents empty.ndjson", "empty.ndjson"),
+        ("run quickstart --documents bad.ndjson", "line 2"),
+        ("run quickstart --documents nothing.ndjson", "nothing.ndjson"),
+        ("run quickstart --measure 10", "10"),
+        ("run --resume nowhere", "nowhere"),
+        ("report nowhere", "no results"),
+        ("workload show pmcc", 'did you mean "pmc"?'),
+        ("fetch opensearh", 'did you mean "opensearch"?'),
+    ],
+)
+def test_a_slip_gets_one_message_with_the_remedy_and_nothing_starts(typed: Typed, line: str, message: str) -> None:
+    code, said = typed(line)
+    assert code == 2, said
+    assert message in said
+    assert "Traceback" not in said
+    assert not Path("results").exists()
