@@ -108,7 +108,7 @@ def ordinary(session: nox.Session) -> None:
 def bench(session: nox.Session) -> None:
     """What it costs: measured as ratios, interleaved, against the sink. Not part of `nox`: it wants a quiet machine."""
     install(session)
-    for script in sorted(Path("benchmarks").glob("*.py")):
+    for script in sorted(set(Path("benchmarks").glob("*.py")) - {Path("benchmarks/lab.py")}):
         session.run("python", str(script), *session.posargs)
 
 

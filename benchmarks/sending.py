@@ -10,47 +10,24 @@ the same moments: each round runs every sender once, in turn.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import statistics
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from ingest_bench import catalog, load, network, system, targets
-from ingest_bench.jvm.process import serve
+from lab import PATH, WORKLOAD, Bench, opened
+
+from ingest_bench import load, system
 from ingest_bench.load import LoadPlan, bodies
 from ingest_bench.model.load import LoadOptions
-from ingest_bench.model.target import Endpoint, TargetOptions
-from ingest_bench.targets.http import Http, ask
-from ingest_bench.targets.sink import Sink
 
-WORKLOAD = catalog.workload("nyc_taxis")
-PATH = f"/{WORKLOAD.index}/_bulk"
 # Documents to a body of about 4 kB, 55 kB (a bulk that fits into one send) and 1 MB.
 BODIES = {"4 kB": 8, "55 kB": 110, "1 MB": 2000}
 # What the project promises (README), as the largest allowed ratio to another sender's CPU time.
 TARGETS = {("1 MB", "wrk"): 1.5, ("55 kB", "wrk"): 2.5, ("55 kB", "FastHttpUser"): 0.2}
-
-
-@dataclass(frozen=True, slots=True)
-class Bench:
-    """A sink that is ready, and how long each sender sends."""
-
-    link: network.Link
-    listen: Endpoint
-    http: Http
-    folder: Path
-    users: int
-    seconds: float
-
-    def bytes_read(self) -> int:
-        """What the sink has read so far, its control requests too: a few hundred bytes."""
-        return int(self.http.expect("GET", "/_counters")["bytes_read"])
 
 
 def ours(bench: Bench, documents: int, body: Path) -> float:
@@ -120,30 +97,6 @@ SENDERS: Mapping[str, Callable[[Bench, int, Path], float]] = {
     "FastHttpUser": locust("FastHttpUser"),
     "HttpUser": locust("HttpUser"),
 }
-
-
-@contextlib.contextmanager
-def opened(users: int, seconds: float) -> Iterator[Bench]:
-    sink, asked = Sink(), TargetOptions(name="sink", heap_bytes=512 << 20)
-    java = targets.fetch(sink.requirements(asked))
-    with contextlib.ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
-        folder.chmod(0o755)
-        link = stack.enter_context(network.link(catalog.profile("loopback", {})))
-        listen = Endpoint(link.server_address, 9200)
-        plan = sink.launch_plan(asked, java, folder / "home", listen, ())
-        http = stack.enter_context(ask(link.client.command, listen))
-        stack.enter_context(
-            serve(
-                plan,
-                enter=link.server.command,
-                log=folder / "server.log",
-                listen=listen,
-                ready=lambda: sink.is_ready(http),
-                timeout_s=60,
-            )
-        )
-        yield Bench(link, listen, http, folder, users, seconds)
 
 
 def measure(bench: Bench, rounds: int) -> dict[str, dict[str, list[float]]]:
