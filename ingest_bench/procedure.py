@@ -82,7 +82,18 @@ def check(cell: Cell) -> Procedure:
         if cell.faults:
             raise SpecError("a track and faults: their moments are counted in a measurement of known length; take one")
         supply.check(_read(cell.load.track))
+    elif cell.load.warm_up_ns == "auto":
+        _check_warm_up(cell)
     return of(cell, Endpoint("server", 0), Path(), may_delete=True)
+
+
+def _check_warm_up(cell: Cell) -> None:
+    """SpecError where a warm-up cannot be found from the data."""
+    shape = cell.load.arrivals.shape
+    if cell.faults:
+        raise SpecError('warm_up "auto" and faults: their moments are counted from a known start; give it as "5s"')
+    if shape not in ("closed", "constant", "poisson"):
+        raise SpecError(f'warm_up "auto": "{shape}" arrivals are never steady, so none can be found; give it as "5s"')
 
 
 def carry_out(

@@ -126,7 +126,7 @@ def _read(hint: Any, value: Any, suffix: str, where: str) -> Any:
     if kind is Any:
         return value
     if suffix:
-        return _number(value, suffix, where)
+        return value if value in _words(kinds) else _number(value, suffix, where)
     if kind is bool:
         return _expect(_truth(value), bool, "true or false (on or off)", where)
     if kind is int:
@@ -134,6 +134,11 @@ def _read(hint: Any, value: Any, suffix: str, where: str) -> Any:
     if kind is float:
         return float(_expect(value, (int, float), "a number", where))
     return str(_expect(value, (str, int, float), "a text", where))
+
+
+def _words(kinds: list[Any]) -> tuple[Any, ...]:
+    """What may stand in the place of a number, such as "auto"."""
+    return tuple(word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind))
 
 
 def _record(kind: type, value: Any, where: str) -> Any:

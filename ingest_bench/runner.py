@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ingest_bench import faults, load, network, probes, procedure, records, targets
+from ingest_bench.analysis import steady
 from ingest_bench.errors import InvalidRun, RunFailed
 from ingest_bench.jvm import process
-from ingest_bench.load import LoadPlan, Progress
+from ingest_bench.load import LoadPlan, Progress, reports
 from ingest_bench.model.experiment import Cell, Run
 from ingest_bench.model.load import WorkerReport
 from ingest_bench.model.results import RunRecord, Stage
@@ -142,13 +143,13 @@ def _carry_out(
         try:
             with probes.watch(cell.probes, server.jvm_pid, folder.raw), network.watch_wire(link, folder.raw):
                 send = functools.partial(_load, stage=stage, cell=cell, on_progress=on_progress, happened=happened)
-                report = procedure.carry_out(to_do, http, send, stages.stage, folder.load)
+                procedure.carry_out(to_do, http, send, stages.stage, folder.load)
             with stages.stage("count"):
                 counted = target.count_documents(http, to_do.indices)
                 own = target.counters(http)
                 readings = network.readings(link, folder.raw / network.WIRE)
         except RunFailed as error:
-            return _broken(record, folder, server, error)
+            return _broken(record, cell, folder, server, error)
         finally:
             with stages.stage("stop"):
                 serving.close()
@@ -159,16 +160,24 @@ def _carry_out(
         counters=own,
         link=readings,
         faults=tuple(happened),
-        **_window(report),
+        **_window(folder, cell),
     )
 
 
-def _window(report: WorkerReport | None) -> dict[str, Any]:
-    """The measurement on the wall's clock, as far as the load got to say."""
+def _window(folder: RunFolder, cell: Cell) -> dict[str, Any]:
+    """The measurement on the wall's clock, as far as the load got to say.
+
+    With `warm_up = "auto"` this is where it is decided, from the samples: what comes later reads load.json anew.
+    """
+    report = folder.load_report()
     if report is None:
         return {}
+    if cell.load.warm_up_ns == "auto":
+        report = steady.settled(folder.samples(), report, cell.load.measure_ns)
+        reports.write(report, folder.load)
     offset_ns = report.realtime_minus_monotonic_ns
     return {
+        "warm_up_ns": report.warm_up_end_ns - report.started_monotonic_ns,
         "measure_start_realtime_ns": report.warm_up_end_ns + offset_ns,
         "measure_end_realtime_ns": report.measure_end_ns + offset_ns,
     }
@@ -193,12 +202,14 @@ def _load(
         sender.stop()
 
 
-def _broken(record: RunRecord, folder: RunFolder, server: process.ServerProcess, error: RunFailed) -> RunRecord:
+def _broken(
+    record: RunRecord, cell: Cell, folder: RunFolder, server: process.ServerProcess, error: RunFailed
+) -> RunRecord:
     """A run that ended early: an OutOfMemoryError is a result, everything else is a failure that says why."""
     out_of_memory = probes.find_oom(folder.raw, folder.log)
     if out_of_memory is not None:
         said = f"{out_of_memory.kind}: {out_of_memory.text} ({out_of_memory.source})"
-        return dataclasses.replace(record, state="oom", reason=said, **_window(folder.load_report()))
+        return dataclasses.replace(record, state="oom", reason=said, **_window(folder, cell))
     reason = str(error)
     if server.popen.poll() is not None:
         reason = f"the server ended during the run; its log ends:\n{process.last_lines(folder.log)}\n{reason}"

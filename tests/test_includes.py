@@ -22,7 +22,8 @@ def test_the_whole_issue_stands_for_its_experiments() -> None:
 @pytest.mark.parametrize("name", spec.included("es-23185"))
 def test_each_of_them_takes_less_than_twenty_minutes(name: str) -> None:
     runs = plan.order(spec.load(name)).runs
-    assert sum(run.cell.load.warm_up_ns + run.cell.load.measure_ns for run in runs) / 1e9 + AROUND_S * len(runs) < 1200
+    lasts_ns = sum(run.cell.load.longest_warm_up_ns + run.cell.load.measure_ns for run in runs)
+    assert lasts_ns / 1e9 + AROUND_S * len(runs) < 1200
     assert {run.cell.target.version for run in runs} == {"5.6.16"}
     assert {run.cell.target.gc for run in runs} == {"cms"}
     assert any(run.instrumented and "allocations" in run.cell.probes for run in runs)

@@ -11,7 +11,7 @@ from typing import Any
 import made_runs
 import pytest
 
-from ingest_bench import catalog, conduct, plan, procedure, records, spec
+from ingest_bench import catalog, conduct, plan, procedure, rates, records, spec
 from ingest_bench.errors import SpecError
 from ingest_bench.load import reports
 from ingest_bench.model.experiment import Cell, Fault, Plan
@@ -98,6 +98,17 @@ def test_queries_that_cannot_be_sent_are_refused(chosen: dict[str, Any], message
         procedure.check(cell(options))
 
 
+def test_a_warm_up_is_not_sought_where_it_could_not_be_found() -> None:
+    asked_for = LoadOptions(warm_up_ns="auto")
+    assert procedure.check(cell(asked_for)).parts
+    fault = Fault(kind="reset", at_ns=SECOND)
+    with pytest.raises(SpecError, match="counted from a known start"):
+        procedure.check(cell(asked_for, faults=(fault,)))
+    steps = dataclasses.replace(asked_for, arrivals=rates.parse_arrivals("steps 100/s 200/s 1s"))
+    with pytest.raises(SpecError, match='"steps" arrivals are never steady'):
+        procedure.check(cell(steps))
+
+
 def test_a_track_is_done_step_by_step_and_counts_all_its_indices() -> None:
     found = track()
     assert [one.name for one in found.parts] == [
@@ -141,7 +152,9 @@ def test_a_track_that_deletes_is_refused_on_a_server_that_is_not_ours() -> None:
     assert procedure.of(cell(options), LISTEN, Path("out"), may_delete=False).parts
 
 
-@pytest.mark.parametrize("chosen", [{"users": 3}, {"documents": "x"}, {"measure_ns": 1}, {"bulk_bytes": 5}])
+@pytest.mark.parametrize(
+    "chosen", [{"users": 3}, {"documents": "x"}, {"measure_ns": 1}, {"warm_up_ns": "auto"}, {"bulk_bytes": 5}]
+)
 def test_what_the_track_says_cannot_be_said_beside_it(chosen: dict[str, Any]) -> None:
     options = LoadOptions(track=TrackChoice(path=str(FOLDER)), **chosen)
     key = records.key_of(next(iter(chosen)))

@@ -45,3 +45,11 @@ def test_a_range_of_sizes_is_two_sizes() -> None:
 def test_a_level_is_text_also_where_the_field_is_a_number() -> None:
     options = records.from_toml(LoadOptions, {"users": "8", "warm_up": "2s"}, "--set")
     assert (options.users, options.warm_up_ns) == (8, 2 * 10**9)
+
+
+def test_a_word_may_stand_in_the_place_of_a_number_where_the_field_knows_it() -> None:
+    options = records.from_toml(LoadOptions, {"warm_up": "auto", "measure": "20s"}, "--set")
+    assert (options.warm_up_ns, options.longest_warm_up_ns) == ("auto", 20 * 10**9)
+    assert records.from_json(LoadOptions, records.to_json(options)) == options
+    with pytest.raises(SpecError, match="measure: 'auto' is not a time"):
+        records.from_toml(LoadOptions, {"measure": "auto"}, "--set")

@@ -134,6 +134,34 @@ def test_a_fault_that_cannot_happen_is_refused_before_anything_starts(tmp_path: 
 
 @pytest.mark.jvm
 @pytest.mark.netns
+def test_a_measurement_begins_where_its_own_data_say(tmp_path: Path) -> None:
+    """Whatever they say of a busy machine: every number is cut by it, and it is decided once."""
+    sought = SINK.replace('"1s"', '"auto"') + 'measure = "3s"\narrivals = "100/s"\n[network]\nprofile = "loopback"\n'
+    results, (summary,) = carried_out(tmp_path, sought)
+    assert summary.state == "measured", summary.reason
+    (record,) = results.records().values()
+    report = results.run(results.plan.runs[0]).load_report()
+    assert report is not None
+    assert record.warm_up_ns == report.warm_up_end_ns - report.started_monotonic_ns
+    assert 0 <= record.warm_up_ns <= 3 * 10**9
+    assert (record.measure_start_realtime_ns, record.measure_end_realtime_ns) == (
+        summary.measure_start_ns,
+        summary.measure_end_ns,
+    )
+    assert report.measure_end_ns - report.warm_up_end_ns == 3 * 10**9
+    assert report.load_end_ns - report.started_monotonic_ns == 6 * 10**9
+    assert summary.values["requests"] == 300
+    assert summary.values["documents_counted"] == 600 * 200
+    after_s = summary.values["steady_after_s"]
+    if after_s is None:
+        assert any("second half" in remark.text for remark in summary.remarks)
+    else:
+        assert after_s == pytest.approx(record.warm_up_ns / 1e9, abs=1e-6)
+    assert analyse.summaries(results) == [summary]
+
+
+@pytest.mark.jvm
+@pytest.mark.netns
 def test_queries_beside_the_indexing_are_counted_apart_from_it(tmp_path: Path) -> None:
     mixed = (
         'measure = "2s"\narrivals = "20/s"\nprocesses = 2\nquery_arrivals = "50/s"\n[factors]\nquery_users = [1, 3]\n'

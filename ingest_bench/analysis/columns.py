@@ -48,7 +48,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("recovery_s", "from the end of the last fault until throughput was back at 90% of what it was before"),
     Column("documents_repeated", "acknowledged documents that replaced one with the same id: not in the index again"),
     Column("documents_resent", "documents sent again after a 429, each time counted"),
-    Column("steady_after_s", "seconds from the start of the load until throughput was steady (MSER-5); empty: never"),
+    Column("steady_after_s", "seconds from the start of the load until it was steady (MSER-5); empty: never"),
     Column("steadiness", '"steady", "late" (not yet when the measurement began) or why it is not known'),
     Column("generator_cpu_percent", "CPU of the busiest load worker, of one core"),
     Column("generator_lag_ms_p99", "99th percentile of the lateness of the generator's event loop"),

@@ -61,7 +61,7 @@ def summarise(
         remarks += tuple(health.remarks(report, values["response_ms_p50"]))
         # A fault is meant to disturb, and a step load is not steady.
         if not record.faults and cell.load.arrivals.shape in ("closed", "constant", "poisson"):
-            remarks += tuple(steady.remarks(values))
+            remarks += tuple(steady.remarks(values, sought=cell.load.warm_up_ns == "auto"))
     values |= record.link
     values |= _sizes(histograms)
     values |= readings

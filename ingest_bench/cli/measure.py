@@ -26,7 +26,7 @@ Experiment = Annotated[str | None, typer.Argument(help="An experiment by name (s
 Sets = Annotated[list[str], typer.Option("--set", help="A setting or a factor: heap=1g,2g or network=jumbo.")]
 Replicates = Annotated[int | None, typer.Option(help="How often each cell runs.", min=1)]
 Measure = Annotated[str | None, typer.Option(help='How long each run measures, such as "20s".')]
-WarmUp = Annotated[str | None, typer.Option(help='How long each run warms up before that, such as "5s".')]
+WarmUp = Annotated[str | None, typer.Option(help='How long each run warms up before: "5s", or "auto".')]
 Documents = Annotated[str | None, typer.Option(help="Send this file (NDJSON, also .gz .bz2 .zst) as the documents.")]
 Track = Annotated[Path | None, typer.Option(help="A folder with a Rally track or an OpenSearch Benchmark workload.")]
 TrackParams = Annotated[str, typer.Option(help="Its parameters: NAME:VALUE,… or a JSON file.")]
@@ -144,7 +144,7 @@ def _show(ordered: Plan) -> None:
 
 def _seconds(load: LoadOptions) -> float:
     """About how long a run lasts; 0: nobody knows, a track is sent once."""
-    return 0 if load.track else (load.warm_up_ns + load.measure_ns) / 1e9 + _AROUND_A_RUN_S
+    return 0 if load.track else (load.longest_warm_up_ns + load.measure_ns) / 1e9 + _AROUND_A_RUN_S
 
 
 def _track(folder: Path | None, parameters: str, challenge: str | None, test_mode: bool) -> TrackChoice | None:

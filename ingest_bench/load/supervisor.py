@@ -65,11 +65,11 @@ class LoadProcess:
             self._until(lambda: all(worker.said["phase"] == "ready" for worker in self._workers), _PREPARE_LIMIT_S)
             near = all(isinstance(worker, LocalWorker) for worker in self._workers)
             start_ns = time.monotonic_ns() + (_START_DELAY_NS if near else _REMOTE_START_DELAY_NS)
-            self.measure_start_ns = start_ns + self._plan.options.warm_up_ns
+            self.measure_start_ns = start_ns + self._plan.options.longest_warm_up_ns
             for worker in self._workers:
                 worker.begin(start_ns)
             options = self._plan.options
-            limit_s = (options.warm_up_ns + options.measure_ns) / 1e9 + _END_LIMIT_S
+            limit_s = (options.longest_warm_up_ns + options.measure_ns) / 1e9 + _END_LIMIT_S
             self._until(lambda: all(worker.said["phase"] == "done" for worker in self._workers), limit_s, on_progress)
             return self._merged()
         except RunFailed:

@@ -122,7 +122,7 @@ def _report(plan: LoadPlan, work: Work, start_ns: int, end_ns: int, cpu_ns: int,
     return WorkerReport(
         started_monotonic_ns=start_ns,
         realtime_minus_monotonic_ns=time.time_ns() - time.monotonic_ns(),
-        warm_up_end_ns=min(end_ns, start_ns + plan.options.warm_up_ns),
+        warm_up_end_ns=min(end_ns, start_ns + plan.options.longest_warm_up_ns),
         measure_end_ns=end_ns,
         bytes_written=work.traffic.bytes_written,
         local_ports=tuple(sorted(work.traffic.local_ports)),
@@ -187,7 +187,7 @@ def _heard_start() -> int:
 
 def _run(plan: LoadPlan, work: Work, recorders: list[Recorder], runner: Any, start_ns: int) -> int:
     """The end of the measurement: as planned, earlier after SIGTERM, without bodies or without hope."""
-    warm_up_end_ns = start_ns + plan.options.warm_up_ns
+    warm_up_end_ns = start_ns + plan.options.longest_warm_up_ns
     end_ns = warm_up_end_ns + plan.options.measure_ns
     gevent.signal_handler(signal.SIGTERM, work.stop)
     gevent.sleep(max(0, start_ns - time.monotonic_ns()) / 1e9)

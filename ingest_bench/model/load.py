@@ -86,11 +86,20 @@ class LoadOptions:
     query_arrivals: Arrivals = Arrivals()
     """When queries are due. Rates count requests."""
     processes: int = 1
-    warm_up_ns: int = 3 * 10**9
+    warm_up_ns: int | Literal["auto"] = 3 * 10**9
+    """"auto": the measurement begins where the samples say that the load was steady."""
     measure_ns: int = 10 * 10**9
     seed: int = 1
     timeout_ns: int = 60 * 10**9
     """How long a request may take, connecting included."""
+
+    @property
+    def longest_warm_up_ns(self) -> int:
+        """What the load runs before the measurement at most: where the data decide, as long as is measured.
+
+        The rule that finds it (MSER-5) knows no answer in the second half of its data.
+        """
+        return self.warm_up_ns if isinstance(self.warm_up_ns, int) else self.measure_ns
 
 
 # One request, as it is written to disk: little-endian, in the order of `SAMPLE_FIELDS` (numpy type strings).
@@ -155,5 +164,7 @@ class WorkerReport:
     queue_p99_ns: int = 0
     """Open loop: from due to a user that was free, the generator's own delay."""
     is_open: bool = False
+    load_end_ns: int = 0
+    """The end of the load where it went on after the measurement; else 0."""
     clock_offsets: tuple[ClockOffset, ...] = ()
     """Of the workers on other machines."""

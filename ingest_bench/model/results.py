@@ -82,6 +82,8 @@ class RunRecord:
     documents_counted: int | None = None
     counters: dict[str, Any] = field(default_factory=dict)
     """What the server counted itself, after the load; only the sink does."""
+    warm_up_ns: int | None = None
+    """From the first request to the measurement: as given, or as found."""
     measure_start_realtime_ns: int | None = None
     measure_end_realtime_ns: int | None = None
     link: dict[str, Value] = field(default_factory=dict)
