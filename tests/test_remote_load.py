@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import gzip
 import json
 import os
 import signal
@@ -9,7 +11,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,9 @@ from bulk_server import bulk_server
 from test_load_process import plan_for, samples_of
 
 from ingest_bench.errors import RunFailed
-from ingest_bench.load import Progress, Remote, start
+from ingest_bench.load import Progress, Remote, RemoteWorker, joined, start
 from ingest_bench.model.target import Endpoint
+from ingest_bench.model.track import Step, TrackFile
 from ingest_bench.rates import parse_arrivals
 
 pytestmark = pytest.mark.processes
@@ -32,7 +35,7 @@ from ingest_bench.errors import RunFailed
 from ingest_bench.load import agent
 from ingest_bench.model.target import Endpoint
 try:
-    agent.join(Endpoint("127.0.0.1", int(sys.argv[1])), sys.argv[2], Path(sys.argv[3]), name=sys.argv[4])
+    agent.join(Endpoint("127.0.0.1", int(sys.argv[1])), sys.argv[2], Path(sys.argv[3]), print, name=sys.argv[4])
 except RunFailed as error:
     sys.exit(str(error))
 """
@@ -50,7 +53,7 @@ def agents(folder: Path, port: int, count: int, *, secret: str = KNOWN) -> Itera
     for number in range(count):
         name = f"machine-{number}"
         argv = [sys.executable, "-c", JOIN, str(port), secret, str(folder / name), name]
-        started.append(subprocess.Popen(argv, stderr=subprocess.PIPE, text=True))
+        started.append(subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True))
     try:
         yield started
     finally:
@@ -59,21 +62,26 @@ def agents(folder: Path, port: int, count: int, *, secret: str = KNOWN) -> Itera
             one.communicate()
 
 
-def remote(port: int, workers: int) -> Remote:
-    return Remote(bind=Endpoint("127.0.0.1", port), workers=workers, secret=KNOWN, patience_s=120)
+@contextmanager
+def supervising(port: int, workers: int) -> Iterator[tuple[RemoteWorker, ...]]:
+    remote = Remote(bind=Endpoint("127.0.0.1", port), workers=workers, secret=KNOWN, patience_s=120)
+    with joined(remote, lambda _: None) as there:
+        yield there
 
 
 def test_workers_from_elsewhere_bring_all_their_samples_and_the_sums_are_exact(tmp_path: Path) -> None:
     port = free_port()
-    with bulk_server() as server, agents(tmp_path, port, 2) as joined:
+    with bulk_server() as server, agents(tmp_path, port, 2) as started:
         plan = plan_for(server.address, tmp_path, arrivals=parse_arrivals("200/s"))
-        report = start(plan, remote=remote(port, 2)).wait(lambda _: None)
-        assert [one.wait(60) for one in joined] == [0, 0]
+        with supervising(port, 2) as there:
+            report = start(plan, joined=there).wait(lambda _: None)
+        assert ends(started) == [(0, ""), (0, "")]
     samples = samples_of(plan)
     assert report.bytes_written == server.bytes_read == samples["bytes_sent"].sum()
     assert samples["documents_acked"].sum() == server.documents
     assert set(report.local_ports) == server.ports
     assert [clock.worker for clock in report.clock_offsets] == [0, 1]
+    assert {clock.machine for clock in report.clock_offsets} == {"machine-0", "machine-1"}
     assert len(json.loads((plan.out / "load.json").read_text())["clock_offsets"]) == 2
     # One machine, one clock: each planned time of the schedule is there once, as near as the clock was measured.
     planned = sorted(samples["planned_ns"] - report.started_monotonic_ns)
@@ -82,25 +90,65 @@ def test_workers_from_elsewhere_bring_all_their_samples_and_the_sums_are_exact(t
     assert all(abs(at_ns - n * 5_000_000) <= 2 * worst_ns + 1000 for n, at_ns in enumerate(planned))
 
 
-def test_a_worker_that_dies_ends_the_load_with_its_name(tmp_path: Path) -> None:
+def test_workers_that_joined_once_send_load_after_load_with_other_numbers_of_users(tmp_path: Path) -> None:
     port = free_port()
-    with bulk_server() as server, agents(tmp_path, port, 2) as joined:
-        process = start(plan_for(server.address, tmp_path, measure_ns=60 * 10**9), remote=remote(port, 2))
+    plans = [tmp_path / "one", tmp_path / "two", tmp_path / "three"]
+    with bulk_server() as server, agents(tmp_path, port, 2) as started:
+        with supervising(port, 2) as there:
+            for folder, users in zip(plans, (4, 1, 2), strict=True):
+                folder.mkdir()
+                before = server.documents
+                plan = plan_for(server.address, folder, users=users)
+                report = start(plan, joined=there).wait(lambda _: None)
+                samples = samples_of(plan)
+                assert set(samples["user"]) == set(range(users))
+                assert samples["documents_acked"].sum() == server.documents - before > 0
+                # With one user there is work for one of them.
+                assert len(report.clock_offsets) == min(users, 2)
+                # What a machine kept of a load is gone there once it is here.
+                assert not [path for one in ("machine-0", "machine-1") for path in (tmp_path / one).glob("*/samples*")]
+        assert ends(started) == [(0, ""), (0, "")]
 
-        def kill(progress: Progress) -> None:
-            if progress.phase == "measure":
-                joined[0].kill()
 
-        with pytest.raises(RunFailed, match=r"load worker . of 2 \(machine-0, .*is gone in phase"):
-            process.wait(kill)
-        # The other one ends too: with 1 by the end of its connection, with 0 once its samples were brought home.
-        assert joined[1].wait(60) in (0, 1)
+def test_a_worker_that_dies_ends_the_load_with_its_name_and_all_loads_after_it(tmp_path: Path) -> None:
+    port = free_port()
+    with bulk_server() as server, agents(tmp_path, port, 2) as started:
+        plan = plan_for(server.address, tmp_path, measure_ns=60 * 10**9)
+        with suppress(KeyboardInterrupt), supervising(port, 2) as there:
+            process = start(plan, joined=there)
+
+            def kill(progress: Progress) -> None:
+                if progress.phase == "measure":
+                    started[0].kill()
+
+            with pytest.raises(RunFailed, match=r"load worker . of 2 \(machine-0, .*is gone in phase"):
+                process.wait(kill)
+            with pytest.raises(RunFailed, match=r"machine-0, .*is gone \("):
+                start(plan, joined=there)
+            raise KeyboardInterrupt
+        # The other one ends too, with an error: nobody told it that all was done.
+        said = started[1].communicate(timeout=60)[1]
+        assert started[1].returncode == 1
+        assert "ended before its experiment did" in said
+
+
+def test_after_a_load_that_failed_the_same_workers_send_the_next_one(tmp_path: Path) -> None:
+    port = free_port()
+    with bulk_server() as server, agents(tmp_path, port, 2) as started:
+        with supervising(port, 2) as there:
+            nobody = plan_for(Endpoint("127.0.0.1", free_port()), tmp_path)
+            with pytest.raises(RunFailed, match=r"every request failed|refused"):
+                start(nobody, joined=there).wait(lambda _: None)
+            plan = plan_for(server.address, tmp_path)
+            start(plan, joined=there).wait(lambda _: None)
+            assert samples_of(plan)["documents_acked"].sum() == server.documents > 0
+        assert ends(started) == [(0, ""), (0, "")]
 
 
 def test_the_process_that_sends_there_dying_is_told_with_its_log(tmp_path: Path) -> None:
     port = free_port()
-    with bulk_server() as server, agents(tmp_path, port, 1):
-        process = start(plan_for(server.address, tmp_path, measure_ns=60 * 10**9), remote=remote(port, 1))
+    with bulk_server() as server, agents(tmp_path, port, 1), supervising(port, 1) as there:
+        process = start(plan_for(server.address, tmp_path, measure_ns=60 * 10**9), joined=there)
 
         killed: list[int] = []
 
@@ -113,17 +161,43 @@ def test_the_process_that_sends_there_dying_is_told_with_its_log(tmp_path: Path)
             process.wait(kill)
 
 
+def test_a_packed_corpus_is_unpacked_by_each_machine_and_shared_without_a_duplicate(tmp_path: Path) -> None:
+    port = free_port()
+    packed = tmp_path / "many.json.gz"
+    packed.write_bytes(gzip.compress(b"".join(b'{"n":%d}\n' % n for n in range(4000))))
+    step = Step(
+        name="all",
+        operation="bulk",
+        clients=4,
+        bulk_documents=50,
+        files=(TrackFile(path=str(packed), index="tiny"),),
+    )
+    with bulk_server() as server, agents(tmp_path, port, 2), supervising(port, 2) as there:
+        server.keep_bodies = True
+        plan = dataclasses.replace(plan_for(server.address, tmp_path, measure_ns=600 * 10**9), step=step)
+        start(plan, joined=there).wait(lambda _: None)
+        sent = [line for body in server.bodies for line in body.splitlines()[1::2]]
+    assert len(sent) == len(set(sent)) == 4000
+
+
 def test_a_wrong_secret_does_not_join_and_does_not_stand_in_the_way(tmp_path: Path) -> None:
     port = free_port()
     with (
         bulk_server() as server,
         agents(tmp_path / "wrong", port, 1, secret=KNOWN[::-1]) as wrong,
         agents(tmp_path, port, 1),
+        supervising(port, 1) as there,
     ):
-        report = start(plan_for(server.address, tmp_path), remote=remote(port, 1)).wait(lambda _: None)
+        report = start(plan_for(server.address, tmp_path), joined=there).wait(lambda _: None)
         if wrong[0].poll() is not None:
             assert "refused us" in wrong[0].stderr.read()
     assert report.bytes_written == server.bytes_read
+
+
+def ends(started: list[Any]) -> list[tuple[int, str]]:
+    """Exit code and standard error of each, waited for."""
+    said = [one.communicate(timeout=60)[1] for one in started]
+    return [(one.returncode, text) for one, text in zip(started, said, strict=True)]
 
 
 def sender_in(folder: Path) -> int:

@@ -97,30 +97,94 @@ def test_what_does_not_speak_the_protocol_is_called_so() -> None:
 @pytest.mark.parametrize("host", ["192.0.2.1", "::", "example.org"])
 def test_other_machines_may_not_join_without_a_secret(host: str) -> None:
     with pytest.raises(SpecError, match="INGEST_BENCH_SECRET"):
-        gather(Remote(bind=Endpoint(host, 0), workers=1))
+        gather(Remote(bind=Endpoint(host, 0), workers=1), print)
 
 
 def test_workers_that_do_not_come_are_not_waited_for_for_ever() -> None:
     with pytest.raises(RunFailed, match="0 of 2 workers joined"):
-        gather(Remote(bind=Endpoint("127.0.0.1", 0), workers=2, patience_s=0.01))
+        gather(Remote(bind=Endpoint("127.0.0.1", 0), workers=2, patience_s=0.01), print)
 
 
-def test_a_corpus_that_a_machine_does_not_have_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("size_here", "said"),
+    [(None, "this machine does not have this file"), (3, "has 3 bytes, but 5 there; put the same file here")],
+)
+def test_a_corpus_that_a_machine_does_not_have_like_that_is_named(
+    tmp_path: Path, size_here: int | None, said: str
+) -> None:
     mine, theirs = handshake("", "")
     assert isinstance(mine, Wire)
     assert isinstance(theirs, Wire)
+    corpus = tmp_path / "only-there.json"
+    if size_here is not None:
+        corpus.write_bytes(b"." * size_here)
     plan = LoadPlan(
         address=Endpoint("127.0.0.1", 1),
         bulk_path="/i/_bulk",
         workload=catalog.workload("nyc_taxis"),
         options=LoadOptions(),
         out=tmp_path,
-        corpus=str(tmp_path / "only-there.json"),
+        corpus=str(corpus),
     )
-    mine.send(plan=plan.table())
-    mine.sock.shutdown(socket.SHUT_WR)
-    with pytest.raises(RunFailed, match="ended the load before it was collected"):
-        Agent(theirs, tmp_path).run()
-    assert "only-there.json: this machine does not have this file" in mine.ask()["error"]
+    mine.send(load=plan.table(), files={str(corpus): 5})
+    mine.send(dismissed=True)
+    told: list[str] = []
+    Agent(theirs, tmp_path, told.append).run()
+    assert f"only-there.json: {said}" in mine.ask()["error"]
+    assert [line.partition(" ")[0] for line in told] == ["joined", "load", told[-1].partition(" ")[0]]
     mine.close()
     theirs.close()
+
+
+def test_a_supervisor_that_ends_without_a_word_is_an_error(tmp_path: Path) -> None:
+    mine, theirs = handshake("", "")
+    assert isinstance(mine, Wire)
+    assert isinstance(theirs, Wire)
+    mine.close()
+    with pytest.raises(RunFailed, match="ended before its experiment did"):
+        Agent(theirs, tmp_path, print).run()
+    theirs.close()
+
+
+def test_another_version_does_not_join() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        client = Wire(socket.create_connection(listener.getsockname()))
+        accepted, _ = listener.accept()
+    said: list[RunFailed] = []
+
+    def admit() -> None:
+        try:
+            wire.admit(accepted, "")
+        except RunFailed as error:
+            said.append(error)
+
+    thread = threading.Thread(target=admit)
+    thread.start()
+    nonce = client.ask()["nonce"]
+    client.send(name="old", nonce="1", proof=wire._proof("", "worker", nonce, "1"), version="0.0.1")
+    assert "install the same here and there" in client.ask()["refused"]
+    thread.join(60)
+    assert "ingest-bench 0.0.1" in str(said[0])
+    client.close()
+    accepted.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port"),
+    [
+        ("bench", "bench", wire.PORT),
+        ("bench.example:9", "bench.example", 9),
+        ("192.0.2.1:65535", "192.0.2.1", 65535),
+        ("2001:db8::7", "2001:db8::7", wire.PORT),
+        ("[2001:db8::7]", "2001:db8::7", wire.PORT),
+        ("[2001:db8::7]:9", "2001:db8::7", 9),
+    ],
+)
+def test_an_address_is_read_with_or_without_a_port(text: str, host: str, port: int) -> None:
+    assert wire.endpoint(text) == Endpoint(host, port)
+
+
+@pytest.mark.parametrize("text", ["", ":9", "bench:", "bench:0", "bench:65536", "bench:http"])
+def test_what_is_no_address_is_refused(text: str) -> None:
+    with pytest.raises(SpecError, match="write it like"):
+        wire.endpoint(text)

@@ -12,7 +12,7 @@ import typer
 from rich.markup import escape
 from typer.exceptions import TyperException
 
-from ingest_bench.cli import calibrate, gate, look, measure, net, recommend, report, screen, workload
+from ingest_bench.cli import calibrate, gate, look, measure, net, recommend, report, screen, worker, workload
 from ingest_bench.errors import IngestBenchError, Interrupted, RunFailed
 
 # As a shell says it when a program ends by SIGPIPE. Not 0: what a run had still to do was not done.
@@ -34,6 +34,7 @@ recommend.add_to(app)
 gate.add_to(app)
 look.add_to(app)
 calibrate.add_to(app)
+worker.add_to(app)
 app.add_typer(net.app, name="net")
 app.add_typer(workload.app, name="workload")
 

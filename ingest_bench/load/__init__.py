@@ -15,7 +15,7 @@
 from __future__ import annotations
 
 from ingest_bench.load.plan import LoadPlan
-from ingest_bench.load.remote import Remote
+from ingest_bench.load.remote import Remote, RemoteWorker, joined
 from ingest_bench.load.supervisor import LoadProcess, Progress, start
 
-__all__ = ["LoadPlan", "LoadProcess", "Progress", "Remote", "start"]
+__all__ = ["LoadPlan", "LoadProcess", "Progress", "Remote", "RemoteWorker", "joined", "start"]

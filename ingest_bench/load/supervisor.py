@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from ingest_bench.errors import RunFailed, SpecError
 from ingest_bench.load import reports
 from ingest_bench.load.arrivals import parse_recorded
-from ingest_bench.load.remote import Remote, gather
 from ingest_bench.load.supply import checked, unpacked
 from ingest_bench.load.workers import LocalWorker, start_local
 from ingest_bench.model.load import WorkerReport
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from ingest_bench.load.plan import LoadPlan
+    from ingest_bench.load.remote import RemoteWorker
     from ingest_bench.load.workers import Enter, Worker
 
 # From "ready" of the last worker to the first request: a moment that every worker still sees coming.
@@ -73,11 +73,7 @@ class LoadProcess:
             self._until(lambda: all(worker.said["phase"] == "done" for worker in self._workers), limit_s, on_progress)
             return self._merged()
         except RunFailed:
-            # What was measured until then is kept: the server may have ended out of memory, which is a result.
-            for worker in self._workers:
-                worker.stop(orderly=True)
-            with contextlib.suppress(RunFailed):
-                self._merged()
+            self._salvage()
             raise
         finally:
             self.stop()
@@ -87,6 +83,18 @@ class LoadProcess:
         for orderly in (True, False):
             for worker in self._workers:
                 worker.stop(orderly=orderly)
+
+    def _salvage(self) -> None:
+        """What was measured until then is kept: the server may have ended out of memory, which is a result."""
+        for worker in self._workers:
+            worker.stop(orderly=True)
+        found = []
+        for worker in self._workers:
+            with contextlib.suppress(RunFailed):
+                found.append(worker.collect())
+        whole = [report for report in found if report is not None]
+        if len(whole) == len(self._workers):
+            reports.write(reports.merge(whole), self._plan.out)
 
     def _merged(self) -> WorkerReport:
         found = []
@@ -111,15 +119,14 @@ class LoadProcess:
             for worker in self._workers:
                 selector.register(worker, selectors.EVENT_READ, worker)
             while not reached():
-                ready = selector.select(_LOOK_S)
+                for key, _ in selector.select(_LOOK_S):
+                    self._hear(key.data, selector)
                 for worker in self._workers:
                     if worker.is_silent:
                         raise RunFailed(worker.death())
                 if time.monotonic() > limit:
                     phases = ", ".join(f"{worker.name}: {worker.said['phase']}" for worker in self._workers)
                     raise RunFailed(f"the load did not get on within {limit_s:.0f} s ({phases})")
-                for key, _ in ready:
-                    self._hear(key.data, selector)
                 if on_progress is not None:
                     on_progress(self._progress())
 
@@ -140,23 +147,21 @@ class LoadProcess:
         )
 
 
-def start(plan: LoadPlan, enter: Enter | Sequence[Enter] = tuple, remote: Remote | None = None) -> LoadProcess:
+def start(plan: LoadPlan, enter: Enter | Sequence[Enter] = tuple, joined: Sequence[RemoteWorker] = ()) -> LoadProcess:
     """The load's worker processes, preparing. `enter` wraps an argv so that it runs in the client's namespace.
 
-    With several `enter` the workers take them in turn; with `remote` the workers are the ones that join from other
-    machines. Call it from the main thread: the children die with the thread that forked them.
+    With several `enter` the workers take them in turn; workers that have `joined` from other machines take their place.
+    Call it from the main thread: the children die with the thread that forked them.
     """
     plan.out.mkdir(parents=True, exist_ok=True)
-    asked = plan.options.processes if remote is None else remote.workers
-    plan = checked(dataclasses.replace(plan, workers=min(asked, plan.users)))
+    plan = checked(dataclasses.replace(plan, workers=min(len(joined) or plan.options.processes, plan.users)))
     if plan.options.arrivals.file is not None:
         plan = dataclasses.replace(plan, recorded_ns=_recorded(Path(plan.options.arrivals.file)))
     workers: list[Worker] = []
     try:
-        if remote is not None:
-            joined = gather(dataclasses.replace(remote, workers=plan.workers))
-            workers.extend(joined)
-            for worker, own in zip(joined, _shares(plan), strict=True):
+        if joined:
+            workers.extend(joined[: plan.workers])
+            for worker, own in zip(joined, _shares(plan), strict=False):
                 worker.assign(own)
         else:
             enters = [enter] if callable(enter) else list(enter)

@@ -12,20 +12,24 @@ import ipaddress
 import json
 import secrets
 import socket
+from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from ingest_bench.errors import RunFailed, SpecError
+from ingest_bench.model.target import Endpoint
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ingest_bench.model.target import Endpoint
-
 _LINE_LIMIT_BYTES = 64 * 1024**2
 _CHUNK_BYTES = 256 * 1024
 HANDSHAKE_S = 5.0
-# A partner that is silent for so long is gone: each side says something every second.
+# Where workers join. Below 32768, from where on the kernel takes ports for connections.
+PORT = 23185
+# A partner that should speak and is silent for so long is gone.
 SILENCE_S = 20.0
+# Between two loads nobody speaks: the kernel asks whether the other machine is still there.
+_KEEPALIVE = ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
 
 
 class Wire:
@@ -35,6 +39,9 @@ class Wire:
         self.sock = sock
         self._unread = b""
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in (*_KEEPALIVE, (socket.TCP_USER_TIMEOUT, int(SILENCE_S * 1000))):
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)
         sock.settimeout(SILENCE_S)
         self.partner = "{}:{}".format(*sock.getpeername()[:2])
 
@@ -130,6 +137,19 @@ class Wire:
         return RunFailed(f"{self.partner}: {what}")
 
 
+def endpoint(text: str) -> Endpoint:
+    """The address in "HOST" or "HOST:PORT"; an IPv6 address with a port stands in brackets."""
+    bare = text.removeprefix("[").removesuffix("]")
+    if "]" not in text[:-1] and bare.count(":") != 1:
+        host, port = bare, str(PORT)
+    else:
+        host, _, port = text.rpartition(":")
+        host = host.removeprefix("[").removesuffix("]")
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise SpecError(f"{text}: write it like 192.0.2.7, bench.example:{PORT} or [2001:db8::7]:{PORT}")
+    return Endpoint(host, int(port))
+
+
 def check_bind(bind: Endpoint, secret: str) -> None:
     """Nothing; SpecError when anybody could join: a bind that is not loopback needs a secret."""
     try:
@@ -152,8 +172,12 @@ def admit(sock: socket.socket, secret: str) -> tuple[Wire, str]:
     answer = wire.ask()
     theirs = str(answer.get("nonce", ""))
     if not hmac.compare_digest(str(answer.get("proof", "")), _proof(secret, "worker", nonce, theirs)):
-        wire.send(refused="the secret is another one")
+        wire.send(refused="the secret is another one (environment INGEST_BENCH_SECRET, the same here and there)")
         raise RunFailed(f"{wire.partner}: wanted to join with another secret")
+    ours, its = metadata.version("ingest-bench"), answer.get("version")
+    if its != ours:
+        wire.send(refused=f"it is ingest-bench {ours}, we are {its}; install the same here and there")
+        raise RunFailed(f"{wire.partner}: wanted to join with ingest-bench {its}, this is {ours}")
     wire.send(proof=_proof(secret, "supervisor", theirs, nonce))
     sock.settimeout(SILENCE_S)
     return wire, str(answer.get("name", ""))[:80]
@@ -166,7 +190,8 @@ def introduce(sock: socket.socket, secret: str, name: str) -> Wire:
     if hello.get("hello") != "ingest-bench":
         raise RunFailed(f"{wire.partner}: no ingest-bench is waiting for workers there")
     nonce = secrets.token_hex(16)
-    wire.send(name=name, nonce=nonce, proof=_proof(secret, "worker", str(hello["nonce"]), nonce))
+    proof = _proof(secret, "worker", str(hello["nonce"]), nonce)
+    wire.send(name=name, nonce=nonce, proof=proof, version=metadata.version("ingest-bench"))
     answer = wire.ask()
     if "refused" in answer:
         raise RunFailed(f"{wire.partner}: refused us: {answer['refused']}")

@@ -27,7 +27,7 @@ from ingest_bench.load import plan as plans
 from ingest_bench.load.arrivals import schedule, striped
 from ingest_bench.load.health import LoopLag
 from ingest_bench.load.recorder import OUTCOME_INDEX, Recorder
-from ingest_bench.load.supply import Supply
+from ingest_bench.load.supply import Supply, unpacked
 from ingest_bench.load.tickets import OpenLoop
 from ingest_bench.load.users.bulk import TicketUser
 from ingest_bench.load.users.search import SearchUser
@@ -51,7 +51,8 @@ def main(path: Path) -> int:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     os.set_blocking(1, False)
     try:
-        plan = plans.read(path)
+        # Of one that joined from another machine: nobody has unpacked its files yet.
+        plan = unpacked(plans.read(path))
         with Recorder(plan.samples) as recorder, _recorder_of_queries(plan) as queries:
             return _load(plan, recorder, queries)
     except IngestBenchError as error:

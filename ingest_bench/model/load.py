@@ -127,6 +127,7 @@ class ClockOffset:
     """How far the CLOCK_MONOTONIC of another machine's worker was ahead of ours; its samples are on our clock."""
 
     worker: int
+    machine: str = ""
     before_ns: int = 0
     """Measured before the load; the offset is not known better than half the round trip."""
     after_ns: int = 0
