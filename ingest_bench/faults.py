@@ -31,6 +31,8 @@ class Stage:
 
 def check(cell: Cell) -> None:
     """Refuse faults that cannot happen as written, before anything starts."""
+    if cell.faults and cell.load.measure_documents is not None:
+        raise SpecError("faults and a number of documents: their moments are counted in a measurement of known length")
     for fault in cell.faults:
         if fault.kind in _NEEDS_TIME and fault.for_ns <= 0:
             raise SpecError(f'fault {fault.kind}: how long does it last? Add for = "5s"')

@@ -80,6 +80,8 @@ def _next(results: Results, first: Run, found: dict[str, Summary], done: set[str
 def _check(cell: Cell) -> None:
     if cell.load.track is not None:
         raise SpecError("--find-max: a track says its own rates; search with a workload or with --documents")
+    if cell.load.measure_documents is not None:
+        raise SpecError("--find-max: its steps last a time, not a number of documents; take --measure")
     if any(key.removeprefix("load.").startswith(knees.KEY) for key in cell.levels):
         raise SpecError("--find-max chooses the rate: take the factor arrivals out")
     if cell.load.arrivals.shape not in _SHAPES:

@@ -21,7 +21,7 @@ def test_the_plan_of_a_track_says_what_it_skips(capsys: pytest.CaptureFixture[st
     # A narrow terminal breaks lines.
     said = " ".join(capsys.readouterr().out.split())
     assert "skipped: recent (search) skipped: sleep" in said
-    assert "2 runs, each as long as its track takes. Nothing was started." in said
+    assert "2 runs, each as long as its documents take. Nothing was started." in said
 
 
 @pytest.mark.parametrize(

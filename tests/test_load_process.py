@@ -89,6 +89,16 @@ def test_bytes_documents_and_ports_agree_with_what_the_server_saw(tmp_path: Path
     assert json.loads((tmp_path / "out" / "load.json").read_text())["bytes_written"] == server.bytes_read
 
 
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_number_of_documents_ends_the_measurement(tmp_path: Path, processes: int) -> None:
+    with bulk_server() as server:
+        plan = plan_for(server.address, tmp_path, measure_documents=1000, processes=processes, warm_up_ns=10**8)
+        report, samples, _ = loaded(plan)
+    measured = samples[(samples["done_ns"] >= report.warm_up_end_ns) & (samples["done_ns"] < report.measure_end_ns)]
+    assert measured["documents_acked"].sum() >= 1000
+    assert report.measure_end_ns - report.warm_up_end_ns < 5 * 10**9
+
+
 def test_planned_sent_and_done_are_in_order_and_within_the_load(tmp_path: Path) -> None:
     with bulk_server() as server:
         report, samples, heard = loaded(plan_for(server.address, tmp_path))

@@ -27,7 +27,13 @@ Sets = Annotated[list[str], typer.Option("--set", help="A setting or a factor: h
 Replicates = Annotated[int | None, typer.Option(help="How often each cell runs.", min=1)]
 Measure = Annotated[str | None, typer.Option(help='How long each run measures, such as "20s".')]
 WarmUp = Annotated[str | None, typer.Option(help='How long each run warms up before: "5s", or "auto".')]
-Documents = Annotated[str | None, typer.Option(help="Send this file (NDJSON, also .gz .bz2 .zst) as the documents.")]
+Documents = Annotated[
+    str | None,
+    typer.Option(
+        metavar="N|FILE",
+        help="Measure until so many documents are indexed; or send this file of them (NDJSON, also .gz .bz2 .zst).",
+    ),
+]
 Track = Annotated[Path | None, typer.Option(help="A folder with a Rally track or an OpenSearch Benchmark workload.")]
 TrackParams = Annotated[str, typer.Option(help="Its parameters: NAME:VALUE,… or a JSON file.")]
 Challenge = Annotated[str | None, typer.Option(help="Its challenge (test procedure), when not the default one.")]
@@ -138,13 +144,17 @@ def _show(ordered: Plan) -> None:
     screen.table(ordered.description, ["#", *keys, "replicate", "about"], rows)
     for line in told:
         screen.say(line)
-    lasts = f"about {sum(seconds) / 60:.0f} min" if all(seconds) else "each as long as its track takes"
+    lasts = f"about {sum(seconds) / 60:.0f} min" if all(seconds) else "each as long as its documents take"
     screen.say(f"{len(rows)} runs, {lasts}.")
 
 
 def _seconds(load: LoadOptions) -> float:
-    """About how long a run lasts; 0: nobody knows, a track is sent once."""
-    return 0 if load.track else (load.longest_warm_up_ns + load.measure_ns) / 1e9 + _AROUND_A_RUN_S
+    """About how long a run lasts; 0: nobody knows, a track is sent once and so are a number of documents."""
+    return (
+        0
+        if load.track or load.measure_documents
+        else (load.longest_warm_up_ns + load.measure_ns) / 1e9 + _AROUND_A_RUN_S
+    )
 
 
 def _track(folder: Path | None, parameters: str, challenge: str | None, test_mode: bool) -> TrackChoice | None:
@@ -174,9 +184,14 @@ def _plan(
 ) -> Plan:
     if experiment is None and track is None:
         raise SpecError("which experiment? Try: ingest-bench run quickstart (`ingest-bench list` shows all)")
-    # Absolute, as the track's: --resume may be called from another folder.
-    where = str(Path(documents).absolute()) if documents else documents
-    fixed: dict[str, Any] = {"measure": measure, "warm_up": warm_up, "documents": where}
+    fixed: dict[str, Any] = {"measure": measure, "warm_up": warm_up}
+    if documents is not None and documents.isdecimal():
+        if measure is not None or int(documents) < 1:
+            raise SpecError(f"--documents {documents}: at least 1, and in place of --measure: the last one ends a run")
+        fixed["measure_documents"] = int(documents)
+    elif documents is not None:
+        # Absolute, as the track's: --resume may be called from another folder.
+        fixed["documents"] = str(Path(documents).absolute())
     if track is not None:
         fixed["track"] = {key: value for key, value in records.to_json(track).items() if value is not None}
     found = spec.load(experiment or "track", sets, fixed=fixed, replicates=replicates)

@@ -15,6 +15,9 @@ from ingest_bench.model.track import Step
 from ingest_bench.model.workload import Workload
 from ingest_bench.records import from_json, to_json
 
+# A load that no time ends, and that takes longer than this, is not a benchmark.
+_UNTIL_SENT_LIMIT_NS = 24 * 3600 * 10**9
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadPlan:
@@ -50,8 +53,22 @@ class LoadPlan:
 
     @property
     def until_sent(self) -> bool:
-        """Whether only the end of the corpus ends it."""
-        return self.step is not None and not self.step.time_period_ns
+        """Whether no time ends it, but the end of the corpus or of a number of documents."""
+        once = self.step is not None and not self.step.time_period_ns
+        return once or self.options.measure_documents is not None
+
+    @property
+    def measure_ns(self) -> int:
+        """How long the measurement lasts at most."""
+        return _UNTIL_SENT_LIMIT_NS if self.until_sent else self.options.measure_ns
+
+    @property
+    def own_documents(self) -> int | None:
+        """This worker's share of the documents that end the measurement; None: another thing ends it."""
+        documents = self.options.measure_documents
+        if documents is None:
+            return None
+        return documents * (self.worker + 1) // self.workers - documents * self.worker // self.workers
 
     @property
     def own_users(self) -> range:

@@ -69,7 +69,7 @@ class LoadProcess:
             for worker in self._workers:
                 worker.begin(start_ns)
             options = self._plan.options
-            limit_s = (options.longest_warm_up_ns + options.measure_ns) / 1e9 + _END_LIMIT_S
+            limit_s = (options.longest_warm_up_ns + self._plan.measure_ns) / 1e9 + _END_LIMIT_S
             self._until(lambda: all(worker.said["phase"] == "done" for worker in self._workers), limit_s, on_progress)
             return self._merged()
         except RunFailed:

@@ -189,23 +189,34 @@ def _heard_start() -> int:
 def _run(plan: LoadPlan, work: Work, recorders: list[Recorder], runner: Any, start_ns: int) -> int:
     """The end of the measurement: as planned, earlier after SIGTERM, without bodies or without hope."""
     warm_up_end_ns = start_ns + plan.options.longest_warm_up_ns
-    end_ns = warm_up_end_ns + plan.options.measure_ns
+    end_ns = warm_up_end_ns + plan.measure_ns
     gevent.signal_handler(signal.SIGTERM, work.stop)
     gevent.sleep(max(0, start_ns - time.monotonic_ns()) / 1e9)
     work.end_ns = end_ns
     work.tickets.open(start_ns, end_ns)
     work.query_tickets.open(start_ns, end_ns)
     work.gate.set()
+    acked_before = None
     while True:
         now_ns = time.monotonic_ns()
-        if now_ns >= end_ns or work.stopped or not runner.user_count:
-            return min(now_ns, end_ns)
+        if acked_before is None and now_ns >= warm_up_end_ns:
+            acked_before = work.acked
+        if now_ns >= end_ns or work.stopped or not runner.user_count or _has_enough(plan, work, acked_before):
+            work.end_ns = min(now_ns, end_ns)
+            return work.end_ns
         phase = "warm-up" if now_ns < warm_up_end_ns else "measure"
         left_s = None if plan.until_sent else round((end_ns - now_ns) / 1e9, 1)
         _say(phase=phase, documents=work.acked, seconds_left=left_s)
         for recorder in recorders:
             recorder.flush()
-        runner.user_greenlets.join(timeout=min(_PROGRESS_S, (end_ns - now_ns) / 1e9))
+        next_ns = end_ns if acked_before is not None else warm_up_end_ns
+        runner.user_greenlets.join(timeout=min(_PROGRESS_S, (next_ns - now_ns) / 1e9))
+
+
+def _has_enough(plan: LoadPlan, work: Work, acked_before: int | None) -> bool:
+    """Whether the documents that end the measurement are acknowledged. `acked_before`: at its beginning."""
+    enough = plan.own_documents
+    return enough is not None and acked_before is not None and work.acked - acked_before >= enough
 
 
 def _drain(work: Work, runner: Any) -> None:

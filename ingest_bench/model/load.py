@@ -89,6 +89,8 @@ class LoadOptions:
     warm_up_ns: int | Literal["auto"] = 3 * 10**9
     """"auto": the measurement begins where the samples say that the load was steady."""
     measure_ns: int = 10 * 10**9
+    measure_documents: int | None = None
+    """The measurement ends once so many documents are acknowledged, however long that takes, in place of `measure`."""
     seed: int = 1
     timeout_ns: int = 60 * 10**9
     """How long a request may take, connecting included."""
