@@ -118,7 +118,7 @@ def test_packets_that_the_link_drops_are_a_loss() -> None:
 
 def test_a_watched_wire_shows_the_frames_and_what_tcp_knows(tmp_path: Path) -> None:
     with link(load_profile("ethernet")) as made:
-        check(made)
+        promises = check(made)
         with watch_wire(made, tmp_path):
             send(made, 100_000_000)
         told = readings(made, tmp_path / "wire.json")
@@ -126,6 +126,9 @@ def test_a_watched_wire_shows_the_frames_and_what_tcp_knows(tmp_path: Path) -> N
     assert told["wire_bytes_p50"] == 1514
     assert told["mss"] == 1448
     assert isinstance(told["rtt_ms"], float)
+    (rtt,) = (promise for promise in promises if promise.name == "rtt")
+    assert isinstance(told["idle_rtt_ms"], float)
+    assert f", {told['idle_rtt_ms']:.2f} ms, " in rtt.measured
     assert told["loss_ppm"] == 0
     # 100 MB are 69061 full segments; at most each is acknowledged by a packet of its own.
     assert isinstance(told["wire_packets"], int)

@@ -63,7 +63,8 @@ COLUMNS: tuple[Column, ...] = (
     # The wire.
     Column("wire_bytes_p50", "median frame on the wire towards the server, headers included"),
     Column("mss", "TCP's maximum segment size"),
-    Column("rtt_ms", "median round trip, measured before the load"),
+    Column("idle_rtt_ms", "median round trip before the load; far above what is promised: the machine was busy"),
+    Column("rtt_ms", "median round trip during the load, as the client's TCP saw it"),
     Column("loss_ppm", "packets lost on the link under load"),
     Column("retransmits", "TCP segments sent again"),
     # The heap. Outside TLABs and TLABs as in Elasticsearch issue 23185.

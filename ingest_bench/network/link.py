@@ -50,6 +50,8 @@ class Link:
     server_address: str = places.SERVER_ADDRESS
     counted_before: dict[str, int] = field(default_factory=dict)
     """Where the counts of `readings` start."""
+    idle_rtt_ms: float | None = None
+    """The median round trip that `check` measured."""
     _kernels_offloads: dict[str, dict[str, bool]] = field(default_factory=dict)
     """Of each end, what a profile changed, as the kernel had it."""
 

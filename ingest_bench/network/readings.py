@@ -31,6 +31,7 @@ def readings(link: Link, wire: Path | None = None) -> dict[str, Value]:
     - `retransmits`: TCP segments that either end sent again.
     - `zero_windows`: how often the server told a sender to stop.
     - `wire_bytes_p50`: the median frame to the server, Ethernet header included, of those that were sampled.
+    - `idle_rtt_ms`: the median round trip that `check` measured before the load; None: nothing was promised about it.
     - `mss`, `rtt_ms`: medians of what the client's TCP knew of its connections, four times a second.
     """
     now, before = counters(link), link.counted_before
@@ -44,6 +45,7 @@ def readings(link: Link, wire: Path | None = None) -> dict[str, Value]:
         "loss_ppm": round(drops * _MILLION / (packets + drops)) if packets + drops else None,
         "retransmits": sum(since[f"{end} RetransSegs"] for end in ends),
         "zero_windows": since["server TCPToZeroWindowAdv"],
+        "idle_rtt_ms": link.idle_rtt_ms,
         **(_seen(wire) if wire is not None else {}),
     }
 
