@@ -40,10 +40,10 @@ def table(path: Path) -> dict[str, Any]:
         raise SpecError(f"{path}: cannot be read: {error.strerror}") from None
 
 
-def profile(name: str, overrides: dict[str, Any]) -> Profile:
+def profile(name: str, overrides: dict[str, Any] | None = None) -> Profile:
     """A network profile with some of its keys replaced, deeply: `{"to_server": {"delay": "5ms"}}` keeps the rest."""
     path = find(NETWORKS, name, "network profile")
-    read = records.from_toml(Profile, merged({"name": path.stem, **table(path)}, overrides), str(path))
+    read = records.from_toml(Profile, merged({"name": path.stem, **table(path)}, overrides or {}), str(path))
     return coherent(read, str(path))
 
 

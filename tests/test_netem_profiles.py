@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from ingest_bench import data
-from ingest_bench.network import check, link, load_profile, readings, uml
+from ingest_bench import catalog, data
+from ingest_bench.network import check, link, readings, uml
 from ingest_bench.network.link import Link
 
 pytestmark = pytest.mark.netem
@@ -20,7 +20,7 @@ assert "wan-50ms" in NAMES, "an empty list would test nothing"
 def made(request: pytest.FixtureRequest) -> Iterator[Link]:
     if uml.complaint():
         pytest.skip(uml.complaint())
-    with link(load_profile(request.param), netem="uml") as opened:
+    with link(catalog.profile(request.param), netem="uml") as opened:
         yield opened
 
 

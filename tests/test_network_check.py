@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from ingest_bench import catalog
 from ingest_bench.model.network import Impairment, Profile
-from ingest_bench.network import box, capabilities, check, link, load_profile, readings, watch_wire
+from ingest_bench.network import box, capabilities, check, link, readings, watch_wire
 from ingest_bench.network.link import Link
 
 pytestmark = pytest.mark.netns
@@ -55,7 +56,7 @@ def kept(made: Link) -> dict[str, bool]:
 
 @pytest.mark.parametrize("name", ["loopback", "ethernet", "ethernet-100m", "jumbo", "tiny-segments"])
 def test_a_link_keeps_every_promise_of_its_profile(name: str) -> None:
-    with link(load_profile(name)) as made:
+    with link(catalog.profile(name)) as made:
         promises = check(made)
     assert [promise for promise in promises if not promise.kept] == []
     names = {promise.name for promise in promises}
@@ -77,7 +78,7 @@ BROKEN: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("name", "other"), BROKEN)
 def test_a_link_in_another_state_than_its_profile_breaks_the_promise(name: str, other: dict[str, Any]) -> None:
-    with link(load_profile("ethernet-100m")) as made:
+    with link(catalog.profile("ethernet-100m")) as made:
         made.profile = replace(made.profile, **other)
         found = kept(made)
     assert found[name] is False
@@ -117,7 +118,7 @@ def test_packets_that_the_link_drops_are_a_loss() -> None:
 
 
 def test_a_watched_wire_shows_the_frames_and_what_tcp_knows(tmp_path: Path) -> None:
-    with link(load_profile("ethernet")) as made:
+    with link(catalog.profile("ethernet")) as made:
         promises = check(made)
         with watch_wire(made, tmp_path):
             send(made, 100_000_000)
@@ -139,7 +140,7 @@ def test_a_watched_wire_shows_the_frames_and_what_tcp_knows(tmp_path: Path) -> N
 
 
 def test_a_loopbacks_wire_is_watched_by_direction(tmp_path: Path) -> None:
-    with link(load_profile("loopback")) as made:
+    with link(catalog.profile("loopback")) as made:
         with watch_wire(made, tmp_path):
             send(made, 200_000_000)
         told = readings(made, tmp_path / "wire.json")
@@ -151,7 +152,7 @@ def test_a_loopbacks_wire_is_watched_by_direction(tmp_path: Path) -> None:
 
 
 def test_a_server_that_does_not_read_shows_as_zero_windows() -> None:
-    with link(load_profile("ethernet", {"tcp_rmem": "4096 16384 65536"})) as made:
+    with link(catalog.profile("ethernet", {"tcp_rmem": "4096 16384 65536"})) as made:
         send(made, 1_000_000)
         quick = readings(made)["zero_windows"]
         send(made, 1_000_000, wait_s=0.5)
@@ -163,7 +164,7 @@ def test_a_server_that_does_not_read_shows_as_zero_windows() -> None:
 
 
 def test_a_wire_that_nobody_watched_is_unavailable_and_not_zero(tmp_path: Path) -> None:
-    with link(load_profile("ethernet")) as made:
+    with link(catalog.profile("ethernet")) as made:
         told = readings(made, tmp_path / "wire.json")
     assert told["wire_bytes_p50"] is None
     assert told["mss"] is None

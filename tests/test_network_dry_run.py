@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ingest_bench import data, network, system
+from ingest_bench import catalog, data, network, system
 from ingest_bench.errors import MissingCapability
 from ingest_bench.model.network import Impairment, Profile
 from ingest_bench.network import link_plan, uml
@@ -24,7 +24,7 @@ MADE_UP = Profile(
     tcp_rmem="4096 65536 262144",
     to_server=SLOW,
 )
-PROFILES = [MADE_UP, *map(network.load_profile, data.files("netem"))]
+PROFILES = [MADE_UP, *map(catalog.profile, data.files("netem"))]
 
 
 FAR = Profile(name="far", to_server=Impairment(delay_ns=10**7), to_client=Impairment(delay_ns=10**7, rate_bps=10**7))

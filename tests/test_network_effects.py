@@ -9,9 +9,10 @@ from dataclasses import replace
 
 import pytest
 
+from ingest_bench import catalog
 from ingest_bench.errors import MissingCapability
 from ingest_bench.model.network import Impairment, Profile, Promise
-from ingest_bench.network import box, check, link, load_profile, readings
+from ingest_bench.network import box, check, link, readings
 from ingest_bench.network.link import Link
 
 pytestmark = pytest.mark.netem
@@ -106,7 +107,7 @@ def test_losses_show_in_the_readings_as_drops_and_retransmits(standing: Link) ->
 @pytest.mark.parametrize("name", ["wan-50ms", "transatlantic", "lossy-wifi", "lte", "satellite", "bufferbloat"])
 def test_a_shipped_line_keeps_every_promise(standing: Link, name: str) -> None:
     del standing  # it is the proof that there is a netem
-    with link(load_profile(name)) as made:
+    with link(catalog.profile(name)) as made:
         promises = check(made)
     assert broken(promises) == []
     assert {"rtt", "rate to-server", "rate to-client", "loss to-server", "mss to-client"} <= {

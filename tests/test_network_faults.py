@@ -15,10 +15,11 @@ from typing import Any
 
 import pytest
 
+from ingest_bench import catalog
 from ingest_bench.errors import SpecError
 from ingest_bench.model.experiment import Fault
 from ingest_bench.model.network import Impairment, Profile
-from ingest_bench.network import faults, holes, link, load_profile, resets, uml
+from ingest_bench.network import faults, holes, link, resets, uml
 from ingest_bench.network.link import Link
 
 # Sends back what comes, and says how each connection ended.
@@ -133,7 +134,7 @@ def made(request: pytest.FixtureRequest) -> Iterator[Link]:
         with link(both(Impairment(delay_ns=10**6)), netem="uml") as opened:
             yield opened
     else:
-        with link(load_profile(request.param)) as opened:
+        with link(catalog.profile(request.param)) as opened:
             yield opened
 
 
@@ -244,9 +245,9 @@ def test_another_profile_is_there_for_a_while() -> None:
         found = json.loads(made.client.run(("tc", "-j", "qdisc", "show", "dev", made.ends[0].device)))
         return [qdisc["options"]["rate"] * 8 for qdisc in found]
 
-    with link(load_profile("ethernet"), later=(load_profile("ethernet-100m"),)) as made:
+    with link(catalog.profile("ethernet"), later=(catalog.profile("ethernet-100m"),)) as made:
         what = Fault(kind="profile", at_ns=0, profile="ethernet-100m")
-        with faults.fault(made, what, {"ethernet-100m": load_profile("ethernet-100m")}):
+        with faults.fault(made, what, {"ethernet-100m": catalog.profile("ethernet-100m")}):
             assert rates(made) == [10**8]
             assert made.profile.name == "ethernet-100m"
         assert rates(made) == [10**9]
@@ -267,7 +268,7 @@ def test_a_profile_with_netem_is_there_for_a_while_on_a_link_that_was_made_for_i
 
 @pytest.mark.netns
 def test_a_fault_ends_also_when_its_block_fails() -> None:
-    with link(load_profile("ethernet")) as made, talking(made) as talk:
+    with link(catalog.profile("ethernet")) as made, talking(made) as talk:
         assert talk("open", "a", LONG_S) == "ok"
         with pytest.raises(ZeroDivisionError), faults.partition(made, "to-server"):
             raise ZeroDivisionError
@@ -278,7 +279,7 @@ def test_a_fault_ends_also_when_its_block_fails() -> None:
 def test_a_fault_that_is_not_the_links_is_an_error() -> None:
     what = Fault(kind="pause", at_ns=0)
     said = 'fault "pause" is none of the link'
-    with link(load_profile("ethernet")) as made, pytest.raises(SpecError, match=said), faults.fault(made, what, {}):
+    with link(catalog.profile("ethernet")) as made, pytest.raises(SpecError, match=said), faults.fault(made, what, {}):
         pass
 
 

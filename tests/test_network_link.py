@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
+from ingest_bench import catalog
 from ingest_bench.errors import MissingCapability, SpecError
 from ingest_bench.model.network import Impairment, Profile
-from ingest_bench.network import link, load_profile
+from ingest_bench.network import link
 from ingest_bench.network.link import Link
 from ingest_bench.network.sandbox import Namespace, sandbox
 
@@ -116,13 +117,13 @@ def test_bytes_cross_the_link_with_the_mss_and_the_congestion_control_of_the_pro
 
 
 def test_both_ends_of_loopback_share_one_namespace_and_keep_their_addresses() -> None:
-    with link(load_profile("loopback")) as made:
+    with link(catalog.profile("loopback")) as made:
         assert made.client == made.server
         assert details(made.client, "lo")["mtu"] == 65536
         mss_bytes, *rest = call(made)
         # At first a segment is bounded by half of the window (net/ipv4/tcp.h, tcp_bound_to_half_wnd).
         assert 16384 < int(mss_bytes) <= 65483
-        assert rest == [load_profile("loopback").congestion_control, made.client_address]
+        assert rest == [catalog.profile("loopback").congestion_control, made.client_address]
 
 
 def test_the_sizes_of_socket_buffers_are_the_namespaces_own() -> None:
@@ -135,14 +136,14 @@ def test_the_sizes_of_socket_buffers_are_the_namespaces_own() -> None:
 
 def test_a_standing_link_can_be_changed() -> None:
     slow = Profile(name="slow", mtu_bytes=1200, gso_max_segs=1, to_server=Impairment(rate_bps=10**6))
-    with link(load_profile("ethernet")) as made:
+    with link(catalog.profile("ethernet")) as made:
         made.change(slow)
         device = made.ends[0].device
         assert details(made.client, device)["mtu"] == 1200
         assert json.loads(made.client.run(("tc", "-j", "qdisc")))[-1]["options"]["rate"] * 8 == 10**6
         assert [qdisc["kind"] for qdisc in json.loads(made.server.run(("tc", "-j", "qdisc")))] == ["noqueue", "noqueue"]
         with pytest.raises(SpecError, match="cannot turn into loopback"):
-            made.change(load_profile("loopback"))
+            made.change(catalog.profile("loopback"))
         with pytest.raises(SpecError, match="needs netem"):
             made.change(Profile(name="far", to_server=Impairment(delay_ns=10**6)))
 
@@ -183,7 +184,7 @@ def test_what_this_machine_does_not_take_is_a_missing_capability() -> None:
 
 @pytest.mark.parametrize("direction", ["to-server", "to-client"])
 def test_a_cut_direction_is_silent_and_a_mended_one_speaks(direction: Any) -> None:
-    with link(load_profile("ethernet")) as made:
+    with link(catalog.profile("ethernet")) as made:
         made.cut(direction)
         with pytest.raises(subprocess.CalledProcessError) as failed:
             call(made, timeout_s=0.3)
@@ -211,7 +212,7 @@ def test_nothing_is_left_of_a_link_even_when_its_block_fails() -> None:
     pids: list[int] = []
 
     def failing_block() -> None:
-        with link(load_profile("ethernet")) as made:
+        with link(catalog.profile("ethernet")) as made:
             pids.extend((made.client.pid, made.server.pid))
             assert all(alive(pid) for pid in pids)
             raise ZeroDivisionError
@@ -225,8 +226,9 @@ def test_nothing_is_left_of_a_link_even_when_its_block_fails() -> None:
 def test_the_namespaces_die_with_a_killed_program() -> None:
     program = """
 import time
-from ingest_bench.network import link, load_profile
-with link(load_profile("ethernet")) as made:
+from ingest_bench import catalog
+from ingest_bench.network import link
+with link(catalog.profile("ethernet")) as made:
     print(made.client.pid, made.server.pid, flush=True)
     time.sleep(60)
 """

@@ -5,15 +5,14 @@ from typing import Any
 
 import pytest
 
-from ingest_bench import data
+from ingest_bench import catalog, data
 from ingest_bench.errors import SpecError
 from ingest_bench.model.network import Impairment
-from ingest_bench.network.profiles import load_profile
 
 
 @pytest.mark.parametrize("name", sorted(data.files("netem")))
 def test_a_shipped_profile_loads_and_says_where_its_numbers_come_from(name: str) -> None:
-    profile = load_profile(name)
+    profile = catalog.profile(name)
     assert profile.name == name
     assert profile.description
     first = data.files("netem")[name].read_text().splitlines()[0]
@@ -21,7 +20,7 @@ def test_a_shipped_profile_loads_and_says_where_its_numbers_come_from(name: str)
 
 
 def test_overrides_replace_keys_at_any_depth() -> None:
-    profile = load_profile(
+    profile = catalog.profile(
         "ethernet",
         {"mtu": "9000", "to_server": {"rate": "100mbit"}, "to_client": {"delay": "5ms"}, "offloads": {"tso": "off"}},
     )
@@ -34,7 +33,7 @@ def test_overrides_replace_keys_at_any_depth() -> None:
 def test_a_profile_may_be_a_file_of_the_user(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text('mtu = 1400\n[to_server]\nrate = "5mbit"\n')
-    profile = load_profile(str(path))
+    profile = catalog.profile(str(path))
     assert (profile.name, profile.mtu_bytes, profile.to_server.rate_bps) == ("mine", 1400, 5 * 10**6)
 
 
@@ -62,11 +61,11 @@ def test_what_cannot_be_meant_is_refused_with_the_key_and_the_remedy(
     name: str, overrides: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(SpecError, match=said):
-        load_profile(name, overrides)
+        catalog.profile(name, overrides)
 
 
 def test_a_file_that_is_not_toml_is_named(tmp_path: Path) -> None:
     path = tmp_path / "broken.toml"
     path.write_text("mtu = ")
     with pytest.raises(SpecError, match=r"broken\.toml"):
-        load_profile(str(path))
+        catalog.profile(str(path))

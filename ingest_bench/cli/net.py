@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from ingest_bench import network, units
+from ingest_bench import catalog, network, units
 from ingest_bench.cli import screen
 from ingest_bench.errors import InvalidRun, SpecError
 from ingest_bench.ledger import Step
@@ -204,7 +204,7 @@ def _profile(name: str, sets: list[str]) -> Profile:
         for table in tables:
             inner = inner.setdefault(table, {})
         inner[last] = value
-    return network.load_profile(name, overrides)
+    return catalog.profile(name, overrides)
 
 
 def _endpoint(text: str) -> Endpoint:
