@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import ordinary_user
 import pytest
 
 from ingest_bench import catalog
@@ -172,23 +172,7 @@ def test_a_wire_that_nobody_watched_is_unavailable_and_not_zero(tmp_path: Path) 
 
 
 def test_an_ordinary_user_proves_the_same_links() -> None:
-    if os.geteuid() != 0:
-        pytest.skip("this is the ordinary user")
-    user = ("setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups")
-    if subprocess.run((*user, sys.executable, "-c", "import ingest_bench, pytest"), check=False).returncode:
-        pytest.skip("this Python is not readable for other users")
-    options = ("-q", "-p", "no:cacheprovider", "--promised=netns", "-k", "keeps_every_promise or watched_wire")
-    done = subprocess.run(
-        (*user, sys.executable, "-m", "pytest", *options, __file__),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-        env={**os.environ, "HOME": "/nonexistent", "PYTHONDONTWRITEBYTECODE": "1"},
-        cwd=Path(__file__).parent.parent,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert " passed" in done.stdout
+    ordinary_user.repeat(__file__, promised="netns", limit_s=300, names="keeps_every_promise or watched_wire")
 
 
 def test_what_this_machine_can_do_is_found_by_trying() -> None:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import struct
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
+import ordinary_user
 import pytest
 
 from ingest_bench import catalog
@@ -384,20 +383,4 @@ def test_a_segment_of_the_other_end_tells_nothing() -> None:
 
 @pytest.mark.netns
 def test_an_ordinary_user_has_the_same_faults() -> None:
-    if os.geteuid() != 0:
-        pytest.skip("this is the ordinary user")
-    user = ("setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups")
-    if subprocess.run((*user, sys.executable, "-c", "import ingest_bench, pytest"), check=False).returncode:
-        pytest.skip("this Python is not readable for other users")
-    options = ("-q", "-p", "no:cacheprovider", "--promised=netns", "-m", "netns", "-k", "not ordinary_user")
-    done = subprocess.run(
-        (*user, sys.executable, "-m", "pytest", *options, __file__),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
-        env={**os.environ, "HOME": "/nonexistent", "PYTHONDONTWRITEBYTECODE": "1"},
-        cwd=Path(__file__).parent.parent,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert " passed" in done.stdout
+    ordinary_user.repeat(__file__, promised="netns", limit_s=600, marks="netns")

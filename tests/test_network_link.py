@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -11,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import ordinary_user
 import pytest
 
 from ingest_bench import catalog
@@ -252,22 +252,5 @@ def test_namespaces_do_not_see_each_other() -> None:
         assert "here0" not in second.run(("ip", "link"))
 
 
-def test_an_ordinary_user_gets_the_same_links(tmp_path: Path) -> None:
-    if os.geteuid() != 0:
-        pytest.skip("this is the ordinary user")
-    user = ("setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups")
-    if subprocess.run((*user, sys.executable, "-c", "import ingest_bench, pytest"), check=False).returncode:
-        pytest.skip("this Python is not readable for other users")
-    tmp_path.chmod(0o755)
-    options = ("-q", "-p", "no:cacheprovider", "--promised=netns", "-k", "not ordinary_user")
-    done = subprocess.run(
-        (*user, sys.executable, "-m", "pytest", *options, __file__),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-        env={**os.environ, "HOME": "/nonexistent", "PYTHONDONTWRITEBYTECODE": "1"},
-        cwd=Path(__file__).parent.parent,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert " passed" in done.stdout
+def test_an_ordinary_user_gets_the_same_links() -> None:
+    ordinary_user.repeat(__file__, promised="netns", limit_s=300)

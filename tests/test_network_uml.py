@@ -7,12 +7,12 @@ import math
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import ordinary_user
 import pytest
 
 from ingest_bench.errors import MissingCapability, RunFailed, SpecError
@@ -414,25 +414,7 @@ with link(Profile(name="x", to_server=Impairment(delay_ns=10**6)), netem="uml"):
 @pytest.mark.netem
 @pytest.mark.usefixtures("_uml")
 def test_an_ordinary_user_gets_the_same_box() -> None:
-    if os.geteuid() != 0:
-        pytest.skip("this is the ordinary user")
-    user = ("setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups")
-    if subprocess.run((*user, sys.executable, "-c", "import ingest_bench, pytest"), check=False).returncode:
-        pytest.skip("this Python is not readable for other users")
-    with tempfile.TemporaryDirectory() as folder:
-        os.chown(folder, 65534, 65534)
-        options = ("-q", "-p", "no:cacheprovider", "--promised=netem", "-m", "netem", "-k", "not ordinary_user")
-        done = subprocess.run(
-            (*user, sys.executable, "-m", "pytest", *options, f"--basetemp={folder}/tests", __file__),
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=600,
-            env={**os.environ, "HOME": "/nonexistent", "PYTHONDONTWRITEBYTECODE": "1"},
-            cwd=Path(__file__).parent.parent,
-        )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert " passed" in done.stdout
+    ordinary_user.repeat(__file__, promised="netem", limit_s=600, marks="netem")
 
 
 def alive(pid: int) -> bool:
