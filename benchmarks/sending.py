@@ -3,8 +3,8 @@
     python benchmarks/sending.py [--seconds 3] [--rounds 5] [--users 4] [--out FILE.json]
 
 All send the same body again and again, to the same server over the same loopback link. A run sends 64 MiB of different
-bodies in turn, which no cache of a CPU holds: "ingest-bench, pool" is what that costs. CPU is user and system time of the
-sender from its first request to its last (wrk: of its whole process), bytes are what the sink read. Ratios are of
+bodies in turn, which no cache of a CPU holds: "ingest-bench, pool" is what that costs. CPU is user and system time of
+the sender from its first request to its last (wrk: of its whole process), bytes are what the sink read. Ratios are of
 medians, and of the same moments: each round runs every sender once, in turn.
 """
 
