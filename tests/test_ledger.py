@@ -72,6 +72,12 @@ def test_an_undo_whose_trace_is_not_there_is_left_out(state: Path, tmp_path: Pat
     assert not touched.exists()
 
 
+def test_a_command_that_ends_well_but_does_not_say_so_was_refused() -> None:
+    Action(argv=("echo", "Started recording 1"), says="Started recording").carry_out()
+    with pytest.raises(RunFailed, match="it was refused, and said: Could not start"):
+        Action(argv=("echo", "Could not start"), says="Started recording").carry_out()
+
+
 def test_no_change_follows_once_a_session_is_closed(state: Path, tmp_path: Path) -> None:
     setting = tmp_path / "setting"
     setting.write_text("old", encoding="ascii")

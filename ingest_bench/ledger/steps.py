@@ -18,6 +18,8 @@ class Action:
     argv: tuple[str, ...] = ()
     path: str = ""
     value: str = ""
+    says: str = ""
+    """What the command prints when it has done it: jcmd ends with 0 also when it was refused."""
 
     def __str__(self) -> str:
         return shlex.join(self.argv) if self.argv else f"echo {shlex.quote(self.value)} > {self.path}"
@@ -25,7 +27,9 @@ class Action:
     def carry_out(self, *, held: tuple[int, ...] = ()) -> None:
         """Do it; RunFailed when it cannot be done. A command keeps the descriptors `held` open until it ends."""
         if self.argv:
-            system.run(self.argv, pass_fds=held)
+            told = system.run(self.argv, pass_fds=held)
+            if self.says not in told:
+                raise RunFailed(f"{self}: it was refused, and said: {told.strip()}")
             return
         try:
             Path(self.path).write_text(f"{self.value}\n", encoding="ascii")
