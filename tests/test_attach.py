@@ -10,21 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from servers import Served, served
 
 from ingest_bench import system
-from ingest_bench.errors import MissingCapability, RunFailed, SpecError
+from ingest_bench.errors import MissingCapability, SpecError
 from ingest_bench.jvm import java
-from ingest_bench.jvm.attach import attach, recorded
+from ingest_bench.jvm.attach import Told, attach, parse_told, started_ticks
 from ingest_bench.jvm.compile import classes
-from ingest_bench.model.target import TargetOptions
-from ingest_bench.targets.sink import Sink
-
-SETTINGS = """<?xml version="1.0" encoding="UTF-8"?>
-<configuration version="2.0"><event name="jdk.SocketRead">
-<setting name="enabled">true</setting><setting name="threshold">0 ns</setting><setting name="stackTrace">false</setting>
-</event></configuration>
-"""
 
 
 @pytest.fixture
@@ -52,6 +43,33 @@ def test_another_users_process_is_refused(monkeypatch: pytest.MonkeyPatch, sleep
         attach(sleeper)
 
 
+def test_a_process_is_known_by_its_start_and_an_ended_one_has_none(sleeper: int) -> None:
+    began = started_ticks(sleeper)
+    assert began is not None
+    assert began == started_ticks(sleeper)
+    assert began > (started_ticks(os.getpid()) or 0) > (started_ticks(1) or 0)
+    with subprocess.Popen(["true"]) as process:
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert started_ticks(process.pid) is None, "a zombie is no process any more"
+    assert started_ticks(4999999) is None
+
+
+@pytest.mark.parametrize(
+    ("flags", "collector"),
+    [
+        ("-XX:MaxHeapSize=33554432 -XX:+UseCompressedOops -XX:+UseG1GC", "g1"),
+        ("-XX:MaxHeapSize=33554432 -XX:+UseParallelGC -XX:+UseParallelOldGC", "parallel"),
+        ("-XX:MaxHeapSize=33554432 -XX:+UseConcMarkSweepGC", "cms"),
+        ("-XX:MaxHeapSize=33554432 -XX:+UseZGC -XX:-UseGCOverheadLimit", "zgc"),
+        ("-XX:MaxHeapSize=33554432 -XX:+UseShenandoahGC", "unknown: Shenandoah"),
+    ],
+)
+def test_collector_heap_and_stack_depth_are_what_the_jvm_says(flags: str, collector: str) -> None:
+    recorder = "4711:\nCurrent configuration:\n\nRepository path: N/A\nStack depth: 64\nGlobal buffer count: 20\n"
+    assert parse_told(flags, recorder) == Told(collector=collector, heap_bytes=32 << 20, stack_depth=64)
+    assert parse_told("", "") == Told(collector="", heap_bytes=None, stack_depth=None)
+
+
 @pytest.mark.netns
 @pytest.mark.parametrize(("option", "what"), [("--mount", "mount"), ("--pid", "process")])
 def test_a_process_in_a_container_is_refused(option: str, what: str) -> None:
@@ -67,77 +85,6 @@ def test_a_process_in_a_container_is_refused(option: str, what: str) -> None:
                 attach(int(children[0]) if children else process.pid)
         finally:
             process.kill()
-
-
-@pytest.fixture(scope="module", params=["java11", "java17", "java25"])
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    asked = TargetOptions(name="sink", version=request.param, heap_bytes=64 << 20)
-    with served(tmp_path_factory.mktemp("attach"), asked) as started:
-        yield started
-
-
-@pytest.mark.jvm
-@pytest.mark.netns
-def test_a_recording_holds_what_happened_while_it_ran(server: Served, tmp_path: Path) -> None:
-    jvm = attach(server.process.jvm_pid)
-    assert f"java{jvm.java_version}" == server.asked.version
-    (tmp_path / "reads.jfc").write_text(SETTINGS, encoding="utf-8")
-    server.bulk(10)
-    seen, true = [], []
-    for file in (tmp_path / "first.jfr", tmp_path / "second.jfr"):
-        before = counted_reads(server)
-        with recorded(jvm, tmp_path / "reads.jfc", file, limit_s=600):
-            for _ in range(7):
-                server.bulk(10)
-        # The question for the counters was one read, after the recording.
-        true.append(counted_reads(server) - before - 1)
-        seen.append(socket_reads(file))
-    # The second may begin with what the first one had.
-    assert seen in (true, [true[0], sum(true)])
-    assert "name=ingest-bench" not in jvm.ask("JFR.check")
-
-
-def counted_reads(server: Served) -> int:
-    assert isinstance(server.target, Sink)
-    return int(server.target.counters(server.http)["reads"])
-
-
-def socket_reads(file: Path) -> int:
-    """Reads of more than nothing."""
-    for candidate in java.on_machine():
-        program = candidate.home / "bin" / "jfr"
-        if candidate.version >= 17 and program.exists():
-            break
-    else:
-        program = java.wheel(17).home / "bin" / "jfr"
-    told = system.run([str(program), "print", "--events", "jdk.SocketRead", str(file)], timeout_s=120)
-    return sum("bytesRead = " in line and not line.strip().startswith("bytesRead = 0 ") for line in told.splitlines())
-
-
-@pytest.mark.jvm
-@pytest.mark.netns
-def test_a_refused_recording_is_an_error_with_the_jvms_words(server: Served, tmp_path: Path) -> None:
-    jvm = attach(server.process.jvm_pid)
-    (tmp_path / "broken.jfc").write_text("this is no settings file", encoding="utf-8")
-    with (
-        pytest.raises(RunFailed, match=r"refused JFR\.start|did not obey JFR\.start"),
-        recorded(jvm, tmp_path / "broken.jfc", tmp_path / "recording.jfr", limit_s=60),
-    ):
-        pytest.fail("it cannot start")
-    assert not list(tmp_path.glob("*.jfr"))
-
-
-@pytest.mark.jvm
-@pytest.mark.netns
-def test_a_jvm_that_ends_meanwhile_leaves_its_recording(tmp_path: Path) -> None:
-    (tmp_path / "reads.jfc").write_text(SETTINGS, encoding="utf-8")
-    asked = TargetOptions(name="sink", heap_bytes=64 << 20)
-    with served(tmp_path, asked) as server:
-        with recorded(attach(server.process.jvm_pid), tmp_path / "reads.jfc", tmp_path / "it.jfr", limit_s=600):
-            server.bulk(10)
-            server.process.popen.terminate()
-            server.process.popen.wait(60)
-        assert (tmp_path / "it.jfr").read_bytes()[:4] == b"FLR\0"
 
 
 @pytest.mark.jvm

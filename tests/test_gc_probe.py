@@ -12,6 +12,7 @@ import pytest
 
 from ingest_bench.model.results import Measured, Reading, Remark, Series
 from ingest_bench.probes import PROBES, ReadContext, gcagree, gclog, recording
+from ingest_bench.probes.context import ATTACHED
 
 DATA = Path(__file__).parent / "data" / "gc"
 RUNS = sorted(path.name.removesuffix(".log.gz") for path in DATA.glob("*.log.gz"))
@@ -125,6 +126,27 @@ def test_collections_before_the_recording_began_are_no_difference(tmp_path: Path
     assert len(log.pauses) > len(recorded("17-g1")["pauses"])
     agreement = gcagree.compare(pauses(recorded("17-g1")), 1, log.pauses, whole)
     assert agreement.differences == ()
+
+
+@pytest.mark.parametrize("run", ["11-cms", "17-g1", "17-serial", "17-zgc", "25-parallel"])
+def test_a_log_that_begins_in_the_middle_of_a_life_agrees_from_there_on(run: str, tmp_path: Path) -> None:
+    """Recording and log of a JVM that was attached to: neither names the collector, and each began on its own."""
+    everything = log_lines(run)
+    whole = lay_out(tmp_path, run, everything[len(everything) // 2 :])
+    late = [pause.end_ns for pause in gclog.parse(everything[len(everything) // 2 :]).pauses]
+    since = sorted(late)[len(late) // 4]
+    content = json.loads((tmp_path / "recording.json").read_text())
+    content["content"]["pauses"] = [pause for pause in content["content"]["pauses"] if pause[1] >= since]
+    content["content"]["collections"] = [one for one in content["content"]["collections"] if one[1] >= since]
+    content["key"][1] = since
+    (tmp_path / "recording.json").write_text(json.dumps(content))
+    collector = run.partition("-")[2]
+    (tmp_path / ATTACHED).write_text(json.dumps({"since_ns": since, "collector": collector}))
+    measured = list(PROBES["gc"].read(dataclasses.replace(whole, start_ns=since)))
+    seen = {item.name: item.value for item in measured if isinstance(item, Reading)}
+    assert [item.text for item in measured if isinstance(item, Remark)] == []
+    assert seen["gc_collector"] == collector
+    assert seen["gc_pauses"] == seen["gc_pauses_log"] == len(content["content"]["pauses"]) > 0
 
 
 def test_a_different_number_of_full_collections_or_another_sum_is_a_difference(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from ingest_bench.jvm.compile import classes as compiled
 from ingest_bench.jvm.java import find
 from ingest_bench.model.results import READ_FIELDS, Histogram, Measured, Reading, Remark
 from ingest_bench.probes import ReadContext, find_oom, jvm_options, read, recording, watch
+from ingest_bench.probes.context import ATTACHED
 
 pytestmark = pytest.mark.jvm
 
@@ -132,6 +133,27 @@ def test_allocations_of_a_known_pattern_are_found_by_layer_and_kind(java: Path, 
     assert seen["outside_tlab_sites"].startswith("io.netty.pretend.Buffers.take: 2097184000")
     # The last TLAB is not full, and a TLAB's end is thrown away.
     assert seen["tlab_total_bytes"] == pytest.approx(200_000 * 1024, rel=0.03)
+
+
+@pytest.mark.parametrize("depth", [1, 128])
+def test_an_allocation_whose_stack_was_kept_too_short_is_of_no_layer(
+    depth: int, java: Path, classes: Path, raw: Path
+) -> None:
+    (raw / ATTACHED).write_text(json.dumps({"stack_depth": depth}))
+    options = [
+        option.replace("stackdepth=128", f"stackdepth={depth}") for option in jvm_options(["allocations"], raw, 17)
+    ]
+    run(raw, java, "-Xmx128m", *options, "-cp", str(classes), "Allocations", "behind")
+    measured = read(["allocations"], context(raw, java, classes, set()))
+    size = 100 * ((1 << 20) + 16)
+    seen, said = readings(measured), [item.text for item in measured if isinstance(item, Remark)]
+    assert seen["outside_tlab_total_bytes"] >= size
+    if depth == 1:
+        assert seen["outside_tlab_rest_bytes"] < size
+        assert any("have only frames of the JDK among the 1 that this JVM keeps" in text for text in said)
+    else:
+        assert seen["outside_tlab_rest_bytes"] >= size
+        assert said == []
 
 
 @pytest.mark.parametrize(("how", "kind"), [("heap", "heap"), ("direct", "direct"), ("caught", "direct")])

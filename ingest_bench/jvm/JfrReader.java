@@ -24,8 +24,9 @@ import jdk.jfr.consumer.RecordingFile;
 /**
  * Flight recordings as one JSON object on stdout, and their socket reads as fixed records in a file.
  *
- * <p>Usage: JfrReader START_NS END_NS PORTS READS_FILE RECORDING... The window is CLOCK_REALTIME and an event belongs
- * to it by its end. PORTS are the peer's ("1,2,3"; "*": all). Memory does not grow with reads and allocations: only
+ * <p>Usage: JfrReader SINCE_NS START_NS END_NS PORTS READS_FILE RECORDING... Times are CLOCK_REALTIME and an event
+ * belongs to the window by its end; one that ended before SINCE_NS does not count at all: a JVM that ran before gives
+ * whole chunks. PORTS are the peer's ("1,2,3"; "*": all). Memory does not grow with reads and allocations: only
  * collections and distinct sizes and sites are kept. Runs on Java 11 and later, and reads recordings of its own Java
  * and older.
  */
@@ -35,6 +36,7 @@ public final class JfrReader {
 
   private static final int MAX_SITES = 20_000;
   private static final int RECORD_BYTES = 16;
+  private static final String TOO_DEEP = "(stack too deep)";
   private static final String[] JDK = {"java.", "javax.", "jdk.", "sun.", "com.sun."};
 
   /** Count, sum, least and greatest of a stream of numbers. */
@@ -56,6 +58,7 @@ public final class JfrReader {
     }
   }
 
+  private final long sinceNs;
   private final long startNs;
   private final long endNs;
   private final BitSet ports = new BitSet(1 << 16);
@@ -89,7 +92,8 @@ public final class JfrReader {
   private long firstNs = Long.MAX_VALUE;
   private long lastNs;
 
-  private JfrReader(String start, String end, String portList, String reads) throws IOException {
+  private JfrReader(String since, String start, String end, String portList, String reads) throws IOException {
+    sinceNs = Long.parseLong(since);
     startNs = Long.parseLong(start);
     endNs = Long.parseLong(end);
     if (portList.equals("*")) {
@@ -106,8 +110,8 @@ public final class JfrReader {
   }
 
   public static void main(String[] arguments) throws IOException {
-    JfrReader reader = new JfrReader(arguments[0], arguments[1], arguments[2], arguments[3]);
-    for (int i = 4; i < arguments.length; i++) {
+    JfrReader reader = new JfrReader(arguments[0], arguments[1], arguments[2], arguments[3], arguments[4]);
+    for (int i = 5; i < arguments.length; i++) {
       reader.readFile(arguments[i]);
     }
     reader.flushReads();
@@ -134,10 +138,13 @@ public final class JfrReader {
   }
 
   private void take(RecordedEvent event) throws IOException {
+    long end = nanos(event.getEndTime());
+    if (end < sinceNs) {
+      return;
+    }
     events++;
     String type = event.getEventType().getName();
     types.computeIfAbsent(type, key -> new long[1])[0]++;
-    long end = nanos(event.getEndTime());
     firstNs = Math.min(firstNs, end);
     lastNs = Math.max(lastNs, end);
     switch (type) {
@@ -223,7 +230,7 @@ public final class JfrReader {
       return;
     }
     String site = site(event.getStackTrace());
-    String layer = site.startsWith("io.netty.") ? "network" : site.startsWith("org.apache.lucene.") ? "lucene" : "rest";
+    String layer = layer(site);
     allocations.computeIfAbsent(kind + " " + layer, key -> new Sizes()).add(bytes);
     String key = kind + " " + layer + " " + site;
     long[] sums = sites.get(sites.size() < MAX_SITES || sites.containsKey(key) ? key : kind + " " + layer + " (other)");
@@ -233,6 +240,13 @@ public final class JfrReader {
     }
     sums[0]++;
     sums[1] += bytes;
+  }
+
+  private static String layer(String site) {
+    if (site.equals(TOO_DEEP)) {
+      return "unknown";
+    }
+    return site.startsWith("io.netty.") ? "network" : site.startsWith("org.apache.lucene.") ? "lucene" : "rest";
   }
 
   /** The first frame that is not the JDK's: who asked for the memory. Any frame would do for a handler under Netty. */
@@ -248,7 +262,7 @@ public final class JfrReader {
         }
       }
     }
-    return trace.isTruncated() ? "(stack too deep)" : "(only the JDK)";
+    return trace.isTruncated() ? TOO_DEEP : "(only the JDK)";
   }
 
   private static boolean isJdk(String owner) {

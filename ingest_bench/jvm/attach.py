@@ -1,29 +1,30 @@
-"""A JVM that is already running: whether we may attach to it, and a flight recording of part of its life."""
+"""A JVM that is already running: whether we may attach to it, and what it says about itself."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import pwd
 import re
-import shutil
-import tempfile
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ingest_bench import system
 from ingest_bench.errors import MissingCapability, RunFailed, SpecError
 from ingest_bench.jvm import java
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 # The first whose flight recorder is open to all.
 _OLDEST_JAVA = 11
 _JCMD_LIMIT_S = 60
-# Writing a recording of some hundred megabytes.
-_STOP_LIMIT_S = 600
+# The flags of jvm.options.COLLECTORS. VM.flags names the collector also when the JVM chose it itself.
+_COLLECTORS = {
+    "G1": "g1",
+    "ConcMarkSweep": "cms",
+    "Parallel": "parallel",
+    "ParallelOld": "parallel",
+    "Serial": "serial",
+    "Z": "zgc",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +36,8 @@ class Attached:
     jcmd: Path
     version: str
     """The JDK that it runs on, such as "17.0.15"."""
+    started_ticks: int
+    """When the process began, in the kernel's ticks since boot: another one with the same pid has another."""
 
     @property
     def java_version(self) -> int:
@@ -44,10 +47,30 @@ class Attached:
     def ask(self, *command: str, timeout_s: float = _JCMD_LIMIT_S) -> str:
         """What the JVM answered to a command of jcmd."""
         try:
-            return system.run((str(self.jcmd), str(self.pid), *command), timeout_s=timeout_s)
+            return system.run(self.command(*command), timeout_s=timeout_s)
         except RunFailed as error:
             gone = "" if Path(f"/proc/{self.pid}").exists() else " The process has ended."
             raise RunFailed(f"attach: pid {self.pid} did not obey {command[0]}.{gone} {error}") from None
+
+    def command(self, *command: str) -> tuple[str, ...]:
+        """The argv that gives it a command of jcmd."""
+        return (str(self.jcmd), str(self.pid), *command)
+
+    def is_alive(self) -> bool:
+        """Whether it is this process that still runs, and no later one with its pid."""
+        return started_ticks(self.pid) == self.started_ticks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What a running JVM says about itself."""
+
+    collector: str
+    """A name of `jvm.options.COLLECTORS`; "unknown: NAME" for any other; empty when it names none."""
+    heap_bytes: int | None
+    """The maximum."""
+    stack_depth: int | None
+    """How many frames of a stack its flight recorder keeps. It is chosen at the start of a JVM."""
 
 
 def attach(pid: int, java_home: Path | None = None) -> Attached:
@@ -56,65 +79,49 @@ def attach(pid: int, java_home: Path | None = None) -> Attached:
     uid = _owner(process, pid)
     _same_namespaces(process, pid)
     _is_jvm(process, pid)
-    found = Attached(pid=pid, uid=uid, jcmd=_jcmd(process, uid, java_home), version="")
+    ticks = started_ticks(pid)
+    if ticks is None:
+        raise SpecError(f"--attach {pid}: the process has just ended.")
+    found = Attached(pid=pid, uid=uid, jcmd=_jcmd(process, uid, java_home), version="", started_ticks=ticks)
     try:
-        told = found.ask("VM.version")
+        said = found.ask("VM.version")
     except RunFailed as error:
         raise MissingCapability(
             f"attach: pid {pid} is a JVM that lets nobody attach (it was started with -XX:+DisableAttachMechanism, or "
             f"it hangs). {error}"
         ) from None
-    version = re.search(r"^JDK (\S+)", told, re.MULTILINE)
+    version = re.search(r"^JDK (\S+)", said, re.MULTILINE)
     if version is None or int(version[1].split(".")[0]) < _OLDEST_JAVA:
-        raise MissingCapability(f"attach: pid {pid} must run on Java {_OLDEST_JAVA} or later, it says: {told.strip()}")
-    return Attached(pid=pid, uid=uid, jcmd=found.jcmd, version=version[1])
+        raise MissingCapability(f"attach: pid {pid} must run on Java {_OLDEST_JAVA} or later, it says: {said.strip()}")
+    return dataclasses.replace(found, version=version[1])
 
 
-@contextmanager
-def recorded(jvm: Attached, settings: Path, recording: Path, limit_s: int) -> Iterator[None]:
-    """A flight recording of the block's time with these settings (.jfc), in the file `recording` afterwards.
-
-    The file may begin before the block: a JVM gives whole chunks. It reads and writes with its own rights, so both
-    files are for that time in a folder of its own. When we are killed it ends the recording by itself after `limit_s`.
-    """
-    name = f"ingest-bench-{os.getpid()}"
-    with tempfile.TemporaryDirectory(prefix="ingest-bench-", dir="/var/tmp") as scratch:
-        own_settings, own_recording = Path(scratch) / "settings.jfc", Path(scratch) / "recording.jfr"
-        shutil.copyfile(settings, own_settings)
-        if system.is_root():
-            os.chown(scratch, jvm.uid, -1)
-            own_settings.chmod(0o644)
-        _obey(
-            jvm,
-            "Started recording",
-            "JFR.start",
-            f"name={name}",
-            f"settings={own_settings}",
-            f"filename={own_recording}",
-            "maxsize=0",
-            f"duration={limit_s}s",
-        )
-        try:
-            yield
-        finally:
-            _stop(jvm, name, own_recording)
-            shutil.move(own_recording, recording)
+def told(jvm: Attached) -> Told:
+    """What the JVM says about itself."""
+    return parse_told(jvm.ask("VM.flags"), jvm.ask("JFR.configure"))
 
 
-def _stop(jvm: Attached, name: str, recording: Path) -> None:
-    """The recording is whole in its file. A JVM that was ended in good order has written it itself."""
+def parse_told(flags: str, recorder: str) -> Told:
+    """The same, from its answers to VM.flags and JFR.configure."""
+    collector = re.search(r"-XX:\+Use(\w+?)GC\b", flags)
+    heap = re.search(r"-XX:MaxHeapSize=(\d+)", flags)
+    depth = re.search(r"^Stack depth: (\d+)", recorder, re.MULTILINE)
+    return Told(
+        collector=_COLLECTORS.get(collector[1], f"unknown: {collector[1]}") if collector else "",
+        heap_bytes=int(heap[1]) if heap else None,
+        stack_depth=int(depth[1]) if depth else None,
+    )
+
+
+def started_ticks(pid: int) -> int | None:
+    """When the process with that pid began, in ticks since boot; None without such a process, or when it has ended."""
     try:
-        _obey(jvm, "Stopped recording", "JFR.stop", f"name={name}", timeout_s=_STOP_LIMIT_S)
-    except RunFailed:
-        if not recording.is_file() or not recording.stat().st_size:
-            raise
-
-
-def _obey(jvm: Attached, done: str, *command: str, timeout_s: float = _JCMD_LIMIT_S) -> None:
-    """Jcmd ends with 0 also when the JVM refuses: only its words tell."""
-    told = jvm.ask(*command, timeout_s=timeout_s)
-    if done not in told:
-        raise RunFailed(f"attach: pid {jvm.pid} refused {command[0]}, it said: {told.strip()}")
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    # The name before may hold anything. Then: state (3rd field) … starttime (22nd), proc(5).
+    fields = stat.rpartition(")")[2].split()
+    return None if fields[0] in "ZX" else int(fields[19])
 
 
 def _owner(process: Path, pid: int) -> int:

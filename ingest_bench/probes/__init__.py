@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from ingest_bench.errors import MissingCapability, SpecError
 from ingest_bench.probes import oom, recording
 from ingest_bench.probes.allocations import ALLOCATIONS
+from ingest_bench.probes.attached import watch_attached
 from ingest_bench.probes.context import Events, Probe, ReadContext
 from ingest_bench.probes.gc import GC
 from ingest_bench.probes.host import HOST
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
+    from ingest_bench.jvm.attach import Attached
     from ingest_bench.model.results import Measured
 
 __all__ = [
@@ -39,6 +41,7 @@ __all__ = [
     "OutOfMemory",
     "Probe",
     "ReadContext",
+    "attach",
     "capability",
     "check",
     "find_oom",
@@ -89,8 +92,18 @@ def jvm_options(names: Iterable[str], raw: Path, java_version: int) -> tuple[str
     options = recording.options(raw) if events else ()
     if events:
         recording.settings_file(raw).write_text(recording.settings(events), encoding="utf-8")
-    own = [option for probe in chosen for option in probe.jvm_options(raw)]
+    own = [log.start_option(raw) for probe in chosen for log in probe.logs]
     return (*options, *own, *oom.jvm_options(raw))
+
+
+@contextmanager
+def attach(names: Iterable[str], jvm: Attached, raw: Path, limit_s: int) -> Iterator[None]:
+    """All these probes watch a JVM that was there before, and `read` finds the same in `raw` as of a JVM of ours.
+
+    Nothing of them stays in the JVM, whatever happens to us. InvalidRun when the block takes longer than `limit_s`.
+    """
+    with watch_attached([PROBES[name] for name in names], jvm, raw, limit_s):
+        yield
 
 
 @contextmanager

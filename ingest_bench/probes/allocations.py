@@ -14,10 +14,11 @@ from ingest_bench.model.results import Measured, Reading, Remark
 from ingest_bench.probes import recording
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from contextlib import AbstractContextManager
     from pathlib import Path
 
+    from ingest_bench.jvm.logs import Log
     from ingest_bench.probes.context import Events, ReadContext
 
 LAYERS = ("network", "lucene", "rest")
@@ -35,10 +36,7 @@ class Allocations:
         "jdk.ObjectAllocationOutsideTLAB": {"stackTrace": "true"},
         "jdk.ObjectAllocationInNewTLAB": {"stackTrace": "true"},
     }
-
-    def jvm_options(self, raw: Path) -> tuple[str, ...]:  # noqa: ARG002
-        """None beside the recording."""
-        return ()
+    logs: tuple[Log, ...] = ()
 
     def watch(self, server_pid: int, raw: Path) -> AbstractContextManager[None]:  # noqa: ARG002
         """Nothing: the JVM itself writes the recording."""
@@ -53,15 +51,31 @@ class Allocations:
             return
         seconds = found.seconds(context)
         content = found.content
+        yield from _too_deep(content["allocations"], context)
         for kind, name in KINDS.items():
             layers = {layer: content["allocations"].get(f"{kind} {layer}") for layer in LAYERS}
-            yield from _totals(name, layers, seconds)
+            unknown = content["allocations"].get(f"{kind} unknown")
+            yield from _totals(name, [*layers.values(), unknown], seconds)
+            yield from _by_layer(name, layers)
             sites = [site for site in content["sites"] if site["kind"] == kind][:_TOP_SITES]
             yield Reading(f"{name}_sites", ", ".join(f"{site['site']}: {site['bytes']}" for site in sites) or None)
 
 
-def _totals(name: str, layers: Mapping[str, Mapping[str, Any] | None], seconds: float) -> Iterator[Measured]:
-    some = [sizes for sizes in layers.values() if sizes]
+def _too_deep(found: Mapping[str, Mapping[str, Any]], context: ReadContext) -> Iterator[Remark]:
+    """What no layer has: all frames that were kept are the JDK's own."""
+    depth = context.attachment.stack_depth or recording.STACK_DEPTH
+    for kind, name in KINDS.items():
+        if sizes := found.get(f"{kind} unknown"):
+            yield Remark(
+                probe="allocations",
+                text=f"{name}: {sizes['count']} of {sizes['total']} bytes have only frames of the JDK among the {depth}"
+                " that this JVM keeps of a stack (-XX:FlightRecorderOptions=stackdepth=…, a start option):"
+                " their layer is not known, and no layer has them",
+            )
+
+
+def _totals(name: str, parts: Iterable[Mapping[str, Any] | None], seconds: float) -> Iterator[Measured]:
+    some = [sizes for sizes in parts if sizes]
     count, total = (sum(sizes[key] for sizes in some) for key in ("count", "total"))
     yield Reading(f"{name}_count", count)
     yield Reading(f"{name}_max_bytes", max((sizes["max"] for sizes in some), default=None))
@@ -69,6 +83,9 @@ def _totals(name: str, layers: Mapping[str, Mapping[str, Any] | None], seconds: 
     yield Reading(f"{name}_mean_bytes", total / count if count else None)
     yield Reading(f"{name}_total_bytes", total)
     yield Reading(f"{name}_bytes_per_s", total / seconds if seconds else None)
+
+
+def _by_layer(name: str, layers: Mapping[str, Mapping[str, Any] | None]) -> Iterator[Reading]:
     for layer, sizes in layers.items():
         yield Reading(f"{name}_{layer}_bytes", sizes["total"] if sizes else 0)
         yield Reading(f"{name}_{layer}_count", sizes["count"] if sizes else 0)

@@ -2,18 +2,37 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
+
+from ingest_bench import records
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from contextlib import AbstractContextManager
     from pathlib import Path
 
+    from ingest_bench.jvm.logs import Log
     from ingest_bench.model.results import Measured
 
 Events = dict[str, dict[str, str]]
 """Flight recorder events by name, each with its settings: {"jdk.SocketRead": {"threshold": "0 ns"}}."""
+
+
+ATTACHED = "attached.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attachment:
+    """What only a JVM that ran before the probes came could say; kept beside the raw files."""
+
+    since_ns: int = 0
+    """CLOCK_REALTIME from which all probes watched. What is older in a recording or a log is of somebody else."""
+    collector: str = ""
+    """A GC log names it only at the start of a JVM."""
+    stack_depth: int | None = None
+    """None: ours, `recording.STACK_DEPTH`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +50,15 @@ class ReadContext:
     classes: Path
     """The folder of the compiled `jvm/JfrReader.java`."""
 
+    @property
+    def attachment(self) -> Attachment:
+        """What is different because the JVM ran before; nothing, when we started it."""
+        try:
+            text = (self.raw / ATTACHED).read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return Attachment()
+        return records.from_json(Attachment, json.loads(text))
+
     def covers(self, moment_ns: int) -> bool:
         """Whether this moment is within the measurement."""
         return self.start_ns <= moment_ns < self.end_ns
@@ -44,8 +72,9 @@ class Probe(Protocol):
         """Flight recorder events that it needs; one recording serves all probes."""
         ...
 
-    def jvm_options(self, raw: Path) -> tuple[str, ...]:
-        """More options of the server's JVM, beside the recording's."""
+    @property
+    def logs(self) -> tuple[Log, ...]:
+        """Logs of the server's JVM that it reads beside the recording."""
         ...
 
     def watch(self, server_pid: int, raw: Path) -> AbstractContextManager[None]:

@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ingest_bench.jvm.logs import Log
 from ingest_bench.model.results import Measured, Reading, Remark, Series
 from ingest_bench.probes import gcagree, gclog, recording
 from ingest_bench.probes.exact import percentile
@@ -53,10 +54,7 @@ class Gc:
         **{f"jdk.{name}": {"enabled": "true"} for name in _PLAIN_EVENTS},
         "jdk.DirectBufferStatistics": {"period": "1 s"},
     }
-
-    def jvm_options(self, raw: Path) -> tuple[str, ...]:
-        """One log file that is never rotated away."""
-        return (f"-Xlog:gc*=info,gc+humongous=debug:file={raw / 'gc.log'}:time,uptime,level,tags:filecount=0",)
+    logs: tuple[Log, ...] = (Log(name="gc.log", what="gc*=info,gc+humongous=debug"),)
 
     def watch(self, server_pid: int, raw: Path) -> AbstractContextManager[None]:  # noqa: ARG002
         """Nothing: the JVM itself writes recording and log."""
@@ -65,7 +63,7 @@ class Gc:
     def read(self, context: ReadContext) -> Iterator[Measured]:
         """Pauses and collections that ended within the measurement."""
         found = recording.load(context)
-        log = _log(context.raw / "gc.log")
+        log = _log(context)
         if found.problem:
             yield Remark(probe="gc", text=found.problem)
         if log is None:
@@ -80,11 +78,15 @@ class Gc:
             yield from _from_log(log, context)
 
 
-def _log(path: Path) -> gclog.GcLog | None:
+def _log(context: ReadContext) -> gclog.GcLog | None:
+    """The log; of a JVM that ran before, from the moment on at which the recording ran too."""
+    path, attachment = context.raw / "gc.log", context.attachment
     if not path.exists():
         return None
     with path.open(encoding="utf-8", errors="replace") as lines:
-        return gclog.parse(lines)
+        log = gclog.parse(lines, attachment.collector)
+    log.pauses = [pause for pause in log.pauses if pause.end_ns >= attachment.since_ns // 10**6 * 10**6]
+    return log
 
 
 def _from_recording(found: recording.Recording, log: gclog.GcLog | None, context: ReadContext) -> Iterator[Measured]:

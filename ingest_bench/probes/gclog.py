@@ -92,9 +92,12 @@ class GcLog:
             yield f"{len(self.unrecognised)} lines of the GC log were not recognised: {some}"
 
 
-def parse(lines: Iterable[str]) -> GcLog:
-    """The pauses of a log. The `gc,start` twin of each pause is left out: it has no duration."""
-    reader = _Reader()
+def parse(lines: Iterable[str], collector: str = "") -> GcLog:
+    """The pauses of a log. The `gc,start` twin of each pause is left out: it has no duration.
+
+    `collector`: for a log that begins in the middle of a JVM's life and names none.
+    """
+    reader = _Reader(GcLog(collector=collector))
     for line in lines:
         reader.take(line.rstrip("\n"))
     return reader.log

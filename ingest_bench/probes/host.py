@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from ingest_bench.jvm.logs import Log
     from ingest_bench.probes.context import Events, ReadContext
 
 _FILE = "host.jsonl"
@@ -44,10 +45,7 @@ class Host:
     """A child process that writes one line of counters each 100 ms: psutil's own count sees only the main thread."""
 
     events: Events = {}  # noqa: RUF012 - the Protocol asks for a plain attribute
-
-    def jvm_options(self, raw: Path) -> tuple[str, ...]:  # noqa: ARG002
-        """None."""
-        return ()
+    logs: tuple[Log, ...] = ()
 
     @contextmanager
     def watch(self, server_pid: int, raw: Path) -> Iterator[None]:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from ingest_bench.jvm.logs import Log
     from ingest_bench.probes.context import Events, ReadContext
 
 _READS, _SAID, _LOG = "kernel-reads.bin", "kernel-reads.json", "kernel-reads.log"
@@ -42,10 +43,7 @@ class KernelReads:
     """Two small BPF programs: at the entry of the system calls that read, and at sock:sock_recv_length."""
 
     events: Events = {}  # noqa: RUF012 - the Protocol asks for a plain attribute
-
-    def jvm_options(self, raw: Path) -> tuple[str, ...]:  # noqa: ARG002
-        """None."""
-        return ()
+    logs: tuple[Log, ...] = ()
 
     @contextmanager
     def watch(self, server_pid: int, raw: Path) -> Iterator[None]:

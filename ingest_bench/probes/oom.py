@@ -11,11 +11,16 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from ingest_bench.jvm.logs import Log
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
 Kind = Literal["heap", "direct", "metaspace", "threads", "other"]
+
+# Every exception that is thrown: at most 24 MB of them.
+EXCEPTIONS = Log(name="exceptions.log", what="exceptions=info", rotation="filecount=2,filesize=8m")
 
 _CRASH = re.compile(r"OutOfMemory encountered: (?P<text>.*)")
 # "[2.485s][info][exceptions] Exception <a 'java/lang/OutOfMemoryError'{0x…}: Direct buffer memory>", and in a server's
@@ -49,15 +54,12 @@ class OutOfMemory:
 
 
 def jvm_options(raw: Path) -> tuple[str, ...]:
-    """Options that end the JVM at the first OutOfMemoryError of its own, and leave what tells of it below `raw`.
-
-    The log holds every exception that is thrown: at most 24 MB of them.
-    """
+    """Options that end the JVM at the first OutOfMemoryError of its own, and leave what tells of it below `raw`."""
     return (
         "-XX:+CrashOnOutOfMemoryError",
         "-XX:-CreateCoredumpOnCrash",
         f"-XX:ErrorFile={raw / 'hs_err.log'}",
-        f"-Xlog:exceptions=info:file={raw / 'exceptions.log'}:time,uptime,level,tags:filecount=2,filesize=8m",
+        EXCEPTIONS.start_option(raw),
     )
 
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
+    from ingest_bench.jvm.logs import Log
     from ingest_bench.probes.context import Events, ReadContext
 
 NAMES = ("bytes_read", "reads_recorded", "reads_empty")
@@ -28,10 +29,7 @@ class Reads:
     events: Events = {  # noqa: RUF012 - the Protocol asks for a plain attribute
         "jdk.SocketRead": {"threshold": "0 ns", "stackTrace": "false", "throttle": "off"}
     }
-
-    def jvm_options(self, raw: Path) -> tuple[str, ...]:  # noqa: ARG002
-        """None beside the recording."""
-        return ()
+    logs: tuple[Log, ...] = ()
 
     def watch(self, server_pid: int, raw: Path) -> AbstractContextManager[None]:  # noqa: ARG002
         """Nothing: the JVM itself writes the recording."""

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 # Says that the recorder itself dropped events: its buffers were full.
 _DATA_LOSS: Events = {"jdk.DataLoss": {"enabled": "true"}}
 READER = Path(jvm.__file__).with_name("JfrReader.java")
-READER_VERSION = 3
+READER_VERSION = 4
+STACK_DEPTH = 128
 
 
 def merge(into: Events, events: Mapping[str, dict[str, str]]) -> None:
@@ -70,7 +71,7 @@ def options(raw: Path) -> tuple[str, ...]:
     )
     return (
         f"-XX:StartFlightRecording={','.join(recording)}",
-        f"-XX:FlightRecorderOptions=repository={raw / 'jfr'},stackdepth=128",
+        f"-XX:FlightRecorderOptions=repository={raw / 'jfr'},stackdepth={STACK_DEPTH}",
     )
 
 
@@ -140,6 +141,7 @@ def reader_argv(context: ReadContext, found: list[Path]) -> tuple[str, ...]:
         "-cp",
         str(context.classes),
         "JfrReader",
+        str(context.attachment.since_ns),
         str(context.start_ns),
         str(context.end_ns),
         ",".join(map(str, sorted(context.ports))),

@@ -5,7 +5,7 @@ import java.util.List;
 
 /**
  * Ground truth of allocations. "pattern": 2,000 arrays of 1 MiB by the network layer, 1,000 of 512 KiB by this class,
- * then 200 MB in arrays of 1 KiB. "heap", "direct", "caught": an OutOfMemoryError of that kind.
+ * then 200 MB in arrays of 1 KiB. "behind": 100 arrays of 1 MiB that the JDK makes for this class. "heap", "direct", "caught": an OutOfMemoryError of that kind.
  */
 public final class Allocations {
   static Object sink;
@@ -15,6 +15,11 @@ public final class Allocations {
     switch (arguments[0]) {
       case "pattern":
         pattern();
+        break;
+      case "behind":
+        for (int i = 0; i < 100; i++) {
+          sink = ByteBuffer.allocate(1 << 20);
+        }
         break;
       case "heap":
         for (;;) {

@@ -1,0 +1,13 @@
+"""Attaches probes to the JVM of a pid, says so, and waits: `python observe_driver.py PID RAW`. A test kills it."""
+
+import sys
+import time
+from pathlib import Path
+
+from ingest_bench import probes
+from ingest_bench.jvm.attach import attach
+
+with probes.attach(["reads", "gc"], attach(int(sys.argv[1])), Path(sys.argv[2]), limit_s=300):
+    sys.stdout.write("attached\n")
+    sys.stdout.flush()
+    time.sleep(300)

@@ -1,0 +1,279 @@
+"""Probes on a JVM that runs already: what they see, and that nothing of them stays."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from servers import BULK, Served, served
+
+from ingest_bench import ledger, probes, system
+from ingest_bench.errors import InvalidRun, RunFailed
+from ingest_bench.jvm import java
+from ingest_bench.jvm.attach import Attached, attach
+from ingest_bench.jvm.compile import classes
+from ingest_bench.jvm.observed import observed
+from ingest_bench.model.results import Histogram, Measured, Reading, Remark
+from ingest_bench.model.target import TargetOptions
+from ingest_bench.probes import ReadContext, recording
+from ingest_bench.targets.sink import Sink
+
+pytestmark = [pytest.mark.jvm, pytest.mark.netns]
+
+DOCUMENT = b'{"index":{}}\n{"text":"%s"}\n' % (b"x" * 4000)
+# Large enough that each buffer is outside of every TLAB, and that there are collections.
+RECEIVE_BYTES = 512 << 10
+
+
+on_each_java = pytest.mark.parametrize("server", [11, 17, 25], indirect=True)
+
+
+@pytest.fixture(scope="module")
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A sink that has a GC log of its own."""
+    folder = tmp_path_factory.mktemp("attach")
+    java_version = getattr(request, "param", 17)
+    asked = TargetOptions(
+        name="sink", version=f"java{java_version}", heap_bytes=64 << 20, receive_predictor_bytes=(RECEIVE_BYTES,)
+    )
+    with served(folder, asked, (f"-Xlog:gc=info:file={folder / 'home' / 'own.log'}:uptime:filecount=0",)) as started:
+        yield started
+
+
+@pytest.fixture
+def jvm(server: Served) -> Attached:
+    return attach(server.process.jvm_pid)
+
+
+@pytest.fixture
+def raw(tmp_path: Path) -> Path:
+    made = tmp_path / "raw"
+    made.mkdir()
+    return made
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A ledger of our own."""
+    folder = tmp_path / "state"
+    monkeypatch.setenv("INGEST_BENCH_STATE", str(folder))
+    return folder
+
+
+def switched_on(jvm: Attached) -> tuple[list[str], list[str]]:
+    """Log outputs and recordings of a JVM; the numbers of outputs do not matter."""
+    outputs = re.findall(r"^ #\d+: (.*)$", jvm.ask("VM.log", "list"), re.MULTILINE)
+    return outputs, re.findall(r"name=\S+", jvm.ask("JFR.check"))
+
+
+def bulks(server: Served, count: int) -> None:
+    for _ in range(count):
+        assert server.http.request("POST", "/test/_bulk", DOCUMENT * 1000, BULK).status == 200
+
+
+def counters(server: Served) -> dict[str, Any]:
+    assert isinstance(server.target, Sink)
+    return server.target.counters(server.http)
+
+
+def context(jvm: Attached, raw: Path, ports: set[int], start_ns: int = 0) -> ReadContext:
+    found = java.find(jvm.java_version)
+    compiled = classes(found, (recording.READER,))
+    window = {"start_ns": start_ns, "end_ns": 2**62}
+    return ReadContext(raw=raw, **window, ports=frozenset(ports), java=found.java, classes=compiled)
+
+
+def readings(measured: list[Measured]) -> dict[str, Any]:
+    return {item.name: item.value for item in measured if isinstance(item, Reading)}
+
+
+def remarks(measured: list[Measured]) -> list[str]:
+    return [item.text for item in measured if isinstance(item, Remark)]
+
+
+@on_each_java
+def test_every_probe_sees_exactly_what_the_sink_counted_while_it_watched(
+    server: Served, jvm: Attached, raw: Path
+) -> None:
+    assert f"java{jvm.java_version}" == server.asked.version
+    names = ["reads", "gc", "allocations", "host", *(["kernel-reads"] if system.is_root() else [])]
+    own_before = switched_on(jvm)
+    bulks(server, 3)
+    before = counters(server)
+    start_ns = time.time_ns()
+    with probes.attach(names, jvm, raw, limit_s=300):
+        outputs, recordings = switched_on(jvm)
+        bulks(server, 40)
+        after = counters(server)
+    assert switched_on(jvm) == own_before
+    assert len(outputs) == len(own_before[0]) + 2
+    assert len(recordings) == 1
+    # All connections: the port that sent the bulks is one of them.
+    ports = {int(port) for port in after["by_peer_port"]}
+    measured = probes.read(names, context(jvm, raw, ports, start_ns))
+    assert remarks(measured) == []
+    seen = readings(measured)
+
+    def grown(name: str) -> int:
+        return int(after[name]) - int(before[name])
+
+    assert seen["reads_recorded"] == grown("reads") > 40
+    assert seen["bytes_read"] == grown("bytes_read") > 40 * 1000 * 4000
+    sizes = next(item.counts for item in measured if isinstance(item, Histogram) and item.name == "read_bytes")
+    assert sum(sizes.values()) == grown("reads")
+    assert seen["outside_tlab_network_bytes"] == pytest.approx(grown("buffer_bytes_allocated"), rel=0.01)
+    assert seen["gc_collector"] == "g1"
+    assert seen["gc_pauses"] == seen["gc_pauses_log"] > 0
+    assert seen["server_cpu_s"] > 0
+    assert (seen["direct_buffers_max"] is None) == (jvm.java_version == 11)
+    if system.is_root():
+        assert seen["kernel_bytes_read"] == seen["bytes_read"]
+        assert seen["kernel_reads"] == seen["reads_recorded"]
+
+
+def test_a_second_time_holds_nothing_of_the_first(server: Served, jvm: Attached, tmp_path: Path) -> None:
+    seen, true = [], []
+    for name in ("first", "second"):
+        raw = tmp_path / name
+        raw.mkdir()
+        before = counters(server)
+        with probes.attach(["reads", "gc"], jvm, raw, limit_s=300):
+            bulks(server, 2)
+            after = counters(server)
+        ports = {int(port) for port in after["by_peer_port"]}
+        found = readings(probes.read(["reads"], context(jvm, raw, ports)))
+        seen.append((found["reads_recorded"], found["bytes_read"]))
+        true.append(tuple(after[name] - before[name] for name in ("reads", "bytes_read")))
+    assert seen == true
+
+
+def test_the_servers_own_log_goes_on(server: Served, jvm: Attached, raw: Path) -> None:
+    own = server.home / "own.log"
+    sizes = [own.stat().st_size]
+    with probes.attach(["gc"], jvm, raw, limit_s=300):
+        bulks(server, 20)
+        sizes.append(own.stat().st_size)
+    bulks(server, 20)
+    sizes.append(own.stat().st_size)
+    assert sizes == sorted(set(sizes)), "it grew, during and after"
+    assert "Pause Young" in (raw / "gc.log").read_text(encoding="utf-8")
+
+
+def test_a_failure_in_the_block_leaves_nothing_in_the_jvm(server: Served, jvm: Attached, raw: Path) -> None:
+    before = switched_on(jvm)
+    with pytest.raises(RunFailed, match="answered 404"), probes.attach(["reads", "gc"], jvm, raw, limit_s=300):
+        server.http.expect("GET", "/there/is/no/such/page")
+    assert switched_on(jvm) == before
+    assert (raw / "recording.jfr").read_bytes()[:4] == b"FLR\0"
+    assert ledger.show() == []
+    assert scratch() == []
+
+
+def test_nobody_else_can_observe_the_same_jvm(jvm: Attached, raw: Path) -> None:
+    with (
+        probes.attach(["gc"], jvm, raw, limit_s=300),
+        pytest.raises(RunFailed, match=f"in use by pid {os.getpid()}: probes in the JVM with pid {jvm.pid}"),
+        probes.attach(["gc"], jvm, raw, limit_s=300),
+    ):
+        pytest.fail("it is taken")
+
+
+def test_a_time_limit_ends_all_of_it_and_is_told(jvm: Attached, raw: Path) -> None:
+    before = switched_on(jvm)
+    with (
+        pytest.raises(InvalidRun, match="time limit of 6 s was over"),
+        probes.attach(["reads", "gc"], jvm, raw, limit_s=6),
+    ):
+        wait_until(lambda: switched_on(jvm) == before)
+
+
+@on_each_java
+def test_after_a_kill_nothing_stays_in_the_jvm(jvm: Attached, raw: Path) -> None:
+    ended_by(signal.SIGKILL, jvm, raw)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_whoever_ends_us_nothing_stays_in_the_jvm(number: signal.Signals, jvm: Attached, raw: Path) -> None:
+    ended_by(number, jvm, raw)
+
+
+def ended_by(number: signal.Signals, jvm: Attached, raw: Path) -> None:
+    """Whoever observes the JVM gets this signal; soon after nothing of that is left."""
+    before = switched_on(jvm)
+    argv = [sys.executable, str(Path(__file__).with_name("observe_driver.py")), str(jvm.pid), str(raw)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as driver:
+        assert driver.stdout is not None
+        assert driver.stdout.readline() == "attached\n"
+        assert switched_on(jvm) != before
+        driver.send_signal(number)
+        driver.wait(60)
+    wait_until(lambda: ledger.show() == [])
+    assert switched_on(jvm) == before
+    assert scratch() == []
+
+
+def test_a_refused_recording_is_an_error_with_the_jvms_words(jvm: Attached, raw: Path) -> None:
+    (raw / "broken.jfc").write_text("this is no settings file", encoding="utf-8")
+    with (
+        pytest.raises(RunFailed, match=r"JFR\.start .*(it said|and said)"),
+        observed(jvm, raw, settings=raw / "broken.jfc", logs=(), limit_s=60),
+    ):
+        pytest.fail("it cannot start")
+    assert not list(raw.glob("*.jfr"))
+    assert scratch() == []
+
+
+def test_a_refused_log_leaves_no_recording(jvm: Attached, raw: Path) -> None:
+    before = switched_on(jvm)
+    broken = dataclasses.replace(probes.PROBES["gc"].logs[0], what="no-such-tag=info")
+    settings = raw / "settings.jfc"
+    settings.write_text(recording.settings(dict(probes.PROBES["reads"].events)), encoding="utf-8")
+    with (
+        pytest.raises(RunFailed, match=r"VM\.log .*no-such-tag"),
+        observed(jvm, raw, settings=settings, logs=(broken,), limit_s=60),
+    ):
+        pytest.fail("it cannot start")
+    assert switched_on(jvm) == before
+
+
+def test_a_jvm_that_ends_meanwhile_leaves_its_recording(tmp_path: Path, raw: Path) -> None:
+    with served(tmp_path, TargetOptions(name="sink", heap_bytes=64 << 20)) as server:
+        with probes.attach(["reads", "gc"], attach(server.process.jvm_pid), raw, limit_s=300):
+            server.bulk(10)
+            server.process.popen.terminate()
+            server.process.popen.wait(60)
+        assert (raw / "recording.jfr").read_bytes()[:4] == b"FLR\0"
+        assert ledger.show() == []
+
+
+def test_a_jvm_that_is_killed_meanwhile_is_no_error_of_the_probes(tmp_path: Path, raw: Path) -> None:
+    with served(tmp_path, TargetOptions(name="sink", heap_bytes=64 << 20)) as server:
+        jvm = attach(server.process.jvm_pid)
+        with probes.attach(["reads", "gc"], jvm, raw, limit_s=300):
+            server.bulk(10)
+            server.process.popen.kill()
+            server.process.popen.wait(60)
+        assert not jvm.is_alive()
+        assert remarks(probes.read(["reads"], context(jvm, raw, {1}))) != []
+        assert ledger.show() == []
+
+
+def scratch() -> list[Path]:
+    """Folders of observations that are still there, of ours."""
+    return [path for path in Path("/var/tmp").glob("ingest-bench-?*") if (path / "gc.log").exists()]  # noqa: S108
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
