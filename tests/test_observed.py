@@ -107,6 +107,8 @@ def test_every_probe_sees_exactly_what_the_sink_counted_while_it_watched(
     assert f"java{jvm.java_version}" == server.asked.version
     names = ["reads", "gc", "allocations", "host", *(["kernel-reads"] if system.is_root() else [])]
     own_before = switched_on(jvm)
+    own = server.home / "own.log"
+    own_bytes = [own.stat().st_size]
     bulks(server, 3)
     before = counters(server)
     start_ns = time.time_ns()
@@ -114,7 +116,11 @@ def test_every_probe_sees_exactly_what_the_sink_counted_while_it_watched(
         outputs, recordings = switched_on(jvm)
         bulks(server, 40)
         after = counters(server)
+        own_bytes.append(own.stat().st_size)
     assert switched_on(jvm) == own_before
+    bulks(server, 20)
+    own_bytes.append(own.stat().st_size)
+    assert own_bytes == sorted(set(own_bytes)), "the server's own log goes on, during and after"
     assert len(outputs) == len(own_before[0]) + 2
     assert len(recordings) == 1
     # All connections: the port that sent the bulks is one of them.
@@ -156,18 +162,6 @@ def test_a_second_time_holds_nothing_of_the_first(server: Served, jvm: Attached,
     assert seen == true
 
 
-def test_the_servers_own_log_goes_on(server: Served, jvm: Attached, raw: Path) -> None:
-    own = server.home / "own.log"
-    sizes = [own.stat().st_size]
-    with probes.attach(["gc"], jvm, raw, limit_s=300):
-        bulks(server, 20)
-        sizes.append(own.stat().st_size)
-    bulks(server, 20)
-    sizes.append(own.stat().st_size)
-    assert sizes == sorted(set(sizes)), "it grew, during and after"
-    assert "Pause Young" in (raw / "gc.log").read_text(encoding="utf-8")
-
-
 def test_a_failure_in_the_block_leaves_nothing_in_the_jvm(server: Served, jvm: Attached, raw: Path) -> None:
     before = switched_on(jvm)
     with pytest.raises(RunFailed, match="answered 404"), probes.attach(["reads", "gc"], jvm, raw, limit_s=300):
@@ -196,18 +190,8 @@ def test_a_time_limit_ends_all_of_it_and_is_told(jvm: Attached, raw: Path) -> No
         wait_until(lambda: switched_on(jvm) == before)
 
 
-@on_each_java
-def test_after_a_kill_nothing_stays_in_the_jvm(jvm: Attached, raw: Path) -> None:
-    ended_by(signal.SIGKILL, jvm, raw)
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_whoever_ends_us_nothing_stays_in_the_jvm(number: signal.Signals, jvm: Attached, raw: Path) -> None:
-    ended_by(number, jvm, raw)
-
-
-def ended_by(number: signal.Signals, jvm: Attached, raw: Path) -> None:
-    """Whoever observes the JVM gets this signal; soon after nothing of that is left."""
     before = switched_on(jvm)
     argv = [sys.executable, str(Path(__file__).with_name("observe_driver.py")), str(jvm.pid), str(raw)]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as driver:
