@@ -101,6 +101,9 @@ def _measured(planned: Run, folder: RunFolder, record: RunRecord) -> list[Measur
     load = folder.load_report()
     if load is None or record.measure_start_realtime_ns is None or record.measure_end_realtime_ns is None:
         return []
+    if "runtime" not in record.server:
+        window = record.measure_start_realtime_ns, record.measure_end_realtime_ns
+        return list(probes.read_from_outside(planned.cell.probes, folder.raw, *window))
     java = from_json(Java, record.server["runtime"])
     context = probes.ReadContext(
         raw=folder.raw,

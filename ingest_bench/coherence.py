@@ -1,4 +1,7 @@
-"""Network profiles whose keys contradict each other: what tc would take, or ignore, and nobody can mean. Pure."""
+"""Keys that contradict each other: what tc would take, or ignore, and nobody can mean; what only our servers have.
+
+All of it is pure.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,9 @@ from ingest_bench.errors import SpecError
 from ingest_bench.model.network import Impairment
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
 
+    from ingest_bench.model.experiment import Fault
     from ingest_bench.model.network import Profile
 
 # IPv4's least (RFC 791: every host takes 576 bytes) and the most that veth and lo take (drivers/net/veth.c).
@@ -47,6 +51,27 @@ def coherent(profile: Profile, where: str) -> Profile:
         for complaint in _complaints(impairment, profile):
             raise SpecError(f"{where}: {key}: {complaint}")
     return profile
+
+
+# What may be said of a server that runs already.
+_OF_RUNNING = ("url", "ca_file")
+
+
+def check_running(tables: Mapping[str, Mapping[str, object]], faults: Sequence[Fault], where: str) -> None:
+    """SpecError for what only a server of ours can have, when the target is one that runs already."""
+    if "url" not in tables["target"]:
+        if "ca_file" in tables["target"]:
+            raise SpecError(f"{where}: target.ca_file: it verifies a server that runs already; there is no target.url")
+        return
+    for key in tables["target"]:
+        if key not in _OF_RUNNING:
+            raise SpecError(
+                f"{where}: target.{key}: the server at target.url runs already and has its own; take it out"
+            )
+    for key in tables["network"]:
+        raise SpecError(f"{where}: network.{key}: the network to target.url is as it is; take it out")
+    for fault in faults:
+        raise SpecError(f"{where}: fault {fault.kind}: it needs a link and a server of ours; target.url has neither")
 
 
 def _complaints(impairment: Impairment, profile: Profile) -> Iterator[str]:

@@ -5,10 +5,12 @@ Every result is written as soon as it is there: Ctrl-C or a crash costs the run 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Protocol
 
-from ingest_bench import analyse, faults, network, probes, procedure, runner, targets
+from ingest_bench import analyse, faults, footprint, network, probes, procedure, runner, serving, targets
 from ingest_bench.analysis import cells
 from ingest_bench.errors import SpecError
 from ingest_bench.facts import memory_bytes
@@ -41,29 +43,43 @@ class Watcher(Protocol):
 
 def preflight(plan: Plan, options: runner.RunOptions) -> tuple[str, ...]:
     """What `check` says; MissingCapability (exit 4) for what this machine cannot do, before anything starts."""
-    told = check(plan)
+    told = check(plan, options)
     links: list[tuple[Profile, ...]] = []
     for cell in unique_cells(plan):
+        if cell.network is None:
+            told += _reach(cell, options)
+            continue
         probes.require(cell.probes)
         states = (cell.network, *faults.states(cell))
         if states not in links:
             network.require(states, options.netem)
             links.append(states)
-    return told
+    return tuple(dict.fromkeys(told))
 
 
-def check(plan: Plan) -> tuple[str, ...]:
+def _reach(cell: Cell, options: runner.RunOptions) -> tuple[str, ...]:
+    """What is to know of a server that runs already; SpecError when it is not one, or has indices of these names."""
+    with serving.reached(cell.target) as server:
+        cell = dataclasses.replace(cell, target=server.asked)
+        to_do = procedure.of(cell, server.place, Path(), may_delete=options.allow_delete)
+        footprint.check(server, to_do)
+        return tuple(f"note: {note}" for note in server.notes)
+
+
+def check(plan: Plan, options: runner.RunOptions | None = None) -> tuple[str, ...]:
     """What the user should know: what is not done, or done in another way than it is written.
 
     SpecError (exit 2) for a plan that cannot be carried out by anybody, or not with this machine's memory.
     """
     lines: dict[str, None] = {}
     for cell in unique_cells(plan):
-        targets.named(cell.target.name).requirements(cell.target)
         probes.check(cell.probes)
-        _fits(cell)
         faults.check(cell)
-        to_do = procedure.check(cell)
+        if cell.target.url is None:
+            targets.named(cell.target.name).requirements(cell.target)
+            _fits(cell)
+        # Without options nothing is carried out.
+        to_do = procedure.check(cell, may_delete=cell.target.url is None or options is None or options.allow_delete)
         lines |= dict.fromkeys(f"skipped: {name}" for name in to_do.skipped)
         lines |= dict.fromkeys(f"note: {note}" for note in to_do.notes)
     return tuple(lines)
@@ -72,6 +88,8 @@ def check(plan: Plan) -> tuple[str, ...]:
 def fetch(plan: Plan, options: runner.RunOptions, tell: Download) -> None:
     """Fill the cache with every server and JDK that the plan needs, before the first run."""
     for cell in unique_cells(plan):
+        if cell.target.url is not None:
+            continue
         jdk = targets.fetch(targets.named(cell.target.name).requirements(cell.target), options.java_home, tell)
         analyse.reader(jdk)
 

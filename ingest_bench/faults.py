@@ -25,8 +25,8 @@ _NEEDS_TIME = ("partition", "blackhole", "profile", "pause")
 class Stage:
     """What faults act on: the link, and the server's JVM."""
 
-    link: Link
-    jvm_pid: int
+    link: Link | None
+    jvm_pid: int | None
 
 
 def check(cell: Cell) -> None:
@@ -40,7 +40,9 @@ def check(cell: Cell) -> None:
             raise SpecError(f"fault {fault.kind}: it ends after the measurement; measure longer")
         if (fault.kind == "profile") != (fault.profile is not None):
             raise SpecError(f'fault {fault.kind}: only kind "profile" has a profile, and it needs one')
-        if fault.profile is not None and catalog.profile(fault.profile, {}).medium != cell.network.medium:
+        if fault.profile is None or cell.network is None:
+            continue
+        if catalog.profile(fault.profile, {}).medium != cell.network.medium:
             raise SpecError(
                 f'fault profile: a link of profile "{cell.network.name}" cannot turn into "{fault.profile}"; '
                 "loopback and veth are different devices"
@@ -133,6 +135,8 @@ def begin(fault: Fault, stage: Stage) -> Act:
     """Let a fault begin; what is returned ends it."""
     if fault.kind == "pause":
         return _pause(stage)
+    if stage.link is None:
+        raise SpecError(f"fault {fault.kind}: it needs a link of ours")
     named = {fault.profile: catalog.profile(fault.profile, {})} if fault.profile is not None else {}
     ending = contextlib.ExitStack()
     ending.enter_context(network.fault(stage.link, fault, named))
@@ -141,10 +145,13 @@ def begin(fault: Fault, stage: Stage) -> Act:
 
 def _pause(stage: Stage) -> Act:
     """The JVM stands still, as in a long stop-the-world pause."""
-    os.kill(stage.jvm_pid, signal.SIGSTOP)
+    pid = stage.jvm_pid
+    if pid is None:
+        raise SpecError("fault pause: it needs the server's process on this machine")
+    os.kill(pid, signal.SIGSTOP)
 
     def go_on() -> None:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(stage.jvm_pid, signal.SIGCONT)
+            os.kill(pid, signal.SIGCONT)
 
     return go_on

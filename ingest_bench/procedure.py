@@ -10,7 +10,7 @@ import dataclasses
 import json
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +23,7 @@ from ingest_bench.load import LoadPlan, bodies, corpus, reports, track
 from ingest_bench.load.track import supply
 from ingest_bench.model.experiment import Cell
 from ingest_bench.model.load import Arrivals, LoadOptions, TrackChoice, WorkerReport
-from ingest_bench.model.target import Endpoint
+from ingest_bench.model.target import Endpoint, Place
 from ingest_bench.model.track import AdminRequest, Step, Track
 from ingest_bench.model.workload import Workload
 from ingest_bench.targets import Target
@@ -62,19 +62,22 @@ class Procedure:
     """Operations of a track that are not done."""
     notes: tuple[str, ...] = ()
     """What is done in another way than it is written."""
+    indices_known: bool = True
+    """False: the documents name indices that nobody has read yet."""
 
 
-def of(cell: Cell, listen: Endpoint, out: Path, *, may_delete: bool) -> Procedure:
+def of(cell: Cell, place: Place, out: Path, *, may_delete: bool, mark: str = "") -> Procedure:
     """What a run of this cell does; SpecError for what cannot work. Reads files, asks nobody.
 
-    `may_delete`: whether the server is ours. A track may delete the indices that it declares, there and nowhere else.
+    `may_delete`: whether a track may delete the indices that it declares, on our server or by the user's word.
+    `mark` is written into the mapping of each index that is made, so that it can be told from everybody else's.
     """
     if cell.load.track is None:
-        return _of_workload(cell, listen, out)
-    return _of_track(cell, cell.load.track, listen, out, may_delete=may_delete)
+        return _of_workload(cell, place, out, mark)
+    return _of_track(cell, cell.load.track, place, out, may_delete=may_delete, mark=mark)
 
 
-def check(cell: Cell) -> Procedure:
+def check(cell: Cell, *, may_delete: bool = True) -> Procedure:
     """The procedure, when everything that it sends can be read to its end; SpecError otherwise. Starts nothing."""
     if cell.load.track is not None:
         if cell.faults:
@@ -82,7 +85,7 @@ def check(cell: Cell) -> Procedure:
         supply.check(_read(cell.load.track))
     elif cell.load.warm_up_ns == "auto":
         _check_warm_up(cell)
-    return of(cell, Endpoint("server", 0), Path(), may_delete=True)
+    return of(cell, Place(endpoint=Endpoint("server", 0)), Path(), may_delete=may_delete)
 
 
 def _check_warm_up(cell: Cell) -> None:
@@ -120,7 +123,7 @@ def carry_out(
 def ask(http: Http, request: AdminRequest, *, sleep: Callable[[float], None] = time.sleep) -> None:
     """One request, again until what it waits for is there; RunFailed when the server refuses or it takes too long."""
     body = None if request.body is None else json.dumps(request.body).encode()
-    what = f"{request.method} http://{http.endpoint}{request.path}"
+    what = f"{request.method} {http.origin}{request.path}"
     limit = time.monotonic() + _UNTIL_LIMIT_S
     while True:
         answer = http.request(request.method, request.path, body, timeout_s=request.timeout_ns / 1e9)
@@ -145,22 +148,31 @@ def _at(body: bytes, path: str) -> Any:
     return found
 
 
-def _of_workload(cell: Cell, listen: Endpoint, out: Path) -> Procedure:
+def marked(mapping: Mapping[str, Any], mark: str) -> Mapping[str, Any]:
+    """The body of an index's creation, with our mark in it."""
+    if not mark:
+        return mapping
+    return catalog.merged(dict(mapping), {"mappings": {"_meta": {"made_by": "ingest-bench", "run": mark}}})
+
+
+def _of_workload(cell: Cell, place: Place, out: Path, mark: str) -> Procedure:
     target, options = targets.named(cell.target.name), cell.load
     workload = catalog.workload(options.workload)
     indices = bodies.index_names(workload, options.action)
     notes: tuple[str, ...] = ()
+    indices_known = True
     if options.documents is not None:
         found = corpus.check(Path(options.documents))
         if found.bulk:
             indices = (*found.indices, *((workload.index,) if found.unnamed else ()))
-        if found.bulk and found.documents is None:
+        indices_known = not found.bulk or found.documents is not None
+        if not indices_known:
             notes = (f"{found.path.name}: too large to be read before the start; indices named later are not counted",)
-    body = target.index_body(cell.target, workload.mapping)
+    body = target.index_body(cell.target, marked(workload.mapping, mark))
     create = tuple(AdminRequest(method="PUT", path=f"/{quote(name, safe='')}", body=body) for name in indices)
     _check_queries(options, workload)
     plan = LoadPlan(
-        address=listen,
+        **_way(place),
         bulk_path=target.bulk_path(cell.target, workload),
         search_path=f"/{','.join(quote(name, safe='') for name in indices)}/_search",
         workload=workload,
@@ -171,7 +183,18 @@ def _of_workload(cell: Cell, listen: Endpoint, out: Path) -> Procedure:
         parts=(Ask(name="index", requests=create), Send(name="load", plan=plan)),
         indices=indices,
         notes=notes,
+        indices_known=indices_known,
     )
+
+
+def _way(place: Place) -> dict[str, Any]:
+    """How a load gets to its server."""
+    return {
+        "address": place.endpoint,
+        "host_header": place.host_header,
+        "tls": place.tls,
+        "credentials": place.credentials,
+    }
 
 
 def _check_queries(options: LoadOptions, workload: Workload) -> None:
@@ -184,7 +207,7 @@ def _check_queries(options: LoadOptions, workload: Workload) -> None:
         raise SpecError('load.query_arrivals: queries have a rate of requests, such as "10/s" or "poisson 10/s"')
 
 
-def _of_track(cell: Cell, choice: TrackChoice, listen: Endpoint, out: Path, *, may_delete: bool) -> Procedure:
+def _of_track(cell: Cell, choice: TrackChoice, place: Place, out: Path, *, may_delete: bool, mark: str) -> Procedure:
     _refuse_what_the_track_says(cell.load)
     found = _read(choice)
     if not may_delete and any(step.operation == "delete-index" for step in found.steps):
@@ -194,11 +217,17 @@ def _of_track(cell: Cell, choice: TrackChoice, listen: Endpoint, out: Path, *, m
     for number, step in enumerate(found.steps, 1):
         if step.operation == "bulk":
             folder = out / f"{number:02d}-{re.sub(r'[^A-Za-z0-9._-]+', '_', step.name)}"
-            parts.append(Send(name=step.name, plan=_sending(cell, target, found, step, listen, folder)))
+            parts.append(Send(name=step.name, plan=_sending(cell, target, found, step, place, folder)))
         else:
-            requests = tuple(_adapted(cell, target, step, request) for request in step.requests)
+            requests = tuple(_adapted(cell, target, step, request, mark) for request in step.requests)
             parts.append(Ask(name=step.name, requests=requests))
-    return Procedure(parts=tuple(parts), indices=tuple(_indices(found)), skipped=found.skipped, notes=found.notes)
+    return Procedure(
+        parts=tuple(parts),
+        indices=tuple(_indices(found)),
+        skipped=found.skipped,
+        notes=found.notes,
+        indices_known=all(corpus.check(path, bulk=True).documents is not None for path in _ready_bulks(found)),
+    )
 
 
 def _read(choice: TrackChoice) -> Track:
@@ -214,7 +243,7 @@ def _refuse_what_the_track_says(options: LoadOptions) -> None:
             raise SpecError(f"load.{records.key_of(field.name)}: the track says it; take it out, or take no track")
 
 
-def _sending(cell: Cell, target: Target, found: Track, step: Step, listen: Endpoint, out: Path) -> LoadPlan:
+def _sending(cell: Cell, target: Target, found: Track, step: Step, place: Place, out: Path) -> LoadPlan:
     named = next((file.index for file in step.files if file.index), found.indices[0].name if found.indices else "_all")
     # A track does not say how large its documents are: nothing here asks for their mean.
     workload = Workload(
@@ -239,14 +268,19 @@ def _sending(cell: Cell, target: Target, found: Track, step: Step, listen: Endpo
         measure_ns=step.time_period_ns,
     )
     path = target.bulk_path(cell.target, workload)
-    return LoadPlan(address=listen, bulk_path=path, workload=workload, options=options, out=out, step=step)
+    return LoadPlan(**_way(place), bulk_path=path, workload=workload, options=options, out=out, step=step)
 
 
-def _adapted(cell: Cell, target: Target, step: Step, request: AdminRequest) -> AdminRequest:
+def _adapted(cell: Cell, target: Target, step: Step, request: AdminRequest, mark: str) -> AdminRequest:
     """The request as this server takes it; only the creation of an index has something to adapt."""
     if step.operation != "create-index":
         return request
-    return dataclasses.replace(request, body=target.index_body(cell.target, request.body or {}))
+    return dataclasses.replace(request, body=target.index_body(cell.target, marked(request.body or {}, mark)))
+
+
+def _ready_bulks(found: Track) -> set[Path]:
+    """The files whose own lines name their indices."""
+    return {Path(file.path) for step in found.steps for file in step.files if file.bulk}
 
 
 def _indices(found: Track) -> Iterator[str]:

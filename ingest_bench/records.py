@@ -14,9 +14,10 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from ingest_bench import rates, units
+from ingest_bench import rates, units, urls
 from ingest_bench.errors import SpecError
 from ingest_bench.model.load import Arrivals, Rate, TrackChoice
+from ingest_bench.model.target import Url
 
 T = TypeVar("T")
 
@@ -26,6 +27,7 @@ _TRUTHS = {"true": True, "on": True, "false": False, "off": False}
 _TEXTS: Mapping[type, Callable[[str], Any]] = {
     Rate: rates.parse_rate,
     Arrivals: rates.parse_arrivals,
+    Url: urls.parse,
     TrackChoice: lambda text: TrackChoice(path=text),
 }
 _CHECKS: Mapping[type, Callable[[Any], None]] = {Arrivals: rates.check_arrivals}

@@ -1,4 +1,4 @@
-"""One run, top to bottom: link, server, index, probes, load, counting, teardown.
+"""One run, top to bottom: server, index, probes, load, counting, teardown.
 
 Everything that a run starts hangs on one stack of contexts; leaving it, by whatever way, takes all of it down again.
 """
@@ -10,13 +10,14 @@ import dataclasses
 import functools
 import shutil
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from ingest_bench import faults, load, network, probes, procedure, records, targets
+from ingest_bench import faults, footprint, load, network, probes, procedure, serving
 from ingest_bench.analysis import steady
 from ingest_bench.errors import InvalidRun, RunFailed
 from ingest_bench.jvm import process
@@ -24,15 +25,11 @@ from ingest_bench.load import LoadPlan, Progress, reports
 from ingest_bench.model.experiment import Cell, Run
 from ingest_bench.model.load import WorkerReport
 from ingest_bench.model.results import RunRecord, Stage
-from ingest_bench.model.target import Endpoint
+from ingest_bench.serving import Serving
 from ingest_bench.store import RunFolder
-from ingest_bench.targets.http import ask
+from ingest_bench.targets.http import Http
 
 NetemBackend = Literal["auto", "kernel", "uml"]
-
-# Any port will do: the server has a namespace of its own.
-_PORT = 9200
-_BOOT_LIMIT_S = 120
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +38,8 @@ class RunOptions:
 
     netem: NetemBackend = "auto"
     java_home: Path | None = None
+    allow_delete: bool = False
+    """A track may delete the indices that it declares, also on a server that is not ours."""
 
 
 @dataclass(slots=True)
@@ -103,65 +102,76 @@ def _carry_out(
     stages: Stages,
     on_progress: Callable[[Progress], None],
 ) -> RunRecord:
-    cell = planned.cell
-    target = targets.named(cell.target.name)
+    # No other run has it: what carries it was made by this one.
+    mark = f"{planned.id} {record.started_utc} {uuid.uuid4().hex}"
+    happened: list[dict[str, Any]] = []
     with contextlib.ExitStack() as stack:
-        with stages.stage("link"):
-            link = stack.enter_context(network.link(cell.network, netem=options.netem, later=faults.states(cell)))
-        with stages.stage("check"):
-            promises = network.check(link)
-        listen = Endpoint(link.server_address, _PORT)
-        # The server is ours, started for this run: what a track deletes there was nobody's.
-        to_do = procedure.of(cell, listen, folder.load, may_delete=True)
-        jdk = targets.fetch(target.requirements(cell.target), options.java_home)
-        jvm_options = probes.jvm_options(cell.probes, folder.raw, jdk.version)
-        launch = target.launch_plan(cell.target, jdk, folder.home, listen, jvm_options)
-        launch = dataclasses.replace(launch, writable=(*launch.writable, folder.raw))
-        serving = stack.enter_context(contextlib.ExitStack())
-        with stages.stage("boot"):
-            http = stack.enter_context(ask(link.server.command, listen))
-            served = process.serve(
-                launch,
-                enter=link.server.command,
-                log=folder.log,
-                listen=listen,
-                ready=lambda: target.is_ready(http),
-                timeout_s=_BOOT_LIMIT_S,
+        server = stack.enter_context(
+            serving.opened(
+                planned.cell,
+                folder,
+                stages.stage,
+                lambda jdk: probes.jvm_options(planned.cell.probes, folder.raw, jdk.version),
+                netem=options.netem,
+                java_home=options.java_home,
             )
-            server = serving.enter_context(served)
-            description = target.describe(http, cell.target, folder.log)
-        record = dataclasses.replace(
-            record,
-            promises=promises,
-            netem_backend=link.backend,
-            server={**description, "runtime": records.to_json(jdk)},
-            skipped=to_do.skipped,
-            notes=to_do.notes,
         )
-        happened: list[dict[str, Any]] = []
-        stage = faults.Stage(link, server.jvm_pid)
+        cell = dataclasses.replace(planned.cell, target=server.asked)
         try:
-            with probes.watch(cell.probes, server.jvm_pid, folder.raw), network.watch_wire(link, folder.raw):
-                send = functools.partial(_load, stage=stage, cell=cell, on_progress=on_progress, happened=happened)
-                procedure.carry_out(to_do, http, send, stages.stage, folder.load)
-            with stages.stage("count"):
-                counted = target.count_documents(http, to_do.indices)
-                own = target.counters(http)
-                readings = network.readings(link, folder.raw / network.WIRE)
+            may_delete = server.is_ours or options.allow_delete
+            to_do = procedure.of(
+                cell, server.place, folder.load, may_delete=may_delete, mark="" if server.is_ours else mark
+            )
+            record = dataclasses.replace(
+                record,
+                promises=server.promises,
+                netem_backend=server.link.backend if server.link else "",
+                server=server.told,
+                skipped=to_do.skipped,
+                notes=(*server.notes, *to_do.notes),
+            )
+            with footprint.removed(server, to_do, mark) as counted_before:
+                with _watched(cell, server, folder):
+                    stage = faults.Stage(server.link, server.jvm_pid)
+                    send = functools.partial(
+                        _load, server=server, stage=stage, cell=cell, on_progress=on_progress, happened=happened
+                    )
+                    procedure.carry_out(to_do, server.http, send, stages.stage, folder.load)
+                with stages.stage("count"):
+                    record = dataclasses.replace(
+                        record,
+                        documents_counted=server.target.count_documents(server.http, to_do.indices) - counted_before,
+                        counters=server.target.counters(server.http) if server.is_ours else {},
+                        link=network.readings(server.link, folder.raw / network.WIRE) if server.link else {},
+                    )
         except RunFailed as error:
             return _broken(record, cell, folder, server, error)
         finally:
             with stages.stage("stop"):
-                serving.close()
-    return dataclasses.replace(
-        record,
-        state="measured",
-        documents_counted=counted,
-        counters=own,
-        link=readings,
-        faults=tuple(happened),
-        **_window(folder, cell),
-    )
+                stack.close()
+    return dataclasses.replace(record, state="measured", faults=tuple(happened), **_window(folder, planned.cell))
+
+
+@contextlib.contextmanager
+def _watched(cell: Cell, server: Serving, folder: RunFolder) -> Iterator[None]:
+    """Every probe watches, as far as this server can be watched."""
+    with contextlib.ExitStack() as stack:
+        if server.jvm_pid is not None:
+            stack.enter_context(probes.watch(cell.probes, server.jvm_pid, folder.raw))
+        else:
+            http = stack.enter_context(server.asking())
+            stack.enter_context(
+                probes.watch_from_outside(cell.probes, functools.partial(_node_stats, http), folder.raw)
+            )
+        if server.link is not None:
+            stack.enter_context(network.watch_wire(server.link, folder.raw))
+        yield
+
+
+def _node_stats(http: Http) -> Any:
+    """What all nodes say of their JVMs; None where nobody says it."""
+    answer = http.request("GET", "/_nodes/stats/jvm", timeout_s=10)
+    return answer.json() if answer.status == 200 else None
 
 
 def _window(folder: RunFolder, cell: Cell) -> dict[str, Any]:
@@ -186,13 +196,14 @@ def _window(folder: RunFolder, cell: Cell) -> dict[str, Any]:
 def _load(
     sending: LoadPlan,
     *,
+    server: Serving,
     stage: faults.Stage,
     cell: Cell,
     on_progress: Callable[[Progress], None],
     happened: list[dict[str, Any]],
 ) -> WorkerReport:
     """The load's report; the faults that happened during it are added to `happened`."""
-    sender = load.start(sending, stage.link.client.command)
+    sender = load.start(sending, server.enter)
     try:
         with faults.happening(cell.faults, stage, lambda: sender.measure_start_ns) as seen:
             report = sender.wait(on_progress)
@@ -202,15 +213,13 @@ def _load(
         sender.stop()
 
 
-def _broken(
-    record: RunRecord, cell: Cell, folder: RunFolder, server: process.ServerProcess, error: RunFailed
-) -> RunRecord:
+def _broken(record: RunRecord, cell: Cell, folder: RunFolder, server: Serving, error: RunFailed) -> RunRecord:
     """A run that ended early: an OutOfMemoryError is a result, everything else is a failure that says why."""
     out_of_memory = probes.find_oom(folder.raw, folder.log)
     if out_of_memory is not None:
         said = f"{out_of_memory.kind}: {out_of_memory.text} ({out_of_memory.source})"
         return dataclasses.replace(record, state="oom", reason=said, **_window(folder, cell))
     reason = str(error)
-    if server.popen.poll() is not None:
+    if server.has_ended():
         reason = f"the server ended during the run; its log ends:\n{process.last_lines(folder.log)}\n{reason}"
     return dataclasses.replace(record, state="failed", reason=reason)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ingest_bench import catalog, records
+from ingest_bench import catalog, coherence, records
 from ingest_bench.errors import SpecError
 from ingest_bench.model.experiment import Cell, Experiment, Factor, Fault
 from ingest_bench.model.load import LoadOptions
@@ -26,11 +26,13 @@ def load(
     overrides: Sequence[str] = (),
     *,
     fixed: Mapping[str, Any] | None = None,
+    running: Mapping[str, Any] | None = None,
     replicates: int | None = None,
 ) -> Experiment:
     """The experiment of that name or path, with each `key=value[,value…]` of `--set` in its place.
 
     `fixed` holds what has an option of its own, such as {"measure": "20s"}; None leaves what the file says.
+    `running` is the target when that runs already: it takes the place of the file's target and network.
     """
     path = catalog.find(catalog.EXPERIMENTS, name, "experiment")
     table = catalog.table(path)
@@ -54,6 +56,8 @@ def load(
             for fault in _kind(table, "fault", list, [], "written as [[fault]]", where)
         ),
     )
+    if running is not None:
+        experiment = _replaced(experiment, tables={**experiment.tables, "target": dict(running), "network": {}})
     for key, value in (fixed or {}).items():
         if value is not None:
             experiment = _replaced(experiment, tables=_set(experiment.tables, path_of(key), value))
@@ -122,10 +126,12 @@ def _cell(experiment: Experiment, levels: dict[str, str]) -> Cell:
     network = tables["network"]
     overrides = {key: value for key, value in network.items() if key != "profile"}
     where = experiment.name
+    coherence.check_running(tables, experiment.faults, where)
+    running = "url" in tables["target"]
     return Cell(
         name=cell_name(levels),
         levels=levels,
-        network=catalog.profile(str(network.get("profile", "loopback")), overrides),
+        network=None if running else catalog.profile(str(network.get("profile", "loopback")), overrides),
         target=records.from_toml(TargetOptions, tables["target"], f"{where}: target"),
         load=records.from_toml(LoadOptions, tables["load"], f"{where}: load"),
         faults=experiment.faults,

@@ -12,7 +12,7 @@ import ingest_bench
 
 PACKAGE = Path(ingest_bench.__file__).parent
 BASE = {"model", "units", "errors"}
-PARTS = {"records", "rates", "coherence", "catalog", "data", "system", "ledger", *BASE}
+PARTS = {"records", "rates", "urls", "credentials", "coherence", "catalog", "data", "system", "ledger", *BASE}
 REACHED = {"targets", "network", "probes", "load", "jvm", "store", "facts", "analysis"}
 # Each part and what it may import of ours. A part that is not here may import everything: only `cli` may.
 MAY_IMPORT: dict[str, set[str]] = {
@@ -21,10 +21,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "data": set(),
     "rates": BASE,
-    "records": {"rates", *BASE},
+    "urls": BASE,
+    "credentials": BASE,
+    "records": {"rates", "urls", *BASE},
     "coherence": {"records", *BASE},
     "catalog": {"coherence", "data", "records", *BASE},
-    "spec": {"catalog", "records", *BASE},
+    "spec": {"catalog", "coherence", "records", *BASE},
     "plan": {"spec", *BASE},
     "store": {"records", *BASE},
     "system": {"errors"},
@@ -40,12 +42,16 @@ MAY_IMPORT: dict[str, set[str]] = {
     "gate": {"analysis", "report", "records", "model", "units", "errors"},
     "faults": {"network", *PARTS},
     "procedure": {"targets", "load", *PARTS},
-    "runner": {"faults", "procedure", *PARTS, *REACHED},
+    "footprint": {"procedure", "serving", "targets", *PARTS},
+    "serving": {"faults", "targets", "network", "jvm", "store", *PARTS},
+    "runner": {"faults", "footprint", "procedure", "serving", *PARTS, *REACHED},
     "advise": {"analysis", "store", "model"},
     "analyse": {"advise", "report", *PARTS, *REACHED},
     "conduct": {
         "faults",
+        "footprint",
         "procedure",
+        "serving",
         "analysis",
         "analyse",
         "runner",

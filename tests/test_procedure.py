@@ -16,12 +16,12 @@ from ingest_bench.errors import SpecError
 from ingest_bench.load import reports
 from ingest_bench.model.experiment import Cell, Fault, Plan
 from ingest_bench.model.load import LoadOptions, TrackChoice
-from ingest_bench.model.target import Endpoint, TargetOptions
+from ingest_bench.model.target import Endpoint, Place, TargetOptions
 from ingest_bench.model.workload import BulkAction
 from ingest_bench.procedure import Ask, Procedure, Send
 
 FOLDER = Path(__file__).parent / "data" / "track"
-LISTEN = Endpoint("198.18.0.2", 9200)
+LISTEN = Place(endpoint=Endpoint("198.18.0.2", 9200))
 SECOND = made_runs.SECOND
 
 

@@ -91,6 +91,11 @@ COLUMNS: tuple[Column, ...] = (
     Column("gc_pauses_log", "pauses within the measurement by the GC log: the second source of gc_pauses"),
     Column("gc_causes", "pauses by cause, the most frequent first"),
     Column("gc_collections", "collections that ended within the measurement, concurrent cycles included"),
+    Column(
+        "gc_young_collections", "young collections as the server's stats API counts them: of a server that is a URL"
+    ),
+    Column("gc_old_collections", "old ones: full collections of G1, cycles of CMS"),
+    Column("gc_collection_ms", "time in collections by that API; with CMS and ZGC most of it is no pause"),
     Column("gc_promotion_failures", "young collections that found no room in the old generation (CMS, serial)"),
     Column("gc_evacuation_failures", "collections that found no room to copy to (G1)"),
     Column("gc_concurrent_mode_failures", "concurrent cycles that were overtaken by a full collection (CMS, G1)"),
@@ -159,7 +164,7 @@ SERIES = {
     "docs_per_s": "acknowledged documents of each second, at its start (computed from the samples)",
     "response_ms_p50": "median response time of the requests that ended in each second (computed from the samples)",
     "response_ms_max": "their longest response time (computed from the samples)",
-    "heap_bytes": "heap in use, before and after each collection",
+    "heap_bytes": "heap in use, before and after each collection; each second of a server that is a URL",
     "gc_pause_ms": "each pause, at its start",
     "server_cpu_cores": "CPUs that the server used since the last sample",
     "server_context_switches_per_s": "context switches of all its threads, since the last sample",

@@ -74,7 +74,7 @@ def summarise(
     if state == "measured":
         reasons = integrity.verdict(record, samples, report, values, queries)
         # Without a server that costs anything the generator is always the limit: that is what the sink is for.
-        if report is not None and cell.target.name != "sink":
+        if report is not None and _server(record, cell.target) != "sink":
             reasons += health.generator_bound(report, values["response_ms_p50"])
         reasons += [f"probe {remark.probe}: {remark.text}" for remark in remarks if remark.invalidates]
         if reasons:
@@ -102,14 +102,20 @@ def conditions(record: RunRecord, cell: Cell) -> dict[str, Value]:
     """The columns that say what was asked for."""
     options = cell.target
     version = record.server.get("version") or options.version
+    name = _server(record, options)
     sent = cell.load.track.path if cell.load.track else cell.load.documents
     return {
-        "network": " ".join([cell.network.name, *_overrides(cell.levels)]),
-        "target": f"{options.name} {version}" if version else options.name,
+        "network": " ".join([cell.network.name, *_overrides(cell.levels)]) if cell.network else "as-is",
+        "target": f"{name} {version}" if version else name,
         "workload": PurePath(sent).name if sent else cell.load.workload,
         "receive_predictor_bytes": _predictor(options.receive_predictor_bytes),
-        "heap_bytes": options.heap_bytes,
+        "heap_bytes": options.heap_bytes if options.url is None else record.server.get("heap_bytes"),
     }
+
+
+def _server(record: RunRecord, options: TargetOptions) -> str:
+    """What kind of server it was: one that ran already says it itself."""
+    return options.name if options.url is None else str(record.server.get("name", options.url))
 
 
 def own_counts(counters: Mapping[str, Any], ports: Sequence[int]) -> dict[str, Value]:

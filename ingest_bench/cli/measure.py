@@ -38,6 +38,11 @@ Track = Annotated[Path | None, typer.Option(help="A folder with a Rally track or
 TrackParams = Annotated[str, typer.Option(help="Its parameters: NAME:VALUE,… or a JSON file.")]
 Challenge = Annotated[str | None, typer.Option(help="Its challenge (test procedure), when not the default one.")]
 TestMode = Annotated[bool, typer.Option("--test-mode", help="A thousand documents of each file of the track.")]
+Url = Annotated[str | None, typer.Option(help="Measure the server that runs there, in place of one of ours.")]
+CaFile = Annotated[Path | None, typer.Option(help="The CA certificate (PEM) that vouches for the server at --url.")]
+AllowDelete = Annotated[
+    bool, typer.Option("--allow-delete", help="A track may delete its own indices on the server at --url.")
+]
 FindMax = Annotated[
     str | None,
     typer.Option("--find-max", help='Search the highest rate that meets a goal: "p99 < 500ms, errors < 0.1%".'),
@@ -63,6 +68,9 @@ def run(  # noqa: PLR0917 - typer takes them all by name
     track_params: TrackParams = "",
     challenge: Challenge = None,
     test_mode: TestMode = False,
+    url: Url = None,
+    ca_file: CaFile = None,
+    allow_delete: AllowDelete = False,
     out: Out = Path("results"),
     netem: Annotated[NetemBackend, typer.Option(help="Which netem: the kernel's, or a User-Mode Linux box.")] = "auto",
     java_home: Annotated[Path | None, typer.Option(help="The JDK for the server.")] = None,
@@ -71,17 +79,17 @@ def run(  # noqa: PLR0917 - typer takes them all by name
     most_runs: MostRuns = 16,
 ) -> int:
     """Run an experiment: every cell, measured and drawn."""
-    options = RunOptions(netem=netem, java_home=java_home)
+    options = RunOptions(netem=netem, java_home=java_home, allow_delete=allow_delete)
     if resume is not None:
-        of_track = track or track_params or challenge or test_mode
-        if experiment or sets or replicates or measure or warm_up or documents or of_track or find_max:
+        where = track or track_params or challenge or test_mode or url or ca_file
+        if experiment or sets or replicates or measure or warm_up or documents or where or find_max:
             raise SpecError("--resume takes its plan from the folder: give no experiment and no settings beside it")
         results = store.open_results(resume)
         told = conduct.preflight(results.plan, options)
         _fetch([results.plan], options)
         return _carried_out(results, options, told)
     chosen = _track(track, track_params, challenge, test_mode)
-    plans = _plans(experiment, sets, replicates, measure, warm_up, documents, chosen)
+    plans = _plans(experiment, sets, replicates, measure, warm_up, documents, chosen, url, ca_file)
     if find_max is not None:
         plans = [seek.plan_of(ordered, Search(goal=find_max, most_runs=most_runs)) for ordered in plans]
     known = [conduct.preflight(ordered, options) for ordered in plans]
@@ -114,7 +122,7 @@ def _carried_out(results: Results, options: RunOptions, told: Sequence[str]) -> 
         ) from None
 
 
-def show_plan(
+def show_plan(  # noqa: PLR0917 - typer takes them all by name
     experiment: Experiment = None,
     sets: Sets = [],  # noqa: B006 - typer copies it
     replicates: Replicates = None,
@@ -125,10 +133,12 @@ def show_plan(
     track_params: TrackParams = "",
     challenge: Challenge = None,
     test_mode: TestMode = False,
+    url: Url = None,
+    ca_file: CaFile = None,
 ) -> None:
     """Show what would run, in which order, and for how long."""
     chosen = _track(track, track_params, challenge, test_mode)
-    for ordered in _plans(experiment, sets, replicates, measure, warm_up, documents, chosen):
+    for ordered in _plans(experiment, sets, replicates, measure, warm_up, documents, chosen, url, ca_file):
         _show(ordered)
     screen.say("Nothing was started.")
 
@@ -181,8 +191,10 @@ def _plan(
     warm_up: str | None,
     documents: str | None,
     track: TrackChoice | None,
+    url: str | None,
+    ca_file: Path | None,
 ) -> Plan:
-    if experiment is None and track is None:
+    if experiment is None and track is None and url is None:
         raise SpecError("which experiment? Try: ingest-bench run quickstart (`ingest-bench list` shows all)")
     fixed: dict[str, Any] = {"measure": measure, "warm_up": warm_up}
     if documents is not None and documents.isdecimal():
@@ -194,7 +206,10 @@ def _plan(
         fixed["documents"] = str(Path(documents).absolute())
     if track is not None:
         fixed["track"] = {key: value for key, value in records.to_json(track).items() if value is not None}
-    found = spec.load(experiment or "track", sets, fixed=fixed, replicates=replicates)
+    fixed["ca_file"] = str(ca_file.absolute()) if ca_file else None
+    usual = "running" if track is None else "track"
+    running = {"url": url} if url is not None else None
+    found = spec.load(experiment or usual, sets, fixed=fixed, running=running, replicates=replicates)
     if experiment is None and track is not None:
         found = dataclasses.replace(found, name=Path(track.path).name)
     return plan.order(found)

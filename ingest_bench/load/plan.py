@@ -10,7 +10,7 @@ from typing import Any
 
 from ingest_bench.load.bodies import POOL_BYTES, bulk_query
 from ingest_bench.model.load import LoadOptions
-from ingest_bench.model.target import Endpoint
+from ingest_bench.model.target import Endpoint, Tls
 from ingest_bench.model.track import Step
 from ingest_bench.model.workload import Workload
 from ingest_bench.records import from_json, to_json
@@ -32,6 +32,10 @@ class LoadPlan:
     """Empty: the address."""
     headers: dict[str, str] = field(default_factory=dict)
     """More headers for each request."""
+    tls: Tls | None = None
+    """None: plain HTTP."""
+    credentials: bool = False
+    """Whether requests say who we are. The worker knows it from its own environment; it is never in a plan."""
     recorded_ns: tuple[int, ...] = ()
     """The planned times of `recorded` arrivals."""
     corpus: str | None = None

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from gevent.event import Event
 
+from ingest_bench.load import tls
 from ingest_bench.load.connection import Connection, Traffic
 from ingest_bench.load.deadlines import Deadlines
 from ingest_bench.load.tickets import ClosedLoop
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from ingest_bench.load.supply import Supply
     from ingest_bench.load.tickets import Tickets
     from ingest_bench.model.load import RateUnit
-    from ingest_bench.model.target import Endpoint
+    from ingest_bench.model.target import Endpoint, Tls
 
 _KINDS_OF_ERRORS = 50
 # A load in which nothing succeeds is ended after this time, once each user has failed.
@@ -29,8 +30,12 @@ _HOPELESS_NS = 2 * 10**9
 class Work:
     """The work of one worker, and its account."""
 
-    def __init__(self, *, address: Endpoint, supply: Supply, recorder: KeepsSamples, users: range) -> None:
+    def __init__(
+        self, *, address: Endpoint, supply: Supply, recorder: KeepsSamples, users: range, verify: Tls | None = None
+    ) -> None:
         self.address = address
+        self._verify = verify
+        self._context = None if verify is None else tls.context(verify)
         self.tickets: Tickets = ClosedLoop()
         self.query_tickets: Tickets = ClosedLoop()
         self.supply = supply
@@ -60,7 +65,10 @@ class Work:
 
     def connection(self) -> Connection:
         """A connection for one user, its deadlines watched."""
-        connection = Connection(self.address, self.traffic)
+        if self._verify is None or self._context is None:
+            connection = Connection(self.address, self.traffic)
+        else:
+            connection = tls.TlsConnection(self.address, self.traffic, self._context, self._verify.name)
         self.deadlines.watch(connection)
         return connection
 

@@ -7,6 +7,7 @@ where it is twice a second. It ends with its report and exit code 0, or with 3 w
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import gc
 import json
 import os
@@ -22,7 +23,8 @@ from gevent.socket import wait_read
 from locust import User
 from locust.env import Environment
 
-from ingest_bench.errors import IngestBenchError
+from ingest_bench import credentials
+from ingest_bench.errors import IngestBenchError, RunFailed
 from ingest_bench.load import plan as plans
 from ingest_bench.load.arrivals import schedule, striped
 from ingest_bench.load.health import LoopLag
@@ -52,7 +54,7 @@ def main(path: Path) -> int:
     os.set_blocking(1, False)
     try:
         # Of one that joined from another machine: nobody has unpacked its files yet.
-        plan = unpacked(plans.read(path))
+        plan = _with_credentials(unpacked(plans.read(path)))
         with Recorder(plan.samples) as recorder, _recorder_of_queries(plan) as queries:
             return _load(plan, recorder, queries)
     except IngestBenchError as error:
@@ -60,12 +62,25 @@ def main(path: Path) -> int:
         return 3
 
 
+def _with_credentials(plan: LoadPlan) -> LoadPlan:
+    """The plan whose requests say who we are, if they shall. It is not written any more."""
+    if not plan.credentials:
+        return plan
+    found = credentials.headers(os.environ)
+    if not found:
+        raise RunFailed(
+            "the server wants credentials, and the environment of this load worker has none; set "
+            f"{credentials.USER} and {credentials.PASSWORD}, or {credentials.API_KEY}"
+        )
+    return dataclasses.replace(plan, headers=plan.headers | found)
+
+
 def _recorder_of_queries(plan: LoadPlan) -> AbstractContextManager[Recorder | None]:
     return Recorder(plan.queries) if plan.own_query_users else nullcontext()
 
 
 def _load(plan: LoadPlan, recorder: Recorder, queries: Recorder | None) -> int:
-    work = Work(address=plan.address, supply=Supply(plan), recorder=recorder, users=plan.own_users)
+    work = Work(address=plan.address, verify=plan.tls, supply=Supply(plan), recorder=recorder, users=plan.own_users)
     if plan.options.arrivals.is_open:
         work.tickets = OpenLoop(_offsets(plan, work))
     classes: list[type[User]] = [_user_class(plan, work)]

@@ -55,7 +55,8 @@ class Cell:
 
     name: str
     levels: dict[str, str]
-    network: Profile
+    network: Profile | None
+    """None: as it is. A server that runs already has a network of its own."""
     target: TargetOptions
     load: LoadOptions
     faults: tuple[Fault, ...] = ()

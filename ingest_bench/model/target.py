@@ -8,6 +8,24 @@ from typing import Literal
 
 Collector = Literal["default", "g1", "cms", "parallel", "serial", "zgc"]
 Allocator = Literal["default", "pooled", "unpooled"]
+Scheme = Literal["http", "https"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Url:
+    """Where a server is that runs already."""
+
+    scheme: Scheme
+    host: str
+    port: int
+
+    @property
+    def authority(self) -> str:
+        """Host and port, as the Host header has them."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    def __str__(self) -> str:
+        return f"{self.scheme}://{self.authority}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +45,10 @@ class TargetOptions:
     """More options of the JVM, as they are: "-XX:MinTLABSize=65536"."""
     setting: dict[str, str] = field(default_factory=dict)
     """More settings of the server, as `-Ename=value`."""
+    url: Url | None = None
+    """A server that runs already. It is what it is: no other key than `ca_file` can be chosen then."""
+    ca_file: str | None = None
+    """The certificates that its own is verified by (PEM); None: those that this machine trusts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +60,28 @@ class Endpoint:
 
     def __str__(self) -> str:
         return f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tls:
+    """What a client verifies of a server."""
+
+    name: str
+    """The host that its certificate must be for."""
+    ca_pem: str = ""
+    """The certificates that may vouch for it; empty: those that the client's machine trusts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a server is, as its clients get there."""
+
+    endpoint: Endpoint
+    host_header: str = ""
+    """Empty: the endpoint."""
+    tls: Tls | None = None
+    credentials: bool = False
+    """Whether requests carry the credentials that the environment of whoever sends them holds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

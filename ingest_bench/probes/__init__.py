@@ -14,11 +14,12 @@ Reading of None with a Remark that says why, never zero.
 
 from __future__ import annotations
 
-from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
 
 from ingest_bench.errors import MissingCapability, SpecError
-from ingest_bench.probes import oom, recording
+from ingest_bench.model.results import Remark
+from ingest_bench.probes import nodestats, oom, recording
 from ingest_bench.probes.allocations import ALLOCATIONS
 from ingest_bench.probes.attached import watch_attached
 from ingest_bench.probes.context import Events, Probe, ReadContext
@@ -30,7 +31,7 @@ from ingest_bench.probes.reads import READS
 from ingest_bench.records import nearest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from ingest_bench.jvm.attach import Attached
@@ -47,8 +48,10 @@ __all__ = [
     "find_oom",
     "jvm_options",
     "read",
+    "read_from_outside",
     "require",
     "watch",
+    "watch_from_outside",
 ]
 
 PROBES: Mapping[str, Probe] = {
@@ -73,6 +76,8 @@ def require(names: Iterable[str]) -> None:
         raise MissingCapability(f"{found.name}: {found.detail}. {found.remedy}")
 
 
+# What the stats API of a server knows too.
+PROBES_FROM_OUTSIDE = frozenset({"gc"})
 # The first with an open flight recorder and unified logging.
 _OLDEST_JAVA = 11
 
@@ -113,6 +118,23 @@ def watch(names: Iterable[str], server_pid: int, raw: Path) -> Iterator[None]:
         for name in names:
             stack.enter_context(PROBES[name].watch(server_pid, raw))
         yield
+
+
+@contextmanager
+def watch_from_outside(names: Iterable[str], ask: Callable[[], Any], raw: Path) -> Iterator[None]:
+    """What can be seen of a server that runs already by asking it: `ask` gives its answer to GET /_nodes/stats/jvm."""
+    with nodestats.watch(ask, raw) if PROBES_FROM_OUTSIDE & set(names) else nullcontext():
+        yield
+
+
+def read_from_outside(names: Iterable[str], raw: Path, start_ns: int, end_ns: int) -> Iterator[Measured]:
+    """The same within the measurement, and a remark for each probe that sees nothing from there."""
+    for name in names:
+        if name in PROBES_FROM_OUTSIDE:
+            yield from nodestats.read(raw, start_ns, end_ns)
+        else:
+            text = "unavailable: only the server's own JVM and machine can tell, and there is no more than its URL"
+            yield Remark(probe=name, text=text)
 
 
 def read(names: Iterable[str], context: ReadContext) -> list[Measured]:

@@ -6,8 +6,8 @@ import base64
 import json
 import subprocess
 import sys
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from ingest_bench.errors import RunFailed
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from ingest_bench.model.target import Endpoint
+    from ingest_bench.model.target import Endpoint, Tls
 
 
 class NoAnswer(RunFailed):
@@ -40,8 +40,11 @@ class Answer:
 class Http:
     """One server, asked over one kept connection."""
 
-    endpoint: Endpoint
+    origin: str
+    """Such as "http://198.18.2.1:9200"."""
     asker: subprocess.Popen[bytes]
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Of each request. They go through a pipe: no file and no command line has them."""
 
     def request(
         self,
@@ -57,12 +60,12 @@ class Http:
             "method": method,
             "path": path,
             "body": None if body is None else base64.b64encode(body).decode(),
-            "headers": {**sent, **(headers or {})},
+            "headers": {**sent, **self.headers, **(headers or {})},
             "timeout_s": timeout_s,
         }
         answer = self._ask(question)
         if "error" in answer:
-            raise NoAnswer(f"server: no answer to {method} http://{self.endpoint}{path} ({answer['error']})")
+            raise NoAnswer(f"server: no answer to {method} {self.origin}{path} ({answer['error']})")
         return Answer(answer["status"], base64.b64decode(answer["body"]))
 
     def expect(self, method: str, path: str, body: bytes | None = None, timeout_s: float = 60) -> Any:
@@ -70,33 +73,44 @@ class Http:
         answer = self.request(method, path, body, timeout_s=timeout_s)
         if not 200 <= answer.status < 300:
             said = answer.body[:1000].decode(errors="replace")
-            raise RunFailed(f"server: {method} http://{self.endpoint}{path} was answered {answer.status}: {said}")
+            raise RunFailed(f"server: {method} {self.origin}{path} was answered {answer.status}: {said}")
         return answer.json()
 
     def _ask(self, question: Mapping[str, Any]) -> dict[str, Any]:
-        assert self.asker.stdin is not None  # noqa: S101 - for the type checker: `ask` opened both pipes
-        assert self.asker.stdout is not None  # noqa: S101
-        try:
-            self.asker.stdin.write(json.dumps(question).encode() + b"\n")
-            self.asker.stdin.flush()
-            answer: dict[str, Any] = json.loads(
-                self.asker.stdout.readline() or b'{"error": "the asking process ended"}'
-            )
-        except BrokenPipeError:
-            return {"error": "the asking process ended"}
+        assert self.asker.stdout is not None  # noqa: S101 - for the type checker: `ask` opened both pipes
+        self.tell(question)
+        answer: dict[str, Any] = json.loads(self.asker.stdout.readline() or b'{"error": "the asking process ended"}')
         return answer
+
+    def tell(self, line: Mapping[str, Any]) -> None:
+        """Give a line to the asking process. When that has ended, its answer will be missing."""
+        assert self.asker.stdin is not None  # noqa: S101 - for the type checker
+        with suppress(BrokenPipeError):
+            self.asker.stdin.write(json.dumps(line).encode() + b"\n")
+            self.asker.stdin.flush()
 
 
 @contextmanager
-def ask(enter: Callable[[Sequence[str]], tuple[str, ...]], endpoint: Endpoint) -> Iterator[Http]:
+def ask(
+    enter: Callable[[Sequence[str]], tuple[str, ...]],
+    endpoint: Endpoint,
+    *,
+    host_header: str = "",
+    tls: Tls | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> Iterator[Http]:
     """Questions to the server at `endpoint`, asked where `enter` leads."""
     program = Path(__file__).with_name("asker.py")
     argv = enter((sys.executable, "-I", str(program), endpoint.host, str(endpoint.port)))
     asker = system.start(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    name = host_header or str(endpoint)
+    http = Http(f"{'http' if tls is None else 'https'}://{name}", asker, headers or {})
     try:
-        yield Http(endpoint, asker)
+        http.tell({"host": name, "tls": None if tls is None else {"name": tls.name, "ca_pem": tls.ca_pem}})
+        yield http
     finally:
         for pipe in (asker.stdin, asker.stdout):
             if pipe is not None:
-                pipe.close()
+                with suppress(BrokenPipeError):
+                    pipe.close()
         system.stop(asker)

@@ -1,0 +1,139 @@
+"""What the stats API of Elasticsearch and OpenSearch says of collections, heap and direct buffers, each second.
+
+It is all that can be had of a JVM that is only a URL. It counts collections and the time in them; how long single
+pauses were, and why, it does not know.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ingest_bench.errors import IngestBenchError
+from ingest_bench.model.results import Measured, Reading, Remark, Series
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
+
+FILE = "node-stats.jsonl"
+_EVERY_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """What all nodes said at one moment."""
+
+    at_ns: int
+    """CLOCK_REALTIME: the middle between question and answer."""
+    nodes: Mapping[str, Mapping[str, Any]]
+    """Its `jvm`, by node."""
+
+
+@contextmanager
+def watch(ask: Callable[[], Any], raw: Path) -> Iterator[None]:
+    """Asks each second, and once more at the end. A question without an answer leaves no line."""
+    over = threading.Event()
+
+    def follow() -> None:
+        with (raw / FILE).open("w", encoding="utf-8") as file:
+            while True:
+                last = over.wait(0)
+                file.write(_asked(ask))
+                file.flush()
+                if last:
+                    return
+                over.wait(_EVERY_S)
+
+    thread = threading.Thread(target=follow, name="node-stats", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def read(raw: Path, start_ns: int, end_ns: int) -> Iterator[Measured]:
+    """Collections between the two answers that are nearest to the measurement's ends, and what was seen within."""
+    samples = _samples(raw / FILE)
+    if not samples:
+        yield Remark(probe="gc", text="unavailable: the server told nothing of its JVM (GET /_nodes/stats/jvm)")
+        return
+    first = min(samples, key=lambda sample: abs(sample.at_ns - start_ns))
+    last = min(samples, key=lambda sample: abs(sample.at_ns - end_ns))
+    if first.at_ns >= last.at_ns or first.nodes.keys() != last.nodes.keys() or _restarted(first, last):
+        yield Remark(probe="gc", text="unavailable: nodes came, went or started anew, or answered less than twice")
+    else:
+        yield from _collections(first, last)
+        near = f"{(first.at_ns - start_ns) / 1e9:+.1f} s to {(last.at_ns - end_ns) / 1e9:+.1f} s"
+        yield Remark(probe="gc", text=f"they are counted from the measurement's start {near} from its end")
+    within = [sample for sample in samples if start_ns <= sample.at_ns < end_ns]
+    yield from _direct(within)
+    yield _series("heap_bytes", [(one.at_ns, _total(one, "mem", "heap_used_in_bytes")) for one in samples])
+    yield _series("direct_buffer_bytes", [(one.at_ns, _pool(one, "used_in_bytes")) for one in samples])
+
+
+def _asked(ask: Callable[[], Any]) -> str:
+    asked_ns = time.time_ns()
+    try:
+        answer = ask()
+        nodes = {name: node["jvm"] for name, node in answer["nodes"].items()} if answer else {}
+    except (IngestBenchError, ValueError, KeyError, TypeError, AttributeError):
+        return ""
+    return json.dumps({"at_ns": (asked_ns + time.time_ns()) // 2, "nodes": nodes}) + "\n" if nodes else ""
+
+
+def _samples(path: Path) -> list[Sample]:
+    if not path.is_file():
+        return []
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    return [Sample(**json.loads(line)) for line in lines if line.endswith("\n")]
+
+
+def _restarted(first: Sample, last: Sample) -> bool:
+    """Whether a JVM is younger than the first answer: its counts began anew."""
+    elapsed_ms = (last.at_ns - first.at_ns) / 1e6
+    return any(last.nodes[name].get("uptime_in_millis", elapsed_ms) < elapsed_ms * 0.9 for name in first.nodes)
+
+
+def _collections(first: Sample, last: Sample) -> Iterator[Measured]:
+    counts: dict[str, int] = {}
+    spent_ms = 0
+    for name, node in last.nodes.items():
+        before = first.nodes[name]["gc"]["collectors"]
+        for collector, now in node["gc"]["collectors"].items():
+            then = before.get(collector, {"collection_count": 0, "collection_time_in_millis": 0})
+            counts[collector] = counts.get(collector, 0) + now["collection_count"] - then["collection_count"]
+            spent_ms += now["collection_time_in_millis"] - then["collection_time_in_millis"]
+    yield Reading("gc_young_collections", counts.get("young"))
+    yield Reading("gc_old_collections", counts.get("old"))
+    yield Reading("gc_collection_ms", spent_ms)
+    told = ", ".join(f"{collector}: {count}" for collector, count in counts.items())
+    yield Remark(probe="gc", text=f"collections by the server's stats API: {told}; pauses are unknown")
+
+
+def _direct(samples: list[Sample]) -> Iterator[Reading]:
+    keys = {
+        "direct_buffers_max": "count",
+        "direct_buffer_used_max_bytes": "used_in_bytes",
+        "direct_buffer_capacity_max_bytes": "total_capacity_in_bytes",
+    }
+    for column, key in keys.items():
+        yield Reading(column, max((_pool(sample, key) for sample in samples), default=None))
+
+
+def _pool(sample: Sample, key: str) -> int:
+    return sum(int(node.get("buffer_pools", {}).get("direct", {}).get(key, 0)) for node in sample.nodes.values())
+
+
+def _total(sample: Sample, group: str, key: str) -> int:
+    return sum(int(node[group][key]) for node in sample.nodes.values())
+
+
+def _series(name: str, points: list[tuple[int, int]]) -> Series:
+    return Series(name, tuple(at for at, _ in points), tuple(float(value) for _, value in points))

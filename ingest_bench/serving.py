@@ -1,0 +1,222 @@
+"""The server of a run and the way to it: one that we start for the run, on a link of its own, or one that is there.
+
+Whoever measures sees one thing, a `Serving`; what belongs to it ends with the block.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import socket
+import ssl
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ingest_bench import credentials, faults, network, records, targets
+from ingest_bench.errors import RunFailed, SpecError
+from ingest_bench.jvm import process
+from ingest_bench.jvm.java import Java
+from ingest_bench.model.experiment import Cell
+from ingest_bench.model.network import Promise
+from ingest_bench.model.target import Endpoint, Place, TargetOptions, Tls, Url
+from ingest_bench.network import Link
+from ingest_bench.store import RunFolder
+from ingest_bench.targets import Target, running
+from ingest_bench.targets.http import Http, ask
+
+Enter = Callable[[Sequence[str]], tuple[str, ...]]
+Stage = Callable[[str], contextlib.AbstractContextManager[None]]
+
+# Any port will do: a server of ours has a namespace of its own.
+_PORT = 9200
+_BOOT_LIMIT_S = 120
+_CONNECT_LIMIT_S = 10
+
+
+def _runs() -> bool:
+    return False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serving:
+    """A server that is ready, and how to get there."""
+
+    target: Target
+    asked: TargetOptions
+    """What it is: of a server that was found, its name and the version that it is spoken with."""
+    place: Place
+    enter: Enter
+    """Leads a command to the client's side."""
+    http: Http
+    told: dict[str, Any]
+    """What it says about itself. `runtime`: the Java that reads its recordings, where it has any."""
+    link: Link | None = None
+    """None: there is no link of ours, and nothing is promised."""
+    jvm_pid: int | None = None
+    """None: only what it answers can be known of it."""
+    promises: tuple[Promise, ...] = ()
+    notes: tuple[str, ...] = ()
+    has_ended: Callable[[], bool] = _runs
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it was started for this run: nothing in it is anybody's."""
+        return self.asked.url is None
+
+    def asking(self) -> contextlib.AbstractContextManager[Http]:
+        """Questions over a connection of their own. Call it from the main thread."""
+        return connected(self.place, self.enter)
+
+
+def opened(
+    cell: Cell,
+    folder: RunFolder,
+    stage: Stage,
+    jvm_options: Callable[[Java], tuple[str, ...]],
+    *,
+    netem: str,
+    java_home: Path | None,
+) -> contextlib.AbstractContextManager[Serving]:
+    """The cell's server for the block's time, started or found. Each part is a stage of the run."""
+    if cell.target.url is not None:
+        return _found(cell.target, stage)
+    return _started(cell, folder, stage, jvm_options, netem=netem, java_home=java_home)
+
+
+@contextlib.contextmanager
+def _started(
+    cell: Cell,
+    folder: RunFolder,
+    stage: Stage,
+    jvm_options: Callable[[Java], tuple[str, ...]],
+    *,
+    netem: str,
+    java_home: Path | None,
+) -> Iterator[Serving]:
+    target = targets.named(cell.target.name)
+    assert cell.network is not None  # noqa: S101 - spec: only a server that runs already has a network of its own
+    with contextlib.ExitStack() as stack:
+        with stage("link"):
+            link = stack.enter_context(network.link(cell.network, netem=netem, later=faults.states(cell)))
+        with stage("check"):
+            promises = network.check(link)
+        place = Place(endpoint=Endpoint(link.server_address, _PORT))
+        jdk = targets.fetch(target.requirements(cell.target), java_home)
+        launch = target.launch_plan(cell.target, jdk, folder.home, place.endpoint, jvm_options(jdk))
+        launch = dataclasses.replace(launch, writable=(*launch.writable, folder.raw))
+        with stage("boot"):
+            http = stack.enter_context(connected(place, link.server.command))
+            server = stack.enter_context(
+                process.serve(
+                    launch,
+                    enter=link.server.command,
+                    log=folder.log,
+                    listen=place.endpoint,
+                    ready=lambda: target.is_ready(http),
+                    timeout_s=_BOOT_LIMIT_S,
+                )
+            )
+            told = target.describe(http, cell.target, folder.log)
+        yield Serving(
+            target=target,
+            asked=cell.target,
+            place=place,
+            enter=link.client.command,
+            http=http,
+            told={**told, "runtime": records.to_json(jdk)},
+            link=link,
+            jvm_pid=server.jvm_pid,
+            promises=promises,
+            has_ended=lambda: server.popen.poll() is not None,
+        )
+
+
+@contextlib.contextmanager
+def _found(options: TargetOptions, stage: Stage) -> Iterator[Serving]:
+    try:
+        with stage("reach"), contextlib.ExitStack() as stack:
+            serving = stack.enter_context(reached(options))
+            kept = stack.pop_all()
+    except SpecError as error:
+        # It was all right before the first run began: it is the server that has changed.
+        raise RunFailed(str(error)) from None
+    with kept:
+        yield serving
+
+
+@contextlib.contextmanager
+def reached(options: TargetOptions) -> Iterator[Serving]:
+    """The server at `options.url`; SpecError when it is not one to be measured, RunFailed when nobody answers."""
+    place = _place(options)
+    with connected(place) as http:
+        it = running.found(http, targets.TARGETS)
+        told = running.described(http, it)
+        yield Serving(
+            target=targets.named(it.name),
+            asked=dataclasses.replace(options, name=it.name, version=it.version),
+            place=place,
+            enter=tuple,
+            http=http,
+            told={**told, "url": str(options.url)},
+            notes=(*it.notes, *_unencrypted(place)),
+        )
+
+
+def connected(place: Place, enter: Enter = tuple) -> contextlib.AbstractContextManager[Http]:
+    """Questions to the server there, asked where `enter` leads."""
+    headers = credentials.headers(os.environ) if place.credentials else {}
+    return ask(enter, place.endpoint, host_header=place.host_header, tls=place.tls, headers=headers)
+
+
+def _place(options: TargetOptions) -> Place:
+    url = options.url
+    assert url is not None  # noqa: S101 - whoever asks has a URL
+    if options.ca_file is not None and url.scheme != "https":
+        raise SpecError(f"target.ca_file: {url} has no certificate to verify; is it https://?")
+    tls = None
+    if url.scheme == "https":
+        tls = Tls(name=url.host, ca_pem="" if options.ca_file is None else _certificates(Path(options.ca_file)))
+    return Place(
+        endpoint=_endpoint(url),
+        host_header=url.authority,
+        tls=tls,
+        credentials=bool(credentials.headers(os.environ)),
+    )
+
+
+def _certificates(path: Path) -> str:
+    try:
+        text = path.read_text(encoding="utf-8")
+        ssl.create_default_context(cadata=text)
+    except OSError as error:
+        # ssl.SSLError is one too.
+        raise SpecError(f"--ca-file {path}: no certificates can be read from it ({error.strerror or error})") from None
+    except ValueError:
+        raise SpecError(f"--ca-file {path}: it holds no certificate; a PEM file is needed") from None
+    return text
+
+
+def _endpoint(url: Url) -> Endpoint:
+    """The first address of the host that takes a connection: everything of a run goes there."""
+    try:
+        known = socket.getaddrinfo(url.host, url.port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise RunFailed(f"{url}: there is no host of this name ({error.strerror}). Is it written right?") from None
+    said = ""
+    for *_, address in dict.fromkeys(known):
+        try:
+            socket.create_connection((str(address[0]), url.port), timeout=_CONNECT_LIMIT_S).close()
+        except OSError as error:
+            said = error.strerror or str(error)
+            continue
+        return Endpoint(str(address[0]), url.port)
+    raise RunFailed(f"{url}: nobody answers there ({said}). Does it run, and is the port open to this machine?")
+
+
+def _unencrypted(place: Place) -> tuple[str, ...]:
+    if place.credentials and place.tls is None and not place.endpoint.host.startswith(("127.", "::1")):
+        return ("the credentials go over the network as they are: the URL is http://",)
+    return ()

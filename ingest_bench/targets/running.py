@@ -1,0 +1,132 @@
+"""A server that runs already: which one it is, and the line of our tables that it is spoken with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ingest_bench.errors import RunFailed, SpecError
+from ingest_bench.targets.http import Answer, NoAnswer
+
+if TYPE_CHECKING:
+    from ingest_bench.model.results import Value
+    from ingest_bench.targets import Target
+    from ingest_bench.targets.http import Http
+
+_WHO = "Credentials come from INGEST_BENCH_USER and INGEST_BENCH_PASSWORD, or from INGEST_BENCH_API_KEY"
+_SAID_BYTES = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What answered."""
+
+    name: str
+    """A key of TARGETS."""
+    number: str
+    """Its version, as it says it."""
+    version: str
+    """The version of our table that it is spoken with."""
+    root: Mapping[str, Any]
+    """Its answer to GET /."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the user should know."""
+        if self.name == "sink" or self.number == self.version:
+            return ()
+        return (f"{self.name} {self.number} is not in the table; it is spoken with as {self.version}",)
+
+
+def found(http: Http, targets: Mapping[str, Target]) -> Found:
+    """What is behind the URL; SpecError for what cannot be measured, RunFailed when nothing answers."""
+    try:
+        answer = http.request("GET", "/", timeout_s=20)
+    except NoAnswer as error:
+        raise _unreachable(http.origin, str(error)) from None
+    return recognised(answer, http.origin, targets)
+
+
+def recognised(answer: Answer, origin: str, targets: Mapping[str, Target]) -> Found:
+    """What said this about itself; SpecError when that is none of the targets. Pure."""
+    if answer.status == 401:
+        raise SpecError(f"{origin}: it does not know who we are (401). {_WHO}")
+    if answer.status == 403:
+        raise SpecError(
+            f"{origin}: it knows who we are, and refuses (403): this user may not even ask what it is. {_WHO}"
+        )
+    said = " ".join(answer.body[:_SAID_BYTES].decode("utf-8", "replace").split())
+    if answer.status != 200:
+        raise SpecError(f"{origin}: GET / was answered {answer.status}, no server that we know does that: {said}")
+    try:
+        root = json.loads(answer.body)
+        number = str(root["version"]["number"])
+    except (ValueError, KeyError, TypeError):
+        raise SpecError(f"{origin}: this is neither Elasticsearch nor OpenSearch (a proxy?); it said: {said}") from None
+    name = _name(root)
+    if name == "sink":
+        return Found(name=name, number=number, version=targets[name].default_version, root=root)
+    version = nearest(number, targets[name].versions)
+    if version is None:
+        known = ", ".join(
+            f"{one.name} {each}" for one in targets.values() for each in one.versions if one.name != "sink"
+        )
+        raise SpecError(f"{origin}: it is {name} {number}; known are {known}, and others with the same first number")
+    return Found(name=name, number=number, version=version, root=root)
+
+
+def nearest(number: str, known: Iterable[str]) -> str | None:
+    """The known version nearest to this one, with the same first number; None without any. Pure."""
+    asked = _parts(number)
+    same = [version for version in known if _parts(version)[:1] == asked[:1]]
+    return min(same, key=lambda version: _distance(_parts(version), asked), default=None)
+
+
+def described(http: Http, it: Found) -> dict[str, Value]:
+    """What it says about itself: version, Java, collectors, heap. What it does not tell us is not there."""
+    told: dict[str, Value] = {"name": it.name, "version": it.number}
+    if it.name == "sink":
+        keys = {"java": "java", "heap_bytes": "heap_bytes", "allocator": "allocator", "receive": "receive_predictor"}
+        return told | {ours: it.root[theirs] for theirs, ours in keys.items() if theirs in it.root}
+    answer = http.request("GET", "/_nodes/jvm")
+    if answer.status != 200:
+        return told
+    nodes = list(answer.json()["nodes"].values())
+    alike: dict[str, list[Any]] = {
+        "java": [node["jvm"]["version"] for node in nodes],
+        "collectors": [", ".join(node["jvm"]["gc_collectors"]) for node in nodes],
+        "heap_bytes": [node["jvm"]["mem"]["heap_max_in_bytes"] for node in nodes],
+    }
+    told["nodes"] = len(nodes)
+    return told | {key: values[0] for key, values in alike.items() if len(set(values)) == 1}
+
+
+def _name(root: Mapping[str, Any]) -> str:
+    if root.get("name") == "sink" and "receive" in root:
+        return "sink"
+    return "opensearch" if root["version"].get("distribution") == "opensearch" else "elasticsearch"
+
+
+def _parts(version: str) -> tuple[int, ...]:
+    numbers = version.partition("-")[0].split(".")
+    return tuple(int(number) for number in numbers if number.isdigit())
+
+
+def _distance(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(abs(mine - theirs) for mine, theirs in zip(one, other, strict=False))
+
+
+def _unreachable(origin: str, said: str) -> Exception:
+    """What a failure to connect means to the user."""
+    if "CERTIFICATE_VERIFY_FAILED" in said:
+        detail = said.partition("certificate verify failed: ")[2].partition(" (_ssl")[0] or said
+        return SpecError(
+            f"{origin}: its certificate cannot be verified ({detail}). A private CA's own goes into --ca-file"
+        )
+    if "WRONG_VERSION_NUMBER" in said or "RECORD_LAYER_FAILURE" in said or "HTTP_REQUEST" in said:
+        return SpecError(f"{origin}: it does not speak TLS. Is it http://?")
+    if origin.startswith("http:") and any(word in said for word in ("RemoteDisconnected", "BadStatusLine", "Reset")):
+        return SpecError(f"{origin}: it answers no plain HTTP ({said.rpartition('(')[2].rstrip(')')}). Is it https://?")
+    return RunFailed(said)

@@ -1,0 +1,31 @@
+"""A server that runs already, as a user has one: on loopback, started by nobody whom the command knows."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ingest_bench import targets
+from ingest_bench.jvm.process import ServerProcess, serve
+from ingest_bench.model.target import Endpoint, TargetOptions
+from ingest_bench.targets.http import Http, ask
+
+
+@contextmanager
+def running(tmp_path: Path, asked: TargetOptions) -> Iterator[tuple[Http, ServerProcess]]:
+    """A ready server on 127.0.0.1, and how to ask it."""
+    target = targets.named(asked.name)
+    java = targets.fetch(target.requirements(asked))
+    listen = Endpoint("127.0.0.1", free_port())
+    plan = target.launch_plan(asked, java, tmp_path / "home", listen, ())
+    with ask(tuple, listen) as http:
+        log = tmp_path / "server.log"
+        with serve(plan, enter=tuple, log=log, listen=listen, ready=lambda: target.is_ready(http)) as process:
+            yield http, process
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])

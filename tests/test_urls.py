@@ -1,0 +1,238 @@
+"""The URL of a server that runs already: what it may be, what goes with it, and who we are to it."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ingest_bench import conduct, credentials, footprint, plan, procedure, records, spec, targets, urls
+from ingest_bench.errors import SpecError
+from ingest_bench.model.experiment import Plan
+from ingest_bench.model.target import Endpoint, Place
+from ingest_bench.runner import RunOptions
+from ingest_bench.targets import running
+from ingest_bench.targets.http import Answer
+
+URL = "https://search.example:9243"
+OPENSEARCH = {"name": "n1", "version": {"distribution": "opensearch", "number": "2.11.0"}}
+ELASTICSEARCH = {"name": "n1", "version": {"number": "7.10.2", "build_flavor": "default"}}
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("http://127.0.0.1:9200", ("http", "127.0.0.1", 9200)),
+        ("https://search.example/", ("https", "search.example", 9200)),
+        ("http://[::1]:9201", ("http", "::1", 9201)),
+    ],
+)
+def test_a_url_is_scheme_host_and_port(text: str, found: tuple[str, str, int]) -> None:
+    url = urls.parse(text)
+    assert (url.scheme, url.host, url.port) == found
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "localhost:9200",
+        "ftp://x:1",
+        "http://",
+        "http://x:99999",
+        "http://x:9200/path",
+        "http://x?key=hunter2",
+        "http://[::1",
+    ],
+)
+def test_what_is_no_url_of_a_server_is_refused_without_repeating_it(text: str) -> None:
+    with pytest.raises(ValueError, match="write it like https://") as refused:
+        urls.parse(text)
+    assert "hunter2" not in str(refused.value)
+
+
+@pytest.mark.parametrize("text", ["https://me:hunter2@search.example:9200", "me:hunter2@x", "http://x:9200/@hunter2"])
+def test_a_password_in_the_url_is_refused_and_not_repeated(text: str) -> None:
+    with pytest.raises(SpecError, match="INGEST_BENCH_PASSWORD") as refused:
+        spec.load("running", running={"url": text})
+    assert "hunter2" not in str(refused.value)
+    with pytest.raises(SpecError, match="INGEST_BENCH_PASSWORD") as refused:
+        spec.load("running", [f"url={text}"])
+    assert "hunter2" not in str(refused.value)
+
+
+def of_url(*overrides: str, experiment: str = "running", **fixed: Any) -> Plan:
+    return plan.order(spec.load(experiment, overrides, running={"url": URL}, fixed=fixed))
+
+
+def test_the_plan_keeps_the_url_and_takes_the_place_of_target_and_network() -> None:
+    kept = records.from_json(Plan, json.loads(json.dumps(records.to_json(of_url(experiment="workloads")))))
+    assert len(kept.runs) == 5
+    for run in kept.runs:
+        assert str(run.cell.target.url) == URL
+        assert run.cell.network is None
+    assert conduct.check(kept) == ()
+
+
+def test_several_servers_are_a_factor() -> None:
+    levels = f"{URL},http://other.example:9200"
+    found = plan.order(spec.load("running", [f"url={levels}"]))
+    assert {str(run.cell.target.url) for run in found.runs} == set(levels.split(","))
+
+
+@pytest.mark.parametrize(
+    ("override", "key"),
+    [
+        ("heap=2g", "target.heap"),
+        ("gc=g1", "target.gc"),
+        ("receive_predictor=32KiB", "target.receive_predictor"),
+        ("allocator=pooled", "target.allocator"),
+        ("jvm=-Xss1m", "target.jvm"),
+        ("setting.http.port=1", "target.setting"),
+        ("version=2.19.6", "target.version"),
+        ("target=sink", "target.name"),
+        ("socket_receive_buffer=64KiB", "target.socket_receive_buffer"),
+        ("network=jumbo", "network.profile"),
+        ("network.mtu=1400", "network.mtu"),
+    ],
+)
+def test_what_only_a_server_of_ours_can_have_is_refused_by_its_key(override: str, key: str) -> None:
+    with pytest.raises(SpecError, match=key):
+        of_url(override)
+
+
+def test_a_fault_needs_a_link_of_ours(tmp_path: Path) -> None:
+    (tmp_path / "x.toml").write_text('[[fault]]\nkind = "pause"\nat = "1s"\nfor = "1s"\n')
+    with pytest.raises(SpecError, match="fault pause"):
+        spec.load(str(tmp_path / "x.toml"), running={"url": URL})
+
+
+def test_a_ca_without_a_server_to_verify_is_refused() -> None:
+    with pytest.raises(SpecError, match="ca_file"):
+        spec.load("quickstart", fixed={"ca_file": "/ca.pem"})
+
+
+def recognised(root: Any, status: int = 200) -> running.Found:
+    body = root if isinstance(root, bytes) else json.dumps(root).encode()
+    return running.recognised(Answer(status, body), URL, targets.TARGETS)
+
+
+@pytest.mark.parametrize(
+    ("root", "name", "version"),
+    [
+        (OPENSEARCH, "opensearch", "2.19.6"),
+        ({"version": {"distribution": "opensearch", "number": "3.0.0-beta1"}}, "opensearch", "3.8.0"),
+        (ELASTICSEARCH, "elasticsearch", "7.17.29"),
+        ({"version": {"number": "8.19.21"}}, "elasticsearch", "8.19.21"),
+        ({"version": {"number": "5.6.16"}}, "elasticsearch", "5.6.16"),
+        ({"name": "sink", "version": {"number": "4.1.115.Final"}, "receive": "65536"}, "sink", "java17"),
+    ],
+)
+def test_a_server_is_recognised_by_what_it_says(root: Any, name: str, version: str) -> None:
+    found = recognised(root)
+    assert (found.name, found.version) == (name, version)
+    assert bool(found.notes) == (found.number != version and name != "sink")
+
+
+@pytest.mark.parametrize(
+    ("status", "root", "said"),
+    [
+        (200, {"version": {"number": "6.8.0"}}, "it is elasticsearch 6.8.0; known are opensearch 2.19.6"),
+        (200, {"version": {"distribution": "opensearch", "number": "1.3.0"}}, "it is opensearch 1.3.0"),
+        (200, b"<html>Squid</html>", "neither Elasticsearch nor OpenSearch .* <html>Squid"),
+        (200, [1], "neither"),
+        (200, {"version": "9"}, "neither"),
+        (401, b"", "401.*INGEST_BENCH_API_KEY"),
+        (403, b"", "403"),
+        (404, b"not here", "404.*not here"),
+        (502, b"<html>bad gateway", "502"),
+    ],
+)
+def test_what_cannot_be_measured_is_named(status: int, root: Any, said: str) -> None:
+    with pytest.raises(SpecError, match=said):
+        recognised(root, status)
+
+
+def test_the_nearest_version_has_the_same_first_number() -> None:
+    known = ["2.19.6", "2.3.0", "3.8.0"]
+    assert running.nearest("2.4.1", known) == "2.3.0"
+    assert running.nearest("2.18.0", known) == "2.19.6"
+    assert running.nearest("4.0.0", known) is None
+
+
+def test_credentials_become_one_header() -> None:
+    basic = credentials.headers({"INGEST_BENCH_USER": "me", "INGEST_BENCH_PASSWORD": "pä:ss"})
+    assert base64.b64decode(basic["authorization"].removeprefix("Basic ")).decode() == "me:pä:ss"
+    assert credentials.headers({"INGEST_BENCH_API_KEY": "abc=="}) == {"authorization": "ApiKey abc=="}
+    assert credentials.headers({}) == {}
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"INGEST_BENCH_USER": "hunter2"},
+        {"INGEST_BENCH_PASSWORD": "hunter2"},
+        {"INGEST_BENCH_API_KEY": "hunter2\r\nx: y"},
+        {"INGEST_BENCH_API_KEY": "hunter2", "INGEST_BENCH_USER": "me"},
+    ],
+)
+def test_credentials_that_make_no_header_are_refused_and_not_repeated(environment: dict[str, str]) -> None:
+    with pytest.raises(SpecError, match="INGEST_BENCH") as refused:
+        credentials.headers(environment)
+    assert "hunter2" not in str(refused.value)
+
+
+def of_track(folder: Path, steps: list[dict[str, Any]], indices: tuple[str, ...] = ("mine",)) -> procedure.Procedure:
+    (folder / "docs.json").write_text('{"a":1}\n')
+    table = {
+        "version": 2,
+        "description": "x",
+        "indices": [{"name": name} for name in indices],
+        "corpora": [
+            {"name": "c", "documents": [{"source-file": "docs.json", "document-count": 1, "target-index": indices[0]}]}
+        ],
+        "schedule": [{"operation": step} for step in steps],
+    }
+    (folder / "track.json").write_text(json.dumps(table))
+    (run,) = of_url(experiment="track", track=str(folder)).runs
+    place = Place(endpoint=Endpoint("192.0.2.1", 9200))
+    return procedure.of(run.cell, place, Path(), may_delete=True, mark="only-mine")
+
+
+BULK = {"operation-type": "bulk", "bulk-size": 10}
+CREATE = {"operation-type": "create-index"}
+
+
+def test_the_footprint_is_every_index_that_is_made_deleted_or_written(tmp_path: Path) -> None:
+    found = footprint.of(of_track(tmp_path, [{"operation-type": "delete-index"}, CREATE, BULK]))
+    assert found.names == ("mine",)
+    assert found.made == found.deleted == {"mine"}
+
+
+def test_an_index_of_a_foreign_server_carries_the_mark_of_its_run(tmp_path: Path) -> None:
+    asked = of_track(tmp_path, [CREATE, BULK]).parts[0]
+    assert isinstance(asked, procedure.Ask)
+    assert asked.requests[0].body is not None
+    assert asked.requests[0].body["mappings"]["_meta"]["run"] == "only-mine"
+
+
+@pytest.mark.parametrize("name", ["*", "logs-*", "_all", "<x-{now}>", "-x", ".security", "UPPER"])
+def test_a_name_that_may_mean_other_indices_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(SpecError, match="no plain name"):
+        footprint.of(of_track(tmp_path, [{"operation-type": "delete-index"}, BULK], (name,)))
+
+
+@pytest.mark.parametrize("operation", ["refresh", "force-merge"])
+def test_what_concerns_all_indices_is_refused(tmp_path: Path, operation: str) -> None:
+    with pytest.raises(SpecError, match="more than the indices of this run"):
+        footprint.of(of_track(tmp_path, [BULK, {"operation-type": operation, "index": "_all"}]))
+
+
+def test_a_track_that_deletes_needs_the_users_word(tmp_path: Path) -> None:
+    of_track(tmp_path, [{"operation-type": "delete-index"}, CREATE, BULK])
+    ordered = of_url(experiment="track", track=str(tmp_path))
+    with pytest.raises(SpecError, match="--allow-delete"):
+        conduct.check(ordered, RunOptions())
+    assert not [line for line in conduct.check(ordered, RunOptions(allow_delete=True)) if "delete" in line]
