@@ -170,7 +170,7 @@ def _of_workload(cell: Cell, place: Place, out: Path, mark: str) -> Procedure:
             notes = (f"{found.path.name}: too large to be read before the start; indices named later are not counted",)
     body = target.index_body(cell.target, marked(workload.mapping, mark))
     create = tuple(AdminRequest(method="PUT", path=f"/{quote(name, safe='')}", body=body) for name in indices)
-    _check_queries(options, workload)
+    _check_queries(cell, workload)
     plan = LoadPlan(
         **_way(place),
         bulk_path=target.bulk_path(cell.target, workload),
@@ -197,11 +197,13 @@ def _way(place: Place) -> dict[str, Any]:
     }
 
 
-def _check_queries(options: LoadOptions, workload: Workload) -> None:
-    arrivals = options.query_arrivals
+def _check_queries(cell: Cell, workload: Workload) -> None:
+    options, arrivals = cell.load, cell.load.query_arrivals
+    # As a level, nobody is the baseline of those who ask at this rate.
+    is_level = any(key.rpartition(".")[2] == "query_users" for key in cell.levels)
     if options.query_users and not workload.queries:
         raise SpecError(f"load.query_users: workload {workload.name} has no queries; give it some as [[queries]]")
-    if not options.query_users and arrivals.is_open:
+    if not options.query_users and arrivals.is_open and not is_level:
         raise SpecError("load.query_arrivals: nobody sends queries; say how many users do, such as query_users = 2")
     if arrivals.shape == "recorded" or arrivals.unit != "requests":
         raise SpecError('load.query_arrivals: queries have a rate of requests, such as "10/s" or "poisson 10/s"')

@@ -109,6 +109,13 @@ def test_a_warm_up_is_not_sought_where_it_could_not_be_found() -> None:
         procedure.check(cell(steps))
 
 
+def test_nobody_asks_in_the_cell_that_those_who_ask_are_compared_with() -> None:
+    options = records.from_toml(LoadOptions, {"query_users": 0, "query_arrivals": "10/s"}, "load")
+    for key in ("query_users", "load.query_users"):
+        found = procedure.check(dataclasses.replace(cell(options), levels={key: "0"}))
+        assert sent(found, "load").plan.options.query_users == 0
+
+
 def test_a_track_is_done_step_by_step_and_counts_all_its_indices() -> None:
     found = track()
     assert [one.name for one in found.parts] == [

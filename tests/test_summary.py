@@ -7,6 +7,7 @@ import made_runs as made
 import numpy as np
 import pytest
 
+from ingest_bench.analysis import samples as load
 from ingest_bench.analysis.columns import COLUMNS
 from ingest_bench.analysis.samples import Samples
 from ingest_bench.analysis.summary import summarise
@@ -142,6 +143,45 @@ def test_a_stalled_server_shows_in_response_time_but_not_in_service_time() -> No
     row = summary(rows)
     assert row.values["response_ms_p99"] == pytest.approx(1010)
     assert row.values["service_ms_p99"] == pytest.approx(10)
+
+
+def test_documents_of_huge_bulks_count_while_they_are_worked_on() -> None:
+    # Two users, 10,000 documents in 2.5 s each, out of step: 8,000 documents/s, though no second has two answers.
+    rows = [
+        made.sample(start, start + 2.5, documents=10_000, documents_acked=10_000)
+        for first in (0.0, 1.25)
+        for start in (first - 2.5, first, first + 2.5, first + 5, first + 7.5)
+    ]
+    row = summary(made.samples(rows))
+    assert row.values["docs_per_s_median"] == pytest.approx(8000)
+    assert row.series["docs_per_s"].values == pytest.approx((8000,) * 7)
+    assert row.values["stalled_s"] == 1
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_spreading_loses_and_invents_no_document(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    begin, took = random.uniform(0, 50, 200), random.exponential(3, 200)
+    rows = made.samples([made.sample(at, at + long) for at, long in zip(begin, took, strict=True)])
+    last = int(np.ceil((begin + took).max()))
+    found = load.acked_per_second(rows, made.START, last)
+    assert found.sum() == pytest.approx(200 * 100)
+    middle = [
+        np.clip(min(end, 21) - max(at, 20), 0, 1) / (end - at) for at, end in zip(begin, begin + took, strict=True)
+    ]
+    assert found[20] == pytest.approx(100 * sum(middle))
+    at_once = made.samples([made.sample(3.5, 3.5)])
+    assert load.acked_per_second(at_once, made.START, 5).tolist() == [0, 0, 0, 100, 0]
+
+
+def test_a_second_in_which_the_server_stalls_is_a_hole_in_the_throughput() -> None:
+    rows = made.steady()
+    late = (rows["sent_ns"] >= made.START + 4 * made.SECOND) & (rows["sent_ns"] < made.START + 5 * made.SECOND)
+    kept = rows[~late]
+    held = made.samples([made.sample(4.0, 5.01)])
+    found = load.acked_per_second(np.concatenate([kept, held]), made.START, 7)
+    assert found[4] == pytest.approx(99, abs=1)
+    assert load.stalled_seconds(np.concatenate([kept, held]), made.START, 7) == 1
 
 
 def test_a_refused_connection_does_not_improve_the_response_time() -> None:

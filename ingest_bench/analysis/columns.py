@@ -21,7 +21,11 @@ COLUMNS: tuple[Column, ...] = (
     Column("heap_bytes", "maximum heap"),
     Column("documents_acked", "documents that the server acknowledged, warm-up included"),
     Column("documents_counted", "documents in the index after a refresh"),
-    Column("docs_per_s_median", "median of acknowledged documents in each second of the measurement"),
+    Column(
+        "docs_per_s_median",
+        "median of acknowledged documents in each second of the measurement; those of a request count evenly from its"
+        " sending to its answer",
+    ),
     Column("bytes_sent", "bytes that the load wrote to its sockets, from start to end"),
     Column("bytes_read", "bytes that the JVM read from those sockets, from start to end"),
     Column("reads", "socket reads of the load's connections within the measurement"),
@@ -35,7 +39,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("full_gcs", "full collections within the measurement"),
     Column("heap_after_gc_max_bytes", "largest heap in use after a collection"),
     # Beyond the first table: the load.
-    Column("docs_per_s_mean", "acknowledged documents of the measurement by its length"),
+    Column("docs_per_s_mean", "documents acknowledged within the measurement by its length"),
     Column("bytes_measured", "bytes of the requests that were answered within the measurement"),
     Column("response_ms_p999", "99.9th percentile of the response time"),
     Column("response_ms_max", "longest response time"),
@@ -44,7 +48,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("requests", "requests planned within the measurement"),
     Column("requests_failed", "of these, the ones that were not answered with success for every document"),
     Column("documents_failed", "items that the server answered with a failure, warm-up included"),
-    Column("stalled_s", "full seconds of the measurement without an acknowledged document"),
+    Column("stalled_s", "full seconds of the measurement without an answer that acknowledges a document"),
     Column("recovery_s", "from the end of the last fault until throughput was back at 90% of what it was before"),
     Column("documents_repeated", "acknowledged documents that replaced one with the same id: not in the index again"),
     Column("documents_resent", "documents sent again after a 429, each time counted"),
@@ -161,7 +165,7 @@ HISTOGRAMS = {
     "wire_bytes": "bytes of a frame on the wire towards the server, headers included",
 }
 SERIES = {
-    "docs_per_s": "acknowledged documents of each second, at its start (computed from the samples)",
+    "docs_per_s": "acknowledged documents of each second, at its start, counted as for docs_per_s_median",
     "response_ms_p50": "median response time of the requests that ended in each second (computed from the samples)",
     "response_ms_max": "their longest response time (computed from the samples)",
     "heap_bytes": "heap in use, before and after each collection; each second of a server that is a URL",

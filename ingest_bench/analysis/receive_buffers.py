@@ -114,7 +114,11 @@ def cost(
 
 
 def made_with(target: TargetOptions) -> Buffers | None:
-    """The receive buffers that a server was told to use; None for its default, which the reads must tell."""
+    """The receive buffers that a server was told to use; None for its default, which the reads must tell.
+
+    Every default is a fixed buffer of 64 KiB, that of Elasticsearch 5.6.16 too (_cluster/settings?include_defaults: its
+    http.netty.receive_predictor_min and _max are both 64kb). A server of somebody else's may have any other.
+    """
     sizes = target.receive_predictor_bytes
     if len(sizes) == 1:
         return Fixed(sizes[0])
