@@ -106,10 +106,11 @@ def ordinary(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """What it costs: measured as ratios, interleaved, against the sink. Not part of `nox`: it wants a quiet machine."""
+    """What the tool costs, all or one: `nox -s bench -- probes --rounds 12`. Not part of `nox`: it wants quiet."""
     install(session)
-    for script in sorted(set(Path("benchmarks").glob("*.py")) - {Path("benchmarks/lab.py")}):
-        session.run("python", str(script), *session.posargs)
+    name, *options = session.posargs or ("*",)
+    for script in sorted(set(Path("benchmarks").glob(f"{name}.py")) - {Path("benchmarks/lab.py")}):
+        session.run("python", str(script), *options)
 
 
 def promised(markers: str) -> tuple[str, ...]:
