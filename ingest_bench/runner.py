@@ -193,6 +193,18 @@ def _window(folder: RunFolder, cell: Cell) -> dict[str, Any]:
     }
 
 
+def _until(folder: RunFolder, cell: Cell, end_ns: int) -> dict[str, Any]:
+    """What was measured until the server ended; of the warm-up, when it did not last a second of the measurement."""
+    window, report = _window(folder, cell), folder.load_report()
+    if report is None:
+        return window
+    start_ns = window["measure_start_realtime_ns"]
+    if end_ns - start_ns < 10**9:
+        start_ns = report.started_monotonic_ns + report.realtime_minus_monotonic_ns
+    end_ns = max(start_ns, min(end_ns, window["measure_end_realtime_ns"]))
+    return window | {"measure_start_realtime_ns": start_ns, "measure_end_realtime_ns": end_ns}
+
+
 def _load(
     sending: LoadPlan,
     *,
@@ -218,7 +230,14 @@ def _broken(record: RunRecord, cell: Cell, folder: RunFolder, server: Serving, e
     out_of_memory = probes.find_oom(folder.raw, folder.log)
     if out_of_memory is not None:
         said = f"{out_of_memory.kind}: {out_of_memory.text} ({out_of_memory.source})"
-        return dataclasses.replace(record, state="oom", reason=said, **_window(folder, cell))
+        return dataclasses.replace(
+            record,
+            state="oom",
+            reason=said,
+            out_of_memory=out_of_memory.kind,
+            out_of_memory_realtime_ns=out_of_memory.at_ns,
+            **_until(folder, cell, out_of_memory.at_ns),
+        )
     reason = str(error)
     if server.has_ended():
         reason = f"the server ended during the run; its log ends:\n{process.last_lines(folder.log)}\n{reason}"

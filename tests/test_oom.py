@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -37,19 +38,29 @@ def test_an_error_that_somebody_caught_is_in_the_exceptions_log(text: str, tmp_p
     (tmp_path / "exceptions.log").write_text("[0.1s][info][exceptions] Exception <a 'java/lang/X'{0x0}: heap>\n")
     with (tmp_path / "exceptions.log").open("a") as log:
         log.write(THROWN.format(text))
-    assert find_oom(tmp_path) == OutOfMemory(kind="direct", text=text, source="exceptions.log")
+    os.utime(tmp_path / "exceptions.log", (1.5, 1.5))
+    assert find_oom(tmp_path) == OutOfMemory(kind="direct", text=text, source="exceptions.log", at_ns=1500 * 10**6)
+
+
+def test_the_moment_is_the_one_that_the_log_says(tmp_path: Path) -> None:
+    (tmp_path / "exceptions.log").write_text("[2026-11-22T07:38:46.274+0000]" + THROWN.format(DIRECT))
+    found = find_oom(tmp_path)
+    assert found is not None
+    assert found.at_ns == 1795333126_274_000_000
 
 
 def test_nettys_own_direct_memory_is_direct(tmp_path: Path) -> None:
     line = f"[9s][info][exceptions] Exception <a 'io/netty/util/internal/OutOfDirectMemoryError'{{0x1}}: {NETTY}>\n"
     (tmp_path / "exceptions.log").write_text(line)
-    assert find_oom(tmp_path) == OutOfMemory(kind="direct", text=NETTY, source="exceptions.log")
+    os.utime(tmp_path / "exceptions.log", (2, 2))
+    assert find_oom(tmp_path) == OutOfMemory(kind="direct", text=NETTY, source="exceptions.log", at_ns=2 * 10**9)
 
 
 def test_the_servers_own_log_is_asked_last(tmp_path: Path) -> None:
     log = tmp_path / "server.log"
     log.write_text(f'Exception in thread "main" java.lang.OutOfMemoryError: {DIRECT}\n\tat java.base/java.nio.Bits\n')
-    assert find_oom(tmp_path, log) == OutOfMemory(kind="direct", text=DIRECT, source="server.log")
+    os.utime(log, (3, 3))
+    assert find_oom(tmp_path, log) == OutOfMemory(kind="direct", text=DIRECT, source="server.log", at_ns=3 * 10**9)
 
 
 def test_a_crash_of_another_kind_is_no_lack_of_memory(tmp_path: Path) -> None:

@@ -112,10 +112,12 @@ def test_the_wire_has_a_panel_only_when_it_was_captured() -> None:
 
 
 def test_a_cell_out_of_memory_says_so_in_its_row() -> None:
-    runs = [made.changed(run, state="oom") if run.cell == FOUR[0].cell else run for run in FOUR]
+    oom = [made.changed(run, state="oom", values={"out_of_memory": "direct"}) for run in FOUR]
+    runs = [gone if run.cell == FOUR[0].cell else run for run, gone in zip(FOUR, oom, strict=True)]
     with figures() as saved:
         plots.overview(runs)
-    assert "OOM" in words(saved[0])
+    assert "OOM (direct)" in words(saved[0])
+    assert headline.reads(oom) == "Every run ended out of memory"
 
 
 def test_the_headline_compares_the_cells_that_differ_most_in_the_first_factor_that_matters() -> None:

@@ -162,6 +162,34 @@ def test_a_measurement_begins_where_its_own_data_say(tmp_path: Path) -> None:
 
 @pytest.mark.jvm
 @pytest.mark.netns
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [("heap", ""), ("direct", '"sink.buffers" = "direct"\n')],
+)
+def test_a_server_that_runs_out_of_memory_is_a_result_with_its_kind_and_its_numbers(
+    kind: str, more: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The sink keeps whole bodies: 8 users hold 80 MB at once.
+    text = SINK.replace('"256m"', '"64m"\njvm = ["-XX:MaxDirectMemorySize=24m"]').replace("users = 2", "users = 8")
+    text = (
+        text.replace("bulk_documents = 200", "bulk_documents = 20000")
+        + 'measure = "6s"\n[network]\nprofile = "loopback"\n'
+    )
+    (tmp_path / "x.toml").write_text(f'{text}[target.setting]\n"sink.hold" = "true"\n{more}')
+    monkeypatch.chdir(tmp_path)
+    answer = CliRunner().invoke(app, ["run", "x.toml"], standalone_mode=False, terminal_width=300)
+    assert answer.exception is None
+    (row,) = analyse.kept(next((tmp_path / "results" / "x").iterdir()))
+    assert (row.state, row.reason.split(":")[0], row.values["out_of_memory"]) == ("oom", kind, kind)
+    assert f"OOM ({kind})" in " ".join(answer.output.split())
+    for name in ("bytes_sent", "reads", "gc_pauses", "heap_after_gc_max_bytes", "out_of_memory_after_s"):
+        value = row.values[name]
+        assert isinstance(value, (int, float))
+        assert value > 0
+
+
+@pytest.mark.jvm
+@pytest.mark.netns
 def test_queries_beside_the_indexing_are_counted_apart_from_it(tmp_path: Path) -> None:
     mixed = (
         'measure = "2s"\narrivals = "20/s"\nprocesses = 2\nquery_arrivals = "50/s"\n[factors]\nquery_users = [1, 3]\n'

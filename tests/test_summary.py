@@ -131,6 +131,25 @@ def test_a_run_that_did_not_end_well_keeps_its_state_and_reason(state: RunState)
     assert row.values["docs_per_s_median"] is None
 
 
+def test_a_run_that_ended_out_of_memory_has_what_was_measured_until_then() -> None:
+    start = made.START + made.OFFSET
+    record = {
+        "state": "oom",
+        "out_of_memory": "heap",
+        "out_of_memory_realtime_ns": start + 4 * made.SECOND,
+        "measure_start_realtime_ns": start + 2 * made.SECOND,
+        "measure_end_realtime_ns": start + 4 * made.SECOND,
+    }
+    rows = made.steady()
+    rows = rows[rows["done_ns"] < made.START + 4 * made.SECOND]
+    refused = made.samples([made.sample(5, 5.001, outcome="connection-error") for _ in range(9)])
+    row = summary(np.concatenate([rows, refused]), record=record)
+    assert (row.state, row.values["out_of_memory"], row.values["out_of_memory_after_s"]) == ("oom", "heap", 4)
+    assert (row.values["docs_per_s_median"], row.values["docs_per_s_mean"]) == (1000, 1000)
+    assert (row.values["requests"], row.values["requests_failed"], row.values["stalled_s"]) == (20, 0, 0)
+    assert row.measure_end_ns == start + 4 * made.SECOND
+
+
 def test_a_run_without_requests_is_invalid() -> None:
     assert summary(made.samples([])).reason == "no request was sent"
 

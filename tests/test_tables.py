@@ -86,6 +86,13 @@ def test_a_run_out_of_memory_is_a_result_and_no_number() -> None:
     oom = made.changed(FOUR[0], state="oom", reason="Java heap space")
     head, row = tables.terminal([oom])
     assert row[head.index("runs")] == "0 of 1: OOM"
+    late = {"out_of_memory": "direct", "out_of_memory_after_s": 7.25}
+    head, row = tables.terminal([made.changed(oom, values=late)])
+    assert row[head.index("runs")] == "0 of 1: OOM (direct), numbers until then (7.25 s)"
+    assert row[head.index("GC pauses")] == tables.terminal([FOUR[0]])[1][head.index("GC pauses")]
+    both = [made.changed(oom, values=late), made.changed(FOUR[0], replicate=2)]
+    head, row = tables.terminal(both)
+    assert row[head.index("runs")] == "1 of 2: OOM (direct)"
     assert tables.not_shown([oom]) == []
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 from ingest_bench.analysis import histogram
@@ -36,6 +36,21 @@ class CellRuns:
     def out_of_memory(self) -> int:
         """How many runs ended in an OutOfMemoryError."""
         return sum(run.state == "oom" for run in self.runs)
+
+    @property
+    def ran_out_of(self) -> str:
+        """What they ran out of: "heap", "direct"; empty when no run did, or nobody knows."""
+        return ", ".join(
+            sorted({str(run.values["out_of_memory"]) for run in self.runs if run.values.get("out_of_memory")})
+        )
+
+    @property
+    def told(self) -> CellRuns:
+        """For a table that says OOM in its row: without any valid run, what was measured until memory ran out."""
+        if self.valid:
+            return self
+        ended = (replace(run, state="measured") for run in self.runs if run.state == "oom")
+        return replace(self, runs=tuple(ended))
 
     def by_replicate(self, column: str) -> dict[int, float]:
         """The column's value of each valid run that has one, by replicate.

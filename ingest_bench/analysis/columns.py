@@ -50,6 +50,10 @@ COLUMNS: tuple[Column, ...] = (
     Column("documents_failed", "items that the server answered with a failure, warm-up included"),
     Column("stalled_s", "full seconds of the measurement without an answer that acknowledges a document"),
     Column("recovery_s", "from the end of the last fault until throughput was back at 90% of what it was before"),
+    Column("out_of_memory", "what ran out in a run that ended out of memory: heap, direct, metaspace, …"),
+    Column(
+        "out_of_memory_after_s", "seconds from the start of the load until then; other numbers are of the time before"
+    ),
     Column("documents_repeated", "acknowledged documents that replaced one with the same id: not in the index again"),
     Column("documents_resent", "documents sent again after a 429, each time counted"),
     Column("steady_after_s", "seconds from the start of the load until it was steady (MSER-5); empty: never"),

@@ -47,10 +47,12 @@ def summarise(
     values: dict[str, Value] = dict.fromkeys(column.name for column in COLUMNS)
     values |= conditions(record, cell)
     values["documents_counted"] = record.documents_counted
+    report = _cut(report, record)
     if len(samples):
         values |= load.totals(samples)
     if report is not None:
         values["bytes_sent"] = report.bytes_written
+        values |= _out_of_memory(record, report)
         values |= own_counts(record.counters, report.local_ports)
         values |= load.measured(samples, load.window_of(report))
         if queries is not None:
@@ -184,6 +186,23 @@ def _blind(values: Mapping[str, Value]) -> tuple[str, ...]:
     if values["bytes_read"] == 0 and values["documents_acked"]:
         return ("bytes_read", "reads", "read_bytes_mean", "read_bytes_p50", "read_bytes_p99")
     return ()
+
+
+def _cut(report: WorkerReport | None, record: RunRecord) -> WorkerReport | None:
+    """A load goes on for a while after its server ended out of memory: the measurement is what was before."""
+    start_ns, end_ns = record.measure_start_realtime_ns, record.measure_end_realtime_ns
+    if report is None or record.state != "oom" or start_ns is None or end_ns is None:
+        return report
+    offset_ns = report.realtime_minus_monotonic_ns
+    return dataclasses.replace(report, warm_up_end_ns=start_ns - offset_ns, measure_end_ns=end_ns - offset_ns)
+
+
+def _out_of_memory(record: RunRecord, report: WorkerReport) -> dict[str, Value]:
+    if record.out_of_memory_realtime_ns is None:
+        return {}
+    started_ns = report.started_monotonic_ns + report.realtime_minus_monotonic_ns
+    after_s = (record.out_of_memory_realtime_ns - started_ns) / 1e9
+    return {"out_of_memory": record.out_of_memory, "out_of_memory_after_s": after_s}
 
 
 def _window(record: RunRecord, report: WorkerReport | None) -> tuple[int | None, int | None]:

@@ -88,6 +88,9 @@ class RunRecord:
     measure_end_realtime_ns: int | None = None
     link: dict[str, Value] = field(default_factory=dict)
     """Readings of the link that were taken while it still stood: retransmits, mss, qdisc drops …"""
+    out_of_memory: str = ""
+    """What ran out: heap, direct, metaspace …"""
+    out_of_memory_realtime_ns: int | None = None
     faults: tuple[dict[str, Any], ...] = ()
     """What happened when: kind, started and ended (CLOCK_REALTIME ns)."""
     skipped: tuple[str, ...] = ()

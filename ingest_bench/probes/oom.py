@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING, Literal
 
 from ingest_bench.jvm.logs import Log
@@ -26,6 +27,7 @@ _CRASH = re.compile(r"OutOfMemory encountered: (?P<text>.*)")
 # "[2.485s][info][exceptions] Exception <a 'java/lang/OutOfMemoryError'{0x…}: Direct buffer memory>", and in a server's
 # own log "java.lang.OutOfMemoryError: Direct buffer memory".
 _THROWN = re.compile(
+    r"^(?:\[(?P<at>[\dT:.+-]+)\])?.*?"
     r"Exception <a '(?:[\w/$]*/)?(?:OutOfMemoryError|OutOfDirectMemoryError)'[^:>]*(?:: (?P<text>[^>]*))?>"
 )
 _LOGGED = re.compile(r"\b(?:OutOfMemoryError|OutOfDirectMemoryError): (?P<text>.*)")
@@ -51,6 +53,8 @@ class OutOfMemory:
     """What the JVM said."""
     source: str
     """The file that says so."""
+    at_ns: int = 0
+    """When it happened (CLOCK_REALTIME): as the line says, or when the file was written last."""
 
 
 def jvm_options(raw: Path) -> tuple[str, ...]:
@@ -72,7 +76,8 @@ def find_oom(raw: Path, log: Path | None = None) -> OutOfMemory | None:
             for line in _lines(path):
                 if match := pattern.search(line):
                     text = (match["text"] or "").strip()
-                    return OutOfMemory(kind=_kind(text), text=text, source=path.name)
+                    at_ns = _moment(match.groupdict().get("at")) or path.stat().st_mtime_ns
+                    return OutOfMemory(kind=_kind(text), text=text, source=path.name, at_ns=at_ns)
     return None
 
 
@@ -80,6 +85,14 @@ def _lines(path: Path) -> Iterator[str]:
     if path.is_file():
         with path.open(encoding="utf-8", errors="replace") as lines:
             yield from lines
+
+
+def _moment(stamp: str | None) -> int:
+    """A moment as a log has it, "2026-11-22T07:38:46.274+0000", on CLOCK_REALTIME; 0 for anything else."""
+    try:
+        return round(datetime.strptime(stamp or "", "%Y-%m-%dT%H:%M:%S.%f%z").timestamp() * 1000) * 10**6
+    except ValueError:
+        return 0
 
 
 def _kind(text: str) -> Kind:

@@ -90,7 +90,7 @@ def _their_levels(theirs: Published, row: CellRuns, keys: Sequence[str]) -> list
 
 
 def _our_value(row: CellRuns, shown: _Shown) -> float | None:
-    return per_gb(row, shown.column) if shown.is_per_gb else row.typical(shown.column)
+    return per_gb(row.told, shown.column) if shown.is_per_gb else row.told.typical(shown.column)
 
 
 def _their_value(row: Published, shown: _Shown) -> float | None:

@@ -18,7 +18,8 @@ def reads(summaries: Sequence[Summary]) -> str:
     """What a person should see first in the picture of read sizes."""
     rows = [row for row in cells.group(summaries) if row.valid]
     if not rows:
-        return "No valid run"
+        only_memory = summaries and all(run.state == "oom" for run in summaries)
+        return "Every run ended out of memory" if only_memory else "No valid run"
     if any(row.typical("read_bytes_mean") for row in rows):
         return _compared(
             summaries, rows, lambda row: row.typical("read_bytes_mean"), "A socket read carries {}", alone=" on average"

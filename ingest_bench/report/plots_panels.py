@@ -94,7 +94,8 @@ def points(axes: Axes, rows: Sequence[CellRuns], column: str, paint: Mapping[str
 
 def missing(axes: Axes, number: int, row: CellRuns) -> None:
     """A word in place of a number: out of memory, no valid run, or not measured."""
-    text = "OOM" if row.out_of_memory else "not measured" if row.valid else "no valid run"
+    out_of_memory = f"OOM ({row.ran_out_of})" if row.ran_out_of else "OOM"
+    text = out_of_memory if row.out_of_memory else "not measured" if row.valid else "no valid run"
     axes.text(
         0.02, number, text, transform=axes.get_yaxis_transform(), va="center", color=FAINT, style="italic", fontsize=12
     )

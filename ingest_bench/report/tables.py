@@ -132,7 +132,8 @@ _ONLY_WHEN_SOME = ("requests_failed", "stalled_s", "full_gcs")
 def terminal(summaries: Sequence[Summary]) -> list[list[str]]:
     """A head and one row a cell: the median over its valid runs, with (min..max) when they differ.
 
-    Columns that no run could measure are left out; a cell without a valid run says so instead of numbers.
+    Columns that no run could measure are left out. A cell without a valid run says so instead of numbers, and one whose
+    runs all ended out of memory says when, and has the numbers of the time before.
     """
     rows = cells.group(summaries)
     levels = cells.varying(summaries)
@@ -142,7 +143,7 @@ def terminal(summaries: Sequence[Summary]) -> list[list[str]]:
         [
             *([row.levels.get(key, "") for key in levels] or [row.name]),
             _runs(row),
-            *(spread(row.numbers(item.column), item.text) for item in shown),
+            *(spread(row.told.numbers(item.column), item.text) for item in shown),
         ]
         for row in rows
     ]
@@ -192,13 +193,20 @@ def not_shown(summaries: Sequence[Summary]) -> list[str]:
 
 
 def _worth(item: Shown, rows: Sequence[CellRuns]) -> bool:
-    numbers = [number for row in rows for number in row.numbers(item.column)]
+    numbers = [number for row in rows for number in row.told.numbers(item.column)]
     return any(numbers) if item.column in _ONLY_WHEN_SOME else bool(numbers)
 
 
 def _runs(row: CellRuns) -> str:
-    others = sorted({"OOM" if run.state == "oom" else run.state for run in row.runs if run.state != "measured"})
-    return f"{len(row.valid)} of {len(row.runs)}: {', '.join(others)}" if others else str(len(row.runs))
+    others = sorted({_ending(run) for run in row.runs if run.state != "measured"})
+    after = spread(row.told.numbers("out_of_memory_after_s"), short)
+    until = f", numbers until then ({after} s)" if after and not row.valid else ""
+    return f"{len(row.valid)} of {len(row.runs)}: {', '.join(others)}{until}" if others else str(len(row.runs))
+
+
+def _ending(run: Summary) -> str:
+    what = run.values.get("out_of_memory")
+    return run.state if run.state != "oom" else f"OOM ({what})" if what else "OOM"
 
 
 def _cell(value: Value) -> str:
