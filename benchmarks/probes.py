@@ -32,7 +32,7 @@ from ingest_bench.jvm.process import ServerProcess, serve
 from ingest_bench.load import LoadPlan
 from ingest_bench.model.experiment import Cell
 from ingest_bench.model.load import LoadOptions, WorkerReport
-from ingest_bench.model.target import Endpoint, TargetOptions
+from ingest_bench.model.target import Endpoint, Place, TargetOptions
 from ingest_bench.network.link import Link
 from ingest_bench.targets.http import Http, ask
 
@@ -43,6 +43,7 @@ SERVERS = {
     "opensearch": TargetOptions(name="opensearch", version="2.19.6", heap_bytes=1 << 30),
     "sink": TargetOptions(name="sink", heap_bytes=512 << 20),
 }
+NETWORK = catalog.profile("ethernet", {})
 CONFIDENCE = 0.95
 PORT = 9200
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -85,7 +86,7 @@ def cell(target: str, seconds: float) -> Cell:
     options = LoadOptions(
         workload="nyc_taxis", users=4, bulk_documents=1000, warm_up_ns=length_ns, measure_ns=length_ns
     )
-    return Cell(name=target, levels={}, network=catalog.profile("ethernet", {}), target=SERVERS[target], load=options)
+    return Cell(name=target, levels={}, network=NETWORK, target=SERVERS[target], load=options)
 
 
 @contextlib.contextmanager
@@ -119,7 +120,7 @@ def replicate(chosen: Cell, watched: Sequence[str]) -> Seen:
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
         folder.chmod(0o755)
-        link = stack.enter_context(network.link(chosen.network))
+        link = stack.enter_context(network.link(NETWORK))
         http, server = stack.enter_context(served(link, chosen, folder, watched))
         cpu_s: list[float] = []
 
@@ -128,7 +129,9 @@ def replicate(chosen: Cell, watched: Sequence[str]) -> Seen:
             cpu_s.append(used_s)
             return report
 
-        to_do = procedure.of(chosen, Endpoint(link.server_address, PORT), folder / "load", may_delete=True)
+        to_do = procedure.of(
+            chosen, Place(endpoint=Endpoint(link.server_address, PORT)), folder / "load", may_delete=True
+        )
         report = procedure.carry_out(to_do, http, send, lambda _: contextlib.nullcontext(), folder / "load")
         sent = np.concatenate([np.fromfile(path, samples.DTYPE) for path in folder.glob("load/samples-*.bin")])
         window = samples.window_of(report)
