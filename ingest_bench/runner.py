@@ -21,7 +21,7 @@ from ingest_bench import faults, footprint, load, network, probes, procedure, se
 from ingest_bench.analysis import steady
 from ingest_bench.errors import InvalidRun, RunFailed
 from ingest_bench.jvm import process
-from ingest_bench.load import LoadPlan, Progress, reports
+from ingest_bench.load import LoadPlan, Progress, RemoteWorker, reports
 from ingest_bench.model.experiment import Cell, Run
 from ingest_bench.model.load import WorkerReport
 from ingest_bench.model.results import RunRecord, Stage
@@ -40,6 +40,8 @@ class RunOptions:
     java_home: Path | None = None
     allow_delete: bool = False
     """A track may delete the indices that it declares, also on a server that is not ours."""
+    joined: tuple[RemoteWorker, ...] = ()
+    """Workers on other machines that send the loads; empty: processes of our own do."""
 
 
 @dataclass(slots=True)
@@ -134,7 +136,13 @@ def _carry_out(
                 with _watched(cell, server, folder):
                     stage = faults.Stage(server.link, server.jvm_pid)
                     send = functools.partial(
-                        _load, server=server, stage=stage, cell=cell, on_progress=on_progress, happened=happened
+                        _load,
+                        server=server,
+                        joined=options.joined,
+                        stage=stage,
+                        cell=cell,
+                        on_progress=on_progress,
+                        happened=happened,
                     )
                     procedure.carry_out(to_do, server.http, send, stages.stage, folder.load)
                 with stages.stage("count"):
@@ -175,7 +183,7 @@ def _node_stats(http: Http) -> Any:
 
 
 def _window(folder: RunFolder, cell: Cell) -> dict[str, Any]:
-    """The measurement on the wall's clock, as far as the load got to say.
+    """The measurement on the wall's clock and whose clocks it was compared with, as far as the load got to say.
 
     With `warm_up = "auto"` this is where it is decided, from the samples: what comes later reads load.json anew.
     """
@@ -190,6 +198,7 @@ def _window(folder: RunFolder, cell: Cell) -> dict[str, Any]:
         "warm_up_ns": report.warm_up_end_ns - report.started_monotonic_ns,
         "measure_start_realtime_ns": report.warm_up_end_ns + offset_ns,
         "measure_end_realtime_ns": report.measure_end_ns + offset_ns,
+        "clock_offsets": report.clock_offsets,
     }
 
 
@@ -209,13 +218,14 @@ def _load(
     sending: LoadPlan,
     *,
     server: Serving,
+    joined: tuple[RemoteWorker, ...],
     stage: faults.Stage,
     cell: Cell,
     on_progress: Callable[[Progress], None],
     happened: list[dict[str, Any]],
 ) -> WorkerReport:
     """The load's report; the faults that happened during it are added to `happened`."""
-    sender = load.start(sending, server.enter)
+    sender = load.start(sending, server.enter, joined)
     try:
         with faults.happening(cell.faults, stage, lambda: sender.measure_start_ns) as seen:
             report = sender.wait(on_progress)

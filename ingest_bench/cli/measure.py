@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from ingest_bench import analyse, calibration, conduct, plan, records, seek, spec, store
-from ingest_bench.cli import report, screen
+from ingest_bench.cli import report, screen, worker
 from ingest_bench.errors import Interrupted, SpecError
 from ingest_bench.facts import facts
 from ingest_bench.load import track as tracks
@@ -77,28 +77,36 @@ def run(  # noqa: PLR0917 - typer takes them all by name
     resume: Annotated[Path | None, typer.Option(help="A results folder: do only the runs that it lacks.")] = None,
     find_max: FindMax = None,
     most_runs: MostRuns = 16,
+    workers: worker.Workers = None,
+    bind: worker.Bind = None,
 ) -> int:
     """Run an experiment: every cell, measured and drawn."""
     options = RunOptions(netem=netem, java_home=java_home, allow_delete=allow_delete)
+    remote = worker.asked(workers, bind)
     if resume is not None:
         where = track or track_params or challenge or test_mode or url or ca_file
         if experiment or sets or replicates or measure or warm_up or documents or where or find_max:
             raise SpecError("--resume takes its plan from the folder: give no experiment and no settings beside it")
         results = store.open_results(resume)
+        worker.check(remote, [results.plan])
         told = conduct.preflight(results.plan, options)
         _fetch([results.plan], options)
-        return _carried_out(results, options, told)
+        with worker.joined(remote) as joined:
+            return _carried_out(results, dataclasses.replace(options, joined=joined), told)
     chosen = _track(track, track_params, challenge, test_mode)
     plans = _plans(experiment, sets, replicates, measure, warm_up, documents, chosen, url, ca_file)
     if find_max is not None:
         plans = [seek.plan_of(ordered, Search(goal=find_max, most_runs=most_runs)) for ordered in plans]
+    worker.check(remote, plans)
     known = [conduct.preflight(ordered, options) for ordered in plans]
     store.check_writable(out)
     _fetch(plans, options)
-    codes = [
-        _carried_out(store.create(out, ordered, facts()), options, told)
-        for ordered, told in zip(plans, known, strict=True)
-    ]
+    with worker.joined(remote) as joined:
+        options = dataclasses.replace(options, joined=joined)
+        codes = [
+            _carried_out(store.create(out, ordered, facts()), options, told)
+            for ordered, told in zip(plans, known, strict=True)
+        ]
     return max(codes)
 
 
@@ -109,7 +117,8 @@ def _fetch(plans: Sequence[Plan], options: RunOptions) -> None:
 
 
 def _carried_out(results: Results, options: RunOptions, told: Sequence[str]) -> int:
-    for line in (*told, *calibration.told(results.plan, calibration.kept())):
+    # What other machines can send was not measured here.
+    for line in (*told, *([] if options.joined else calibration.told(results.plan, calibration.kept()))):
         screen.say(line)
     try:
         searched = results.plan.search is not None

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ingest_bench.model.experiment import RunState
+from ingest_bench.model.load import ClockOffset
 from ingest_bench.model.network import Promise
 
 Value = int | float | str | None
@@ -86,6 +87,8 @@ class RunRecord:
     """From the first request to the measurement: as given, or as found."""
     measure_start_realtime_ns: int | None = None
     measure_end_realtime_ns: int | None = None
+    clock_offsets: tuple[ClockOffset, ...] = ()
+    """Of the load workers on other machines, one a load."""
     link: dict[str, Value] = field(default_factory=dict)
     """Readings of the link that were taken while it still stood: retransmits, mss, qdisc drops …"""
     out_of_memory: str = ""
