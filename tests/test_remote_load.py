@@ -81,7 +81,7 @@ def test_workers_from_elsewhere_bring_all_their_samples_and_the_sums_are_exact(t
     assert samples["documents_acked"].sum() == server.documents
     assert set(report.local_ports) == server.ports
     assert [clock.worker for clock in report.clock_offsets] == [0, 1]
-    assert {clock.machine for clock in report.clock_offsets} == {"machine-0", "machine-1"}
+    assert {clock.machine.partition(",")[0] for clock in report.clock_offsets} == {"machine-0", "machine-1"}
     assert len(json.loads((plan.out / "load.json").read_text())["clock_offsets"]) == 2
     # One machine, one clock: each planned time of the schedule is there once, as near as the clock was measured.
     planned = sorted(samples["planned_ns"] - report.started_monotonic_ns)

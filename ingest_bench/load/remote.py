@@ -82,7 +82,10 @@ class RemoteWorker:
             self.said = {"phase": "prepare"}
             self._wire.send(load=plan.table(), files=_sizes(plan))
         self._clock = ClockOffset(
-            worker=plan.worker, machine=self.machine, before_ns=before_ns, round_trip_ns=round_trip_ns
+            worker=plan.worker,
+            machine=f"{self.machine}, {self._wire.partner}",
+            before_ns=before_ns,
+            round_trip_ns=round_trip_ns,
         )
         self._heard = time.monotonic()
 

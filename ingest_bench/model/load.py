@@ -130,6 +130,7 @@ class ClockOffset:
 
     worker: int
     machine: str = ""
+    """Its host name, and from where it joined."""
     before_ns: int = 0
     """Measured before the load; the offset is not known better than half the round trip."""
     after_ns: int = 0
