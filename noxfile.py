@@ -110,7 +110,8 @@ def bench(session: nox.Session) -> None:
     install(session)
     name, *options = session.posargs or ("*",)
     for script in sorted(set(Path("benchmarks").glob(f"{name}.py")) - {Path("benchmarks/lab.py")}):
-        session.run("python", str(script), *options)
+        # 3: no verdict, because the machine was not idle enough for it.
+        session.run("python", str(script), *options, success_codes=(0, 3))
 
 
 def promised(markers: str) -> tuple[str, ...]:

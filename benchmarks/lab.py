@@ -1,16 +1,24 @@
-"""What the benchmarks beside this module share: a sink that is ready. No benchmark itself."""
+"""What the benchmarks beside this module share: a sink that is ready, a load of ours, a verdict."""
 
 from __future__ import annotations
 
 import contextlib
+import statistics
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from ingest_bench import catalog, network, targets
+from ingest_bench import catalog, load, network, targets
+from ingest_bench.analysis import student
+from ingest_bench.analysis.samples import Samples
 from ingest_bench.jvm.process import serve
+from ingest_bench.load import LoadPlan
+from ingest_bench.model.load import LoadOptions, WorkerReport
 from ingest_bench.model.target import Endpoint, TargetOptions
+from ingest_bench.store import RunFolder
 from ingest_bench.targets.http import Http, ask
 from ingest_bench.targets.sink import Sink
 
@@ -33,17 +41,33 @@ class Bench:
         """What the sink has read so far, its control requests too: a few hundred bytes."""
         return int(self.http.expect("GET", "/_counters")["bytes_read"])
 
+    def counted(self) -> int:
+        """The documents that the sink took so far."""
+        return int(self.http.expect("GET", "/_count")["count"])
+
+    def started(self, name: str, **options: Any) -> load.LoadProcess:
+        """A load of ours that has begun, with these `LoadOptions`; its files are in the folder of that name."""
+        chosen = LoadOptions(**({"users": self.users, "measure_ns": round(self.seconds * 1e9)} | options))
+        out = self.folder / name / "load"
+        plan = LoadPlan(address=self.listen, bulk_path=PATH, workload=WORKLOAD, options=chosen, out=out)
+        return load.start(plan, self.link.client.command)
+
+    def sent(self, name: str, **options: Any) -> tuple[WorkerReport, Samples]:
+        """The report and the samples of such a load, once it is over."""
+        report = self.started(name, **options).wait(lambda _: None)
+        return report, RunFolder(self.folder / name).samples()
+
 
 @contextlib.contextmanager
-def opened(users: int, seconds: float, **setting: str) -> Iterator[Bench]:
-    """The sink, with settings such as `stall="1s"` (targets/sink.py), ready on a loopback link."""
+def opened(users: int, seconds: float, *, profile: str = "loopback", **setting: str) -> Iterator[Bench]:
+    """The sink, with settings such as `stall="1s"` (targets/sink.py), ready behind a link."""
     chosen = {f"sink.{name}": value for name, value in setting.items()}
     sink, asked = Sink(), TargetOptions(name="sink", heap_bytes=512 << 20, setting=chosen)
     java = targets.fetch(sink.requirements(asked))
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
         folder.chmod(0o755)
-        link = stack.enter_context(network.link(catalog.profile("loopback", {})))
+        link = stack.enter_context(network.link(catalog.profile(profile, {})))
         listen = Endpoint(link.server_address, 9200)
         plan = sink.launch_plan(asked, java, folder / "home", listen, ())
         http = stack.enter_context(ask(link.client.command, listen))
@@ -58,3 +82,33 @@ def opened(users: int, seconds: float, **setting: str) -> Iterator[Bench]:
             )
         )
         yield Bench(link, listen, http, folder, users, seconds)
+
+
+def interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """The mean of some rounds and its 95% interval."""
+    mean = statistics.fmean(values)
+    half = student.quantile(0.95, len(values) - 1) * statistics.stdev(values) / len(values) ** 0.5
+    return mean, mean - half, mean + half
+
+
+def busy_share(seconds: float = 2.0) -> float:
+    """How much of all processors is in use while nothing of ours runs: an idle machine has next to nothing."""
+
+    def ticks() -> tuple[int, int]:
+        fields = [int(field) for field in Path("/proc/stat").read_text(encoding="ascii").splitlines()[0].split()[1:9]]
+        return sum(fields), fields[3] + fields[4]
+
+    total, idle = ticks()
+    time.sleep(seconds)
+    total_after, idle_after = ticks()
+    return 1 - (idle_after - idle) / max(1, total_after - total)
+
+
+def verdict(missed: Sequence[str], undecided: Sequence[str] = ()) -> int:
+    """Say which promises were missed and which could not be judged. The exit code: 0, 1, or 3 for no verdict."""
+    for title, lines in (("missed:", missed), ("no verdict:", undecided)):
+        if lines:
+            print("\n".join(["", title, *lines]))
+    if not missed and not undecided:
+        print("\nEvery promise is kept.")
+    return 1 if missed else 3 if undecided else 0

@@ -18,15 +18,15 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from lab import PATH, WORKLOAD, Bench, opened
+from lab import WORKLOAD, Bench, opened, verdict
 
 from ingest_bench import load
 from ingest_bench.analysis import student
-from ingest_bench.load import LoadPlan
 from ingest_bench.load.bodies import POOL_BYTES
 from ingest_bench.load.export import write
-from ingest_bench.model.load import Arrivals, LoadOptions, Rate
+from ingest_bench.model.load import Arrivals, Rate
 from ingest_bench.model.results import Value
 
 DOCUMENTS = 110
@@ -46,19 +46,6 @@ class Slope:
     high: float
 
 
-def started(bench: Bench, name: str, rate: float, documents: Path | None) -> load.LoadProcess:
-    options = LoadOptions(
-        users=bench.users,
-        bulk_documents=DOCUMENTS,
-        arrivals=Arrivals(shape="constant", rate=Rate(rate)),
-        documents=None if documents is None else str(documents),
-        warm_up_ns=0,
-        measure_ns=round(bench.seconds * 1e9),
-    )
-    plan = LoadPlan(address=bench.listen, bulk_path=PATH, workload=WORKLOAD, options=options, out=bench.folder / name)
-    return load.start(plan, bench.link.client.command)
-
-
 def resident_bytes(pids: Sequence[int]) -> int:
     """What these processes hold in memory together; 0 when one of them has ended."""
     total = 0
@@ -76,7 +63,12 @@ def resident_bytes(pids: Sequence[int]) -> int:
 
 def watch(bench: Bench, rate: float, corpus: Path) -> tuple[dict[str, list[tuple[float, int]]], dict[str, int]]:
     """Seconds and resident bytes of each load, and how many documents each got acknowledged."""
-    loads = {"synthetic": started(bench, "synthetic", rate, None), "file": started(bench, "file", rate, corpus)}
+    common: dict[str, Any] = {"bulk_documents": DOCUMENTS, "warm_up_ns": 0}
+    common["arrivals"] = Arrivals(shape="constant", rate=Rate(rate))
+    loads = {
+        "synthetic": bench.started("synthetic", **common),
+        "file": bench.started("file", documents=str(corpus), **common),
+    }
     seen: dict[str, list[tuple[float, int]]] = {name: [] for name in loads}
     acked = dict.fromkeys(loads, 0)
     over = threading.Event()
@@ -161,8 +153,7 @@ def main() -> int:
             csv.writer(file).writerows([("documents", "at_s", "resident_bytes"), *rows])
     text, missed = table(seen, acked)
     print(text)
-    print("\n".join(["", "missed:", *missed]) if missed else "\nEvery promise is kept.")
-    return 1 if missed else 0
+    return verdict(missed)
 
 
 if __name__ == "__main__":
