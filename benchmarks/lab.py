@@ -7,7 +7,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -104,11 +104,26 @@ def busy_share(seconds: float = 2.0) -> float:
     return 1 - (idle_after - idle) / max(1, total_after - total)
 
 
-def verdict(missed: Sequence[str], undecided: Sequence[str] = ()) -> int:
-    """Say which promises were missed and which could not be judged. The exit code: 0, 1, or 3 for no verdict."""
-    for title, lines in (("missed:", missed), ("no verdict:", undecided)):
-        if lines:
-            print("\n".join(["", title, *lines]))
-    if not missed and not undecided:
-        print("\nEvery promise is kept.")
-    return 1 if missed else 3 if undecided else 0
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Which promises were missed, and which could not be judged."""
+
+    missed: list[str] = field(default_factory=list)
+    undecided: list[str] = field(default_factory=list)
+
+    def judge(self, said: str, found: tuple[float, float], promised: tuple[float, float]) -> None:
+        """A promise is kept when all of the interval keeps it, and missed when none of it does."""
+        (low, high), (least, most) = found, promised
+        if low > most or high < least:
+            self.missed.append(said)
+        elif low < least or high > most:
+            self.undecided.append(f"{said} (more rounds or more time would tell)")
+
+    def told(self) -> int:
+        """Say it. The exit code: 0, 1 when a promise was missed, 3 for no verdict."""
+        for title, lines in (("missed:", self.missed), ("no verdict:", self.undecided)):
+            if lines:
+                print("\n".join(["", title, *lines]))
+        if not self.missed and not self.undecided:
+            print("\nEvery promise is kept.")
+        return 1 if self.missed else 3 if self.undecided else 0

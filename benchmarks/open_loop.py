@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from lab import PATH, WORKLOAD, Bench, busy_share, opened, verdict
+from lab import PATH, WORKLOAD, Bench, Verdict, busy_share, opened
 
 from ingest_bench import system
 from ingest_bench.analysis.samples import Samples, Window, window_of
@@ -153,9 +153,9 @@ def main() -> int:
             f"p50 of the service time is {service['p50']:.0f} ms, promised at most {STALL_MS / 10:g}"
         )
     if busy <= IDLE_SHARE:
-        return verdict(not_kept)
+        return Verdict(missed=not_kept).told()
     print(f"\nBefore the start {busy:.0%} of this machine's processors was in use by others: it was not idle.")
-    return verdict([], not_kept)
+    return Verdict(undecided=not_kept).told()
 
 
 if __name__ == "__main__":
