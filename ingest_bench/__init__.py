@@ -13,7 +13,8 @@ Imports run downward only (tests/test_architecture.py):
 
     cli      -> everything
     runner   -> serving footprint | targets network probes load | jvm store ledger system facts model errors
-    serving  -> targets network jvm (a server that we start, or one that is there)
+    serving  -> attaching | targets network jvm (a server that we start, or one that is there)
+    attaching -> targets jvm (the server of a JVM that is there)
     footprint -> serving procedure (what a run may touch on a server that is not ours)
     targets, network, probes, load -> jvm system ledger model units errors, never each other
     report, gate -> analysis model units (report also data; gate also records errors)     analysis -> model units

@@ -54,24 +54,24 @@ def coherent(profile: Profile, where: str) -> Profile:
 
 
 # What may be said of a server that runs already.
-_OF_RUNNING = ("url", "ca_file")
+_OF_RUNNING = ("url", "attach", "attach_started", "ca_file")
 
 
 def check_running(tables: Mapping[str, Mapping[str, object]], faults: Sequence[Fault], where: str) -> None:
     """SpecError for what only a server of ours can have, when the target is one that runs already."""
-    if "url" not in tables["target"]:
-        if "ca_file" in tables["target"]:
-            raise SpecError(f"{where}: target.ca_file: it verifies a server that runs already; there is no target.url")
+    target = tables["target"]
+    if "ca_file" in target and "url" not in target:
+        raise SpecError(f"{where}: target.ca_file: it verifies a server that runs already; there is no target.url")
+    which = next((f"target.{key}" for key in ("url", "attach") if key in target), None)
+    if which is None:
         return
-    for key in tables["target"]:
+    for key in target:
         if key not in _OF_RUNNING:
-            raise SpecError(
-                f"{where}: target.{key}: the server at target.url runs already and has its own; take it out"
-            )
+            raise SpecError(f"{where}: target.{key}: the server of {which} runs already and has its own; take it out")
     for key in tables["network"]:
-        raise SpecError(f"{where}: network.{key}: the network to target.url is as it is; take it out")
+        raise SpecError(f"{where}: network.{key}: the network to the server of {which} is as it is; take it out")
     for fault in faults:
-        raise SpecError(f"{where}: fault {fault.kind}: it needs a link and a server of ours; target.url has neither")
+        raise SpecError(f"{where}: fault {fault.kind}: it needs a link and a server of ours; {which} has neither")
 
 
 def _complaints(impairment: Impairment, profile: Profile) -> Iterator[str]:

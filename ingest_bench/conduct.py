@@ -10,11 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
-from ingest_bench import analyse, faults, footprint, network, probes, procedure, runner, serving, targets
+from ingest_bench import analyse, attaching, faults, footprint, network, probes, procedure, runner, serving, targets
 from ingest_bench.analysis import cells
 from ingest_bench.errors import SpecError
 from ingest_bench.facts import memory_bytes
 from ingest_bench.jvm.artifacts import Progress as Download
+from ingest_bench.jvm.attach import reader
 from ingest_bench.load import Progress
 from ingest_bench.model.experiment import Cell, Plan, Run
 from ingest_bench.model.network import Profile
@@ -47,6 +48,8 @@ def preflight(plan: Plan, options: runner.RunOptions) -> tuple[str, ...]:
     links: list[tuple[Profile, ...]] = []
     for cell in unique_cells(plan):
         if cell.network is None:
+            if cell.target.attach is not None:
+                probes.require(cell.probes)
             told += _reach(cell, options)
             continue
         probes.require(cell.probes)
@@ -59,7 +62,7 @@ def preflight(plan: Plan, options: runner.RunOptions) -> tuple[str, ...]:
 
 def _reach(cell: Cell, options: runner.RunOptions) -> tuple[str, ...]:
     """What is to know of a server that runs already; SpecError when it is not one, or has indices of these names."""
-    with serving.reached(cell.target) as server:
+    with serving.reached(cell.target, options.java_home) as server:
         cell = dataclasses.replace(cell, target=server.asked)
         to_do = procedure.of(cell, server.place, Path(), may_delete=options.allow_delete)
         footprint.check(server, to_do)
@@ -75,11 +78,12 @@ def check(plan: Plan, options: runner.RunOptions | None = None) -> tuple[str, ..
     for cell in unique_cells(plan):
         probes.check(cell.probes)
         faults.check(cell)
-        if cell.target.url is None:
+        if not cell.target.runs_already:
             targets.named(cell.target.name).requirements(cell.target)
             _fits(cell)
         # Without options nothing is carried out.
-        to_do = procedure.check(cell, may_delete=cell.target.url is None or options is None or options.allow_delete)
+        allowed = options is None or options.allow_delete
+        to_do = procedure.check(cell, may_delete=allowed or not cell.target.runs_already)
         lines |= dict.fromkeys(f"skipped: {name}" for name in to_do.skipped)
         lines |= dict.fromkeys(f"note: {note}" for note in to_do.notes)
     return tuple(lines)
@@ -88,7 +92,9 @@ def check(plan: Plan, options: runner.RunOptions | None = None) -> tuple[str, ..
 def fetch(plan: Plan, options: runner.RunOptions, tell: Download) -> None:
     """Fill the cache with every server and JDK that the plan needs, before the first run."""
     for cell in unique_cells(plan):
-        if cell.target.url is not None:
+        if cell.target.attach is not None:
+            analyse.reader(reader(attaching.jvm_of(cell.target, options.java_home), options.java_home))
+        if cell.target.runs_already:
             continue
         jdk = targets.fetch(targets.named(cell.target.name).requirements(cell.target), options.java_home, tell)
         analyse.reader(jdk)

@@ -99,6 +99,13 @@ def _check_warm_up(cell: Cell) -> None:
         raise SpecError(f'warm_up "auto": "{shape}" arrivals are never steady, so none can be found; give it as "5s"')
 
 
+def longest_s(procedure: Procedure) -> int:
+    """A time that it cannot take longer than, unless something is wrong."""
+    sends = [part.plan for part in procedure.parts if isinstance(part, Send)]
+    loads_ns = sum(plan.options.longest_warm_up_ns + plan.measure_ns for plan in sends)
+    return loads_ns // 10**9 + int(_UNTIL_LIMIT_S) * (len(procedure.parts) + 1)
+
+
 def carry_out(
     procedure: Procedure,
     http: Http,

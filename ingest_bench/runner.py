@@ -133,7 +133,7 @@ def _carry_out(
                 notes=(*server.notes, *to_do.notes),
             )
             with footprint.removed(server, to_do, mark) as counted_before:
-                with _watched(cell, server, folder):
+                with _watched(cell, server, folder, procedure.longest_s(to_do)):
                     stage = faults.Stage(server.link, server.jvm_pid)
                     send = functools.partial(
                         _load,
@@ -161,11 +161,13 @@ def _carry_out(
 
 
 @contextlib.contextmanager
-def _watched(cell: Cell, server: Serving, folder: RunFolder) -> Iterator[None]:
+def _watched(cell: Cell, server: Serving, folder: RunFolder, limit_s: int) -> Iterator[None]:
     """Every probe watches, as far as this server can be watched."""
     with contextlib.ExitStack() as stack:
         if server.jvm_pid is not None:
             stack.enter_context(probes.watch(cell.probes, server.jvm_pid, folder.raw))
+        elif server.jvm is not None:
+            stack.enter_context(probes.attach(cell.probes, server.jvm, folder.raw, limit_s))
         else:
             http = stack.enter_context(server.asking())
             stack.enter_context(
@@ -250,5 +252,6 @@ def _broken(record: RunRecord, cell: Cell, folder: RunFolder, server: Serving, e
         )
     reason = str(error)
     if server.has_ended():
-        reason = f"the server ended during the run; its log ends:\n{process.last_lines(folder.log)}\n{reason}"
+        log = f"; its log ends:\n{process.last_lines(folder.log)}" if server.is_ours else ""
+        reason = f"the server ended during the run{log}\n{reason}"
     return dataclasses.replace(record, state="failed", reason=reason)

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ingest_bench import credentials, faults, network, records, targets
-from ingest_bench.errors import RunFailed, SpecError
+from ingest_bench import attaching, credentials, faults, network, records, targets
+from ingest_bench.errors import MissingCapability, RunFailed, SpecError
 from ingest_bench.jvm import process
+from ingest_bench.jvm.attach import Attached, reader
 from ingest_bench.jvm.java import Java
 from ingest_bench.model.experiment import Cell
 from ingest_bench.model.network import Promise
@@ -57,6 +58,8 @@ class Serving:
     """None: there is no link of ours, and nothing is promised."""
     jvm_pid: int | None = None
     """None: only what it answers can be known of it."""
+    jvm: Attached | None = None
+    """The JVM of a server that ran before, when all probes can watch it."""
     promises: tuple[Promise, ...] = ()
     notes: tuple[str, ...] = ()
     has_ended: Callable[[], bool] = _runs
@@ -64,7 +67,7 @@ class Serving:
     @property
     def is_ours(self) -> bool:
         """Whether it was started for this run: nothing in it is anybody's."""
-        return self.asked.url is None
+        return not self.asked.runs_already
 
     def asking(self) -> contextlib.AbstractContextManager[Http]:
         """Questions over a connection of their own. Call it from the main thread."""
@@ -81,8 +84,8 @@ def opened(
     java_home: Path | None,
 ) -> contextlib.AbstractContextManager[Serving]:
     """The cell's server for the block's time, started or found. Each part is a stage of the run."""
-    if cell.target.url is not None:
-        return _found(cell.target, stage)
+    if cell.target.runs_already:
+        return _found(cell.target, stage, java_home)
     return _started(cell, folder, stage, jvm_options, netem=netem, java_home=java_home)
 
 
@@ -135,12 +138,12 @@ def _started(
 
 
 @contextlib.contextmanager
-def _found(options: TargetOptions, stage: Stage) -> Iterator[Serving]:
+def _found(options: TargetOptions, stage: Stage, java_home: Path | None) -> Iterator[Serving]:
     try:
         with stage("reach"), contextlib.ExitStack() as stack:
-            serving = stack.enter_context(reached(options))
+            serving = stack.enter_context(reached(options, java_home))
             kept = stack.pop_all()
-    except SpecError as error:
+    except (SpecError, MissingCapability) as error:
         # It was all right before the first run began: it is the server that has changed.
         raise RunFailed(str(error)) from None
     with kept:
@@ -148,20 +151,32 @@ def _found(options: TargetOptions, stage: Stage) -> Iterator[Serving]:
 
 
 @contextlib.contextmanager
-def reached(options: TargetOptions) -> Iterator[Serving]:
-    """The server at `options.url`; SpecError when it is not one to be measured, RunFailed when nobody answers."""
-    place = _place(options)
-    with connected(place) as http:
+def reached(options: TargetOptions, java_home: Path | None = None) -> Iterator[Serving]:
+    """The server at `options.url`, or that of the JVM `options.attach`, or both in one.
+
+    SpecError when it is not one to be measured, MissingCapability when we may not attach to it, RunFailed when nobody
+    answers.
+    """
+    jvm = None if options.attach is None else attaching.jvm_of(options, java_home)
+    enter = tuple if jvm is None else attaching.way_to(jvm)
+    if jvm is not None and options.url is None:
+        options = dataclasses.replace(options, url=attaching.url_of(jvm, lambda at: connected(_plain(at), enter)))
+    place = _place(options, enter)
+    with connected(place, enter) as http:
         it = running.found(http, targets.TARGETS)
-        told = running.described(http, it)
+        told = running.described(http, it) | {"url": str(options.url)}
+        if jvm is not None:
+            told |= attaching.described(jvm) | {"runtime": records.to_json(reader(jvm, java_home))}
         yield Serving(
             target=targets.named(it.name),
             asked=dataclasses.replace(options, name=it.name, version=it.version),
             place=place,
-            enter=tuple,
+            enter=enter,
             http=http,
-            told={**told, "url": str(options.url)},
+            told=told,
+            jvm=jvm,
             notes=(*it.notes, *_unencrypted(place)),
+            has_ended=_runs if jvm is None else lambda: not jvm.is_alive(),
         )
 
 
@@ -171,7 +186,11 @@ def connected(place: Place, enter: Enter = tuple) -> contextlib.AbstractContextM
     return ask(enter, place.endpoint, host_header=place.host_header, tls=place.tls, headers=headers)
 
 
-def _place(options: TargetOptions) -> Place:
+def _plain(endpoint: Endpoint) -> Place:
+    return Place(endpoint=endpoint, credentials=bool(credentials.headers(os.environ)))
+
+
+def _place(options: TargetOptions, enter: Enter) -> Place:
     url = options.url
     assert url is not None  # noqa: S101 - whoever asks has a URL
     if options.ca_file is not None and url.scheme != "https":
@@ -180,7 +199,7 @@ def _place(options: TargetOptions) -> Place:
     if url.scheme == "https":
         tls = Tls(name=url.host, ca_pem="" if options.ca_file is None else _certificates(Path(options.ca_file)))
     return Place(
-        endpoint=_endpoint(url),
+        endpoint=attaching.literal(url) if attaching.is_elsewhere(enter) else _endpoint(url),
         host_header=url.authority,
         tls=tls,
         credentials=bool(credentials.headers(os.environ)),

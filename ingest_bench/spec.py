@@ -127,12 +127,12 @@ def _cell(experiment: Experiment, levels: dict[str, str]) -> Cell:
     overrides = {key: value for key, value in network.items() if key != "profile"}
     where = experiment.name
     coherence.check_running(tables, experiment.faults, where)
-    running = "url" in tables["target"]
+    target = records.from_toml(TargetOptions, tables["target"], f"{where}: target")
     return Cell(
         name=cell_name(levels),
         levels=levels,
-        network=None if running else catalog.profile(str(network.get("profile", "loopback")), overrides),
-        target=records.from_toml(TargetOptions, tables["target"], f"{where}: target"),
+        network=None if target.runs_already else catalog.profile(str(network.get("profile", "loopback")), overrides),
+        target=target,
         load=records.from_toml(LoadOptions, tables["load"], f"{where}: load"),
         faults=experiment.faults,
         probes=experiment.probes,

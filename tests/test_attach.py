@@ -14,7 +14,7 @@ import pytest
 from ingest_bench import system
 from ingest_bench.errors import MissingCapability, SpecError
 from ingest_bench.jvm import java
-from ingest_bench.jvm.attach import Told, attach, parse_told, started_ticks
+from ingest_bench.jvm.attach import Told, attach, began, parse_told
 from ingest_bench.jvm.compile import classes
 
 
@@ -44,14 +44,13 @@ def test_another_users_process_is_refused(monkeypatch: pytest.MonkeyPatch, sleep
 
 
 def test_a_process_is_known_by_its_start_and_an_ended_one_has_none(sleeper: int) -> None:
-    began = started_ticks(sleeper)
-    assert began is not None
-    assert began == started_ticks(sleeper)
-    assert began > (started_ticks(os.getpid()) or 0) > (started_ticks(1) or 0)
+    assert began(sleeper) is not None
+    assert began(sleeper) == began(sleeper)
+    assert len({began(sleeper), began(os.getpid()), began(1)}) == 3
     with subprocess.Popen(["true"]) as process:
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        assert started_ticks(process.pid) is None, "a zombie is no process any more"
-    assert started_ticks(4999999) is None
+        assert began(process.pid) is None, "a zombie is no process any more"
+    assert began(4999999) is None
 
 
 @pytest.mark.parametrize(

@@ -111,13 +111,15 @@ def conditions(record: RunRecord, cell: Cell) -> dict[str, Value]:
         "target": f"{name} {version}" if version else name,
         "workload": PurePath(sent).name if sent else cell.load.workload,
         "receive_predictor_bytes": _predictor(options.receive_predictor_bytes),
-        "heap_bytes": options.heap_bytes if options.url is None else record.server.get("heap_bytes"),
+        "heap_bytes": record.server.get("heap_bytes") if options.runs_already else options.heap_bytes,
     }
 
 
 def _server(record: RunRecord, options: TargetOptions) -> str:
     """What kind of server it was: one that ran already says it itself."""
-    return options.name if options.url is None else str(record.server.get("name", options.url))
+    if not options.runs_already:
+        return options.name
+    return str(record.server.get("name", options.url or f"pid {options.attach}"))
 
 
 def own_counts(counters: Mapping[str, Any], ports: Sequence[int]) -> dict[str, Value]:

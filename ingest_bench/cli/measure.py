@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ingest_bench import analyse, calibration, conduct, plan, records, seek, spec, store
+from ingest_bench import analyse, attaching, calibration, conduct, plan, records, seek, spec, store
 from ingest_bench.cli import report, screen, worker
 from ingest_bench.errors import Interrupted, SpecError
 from ingest_bench.facts import facts
@@ -39,6 +39,9 @@ TrackParams = Annotated[str, typer.Option(help="Its parameters: NAME:VALUE,… o
 Challenge = Annotated[str | None, typer.Option(help="Its challenge (test procedure), when not the default one.")]
 TestMode = Annotated[bool, typer.Option("--test-mode", help="A thousand documents of each file of the track.")]
 Url = Annotated[str | None, typer.Option(help="Measure the server that runs there, in place of one of ours.")]
+Attach = Annotated[
+    int | None, typer.Option(help="Watch the server of this JVM (a pid) with all probes, without a restart.")
+]
 CaFile = Annotated[Path | None, typer.Option(help="The CA certificate (PEM) that vouches for the server at --url.")]
 AllowDelete = Annotated[
     bool, typer.Option("--allow-delete", help="A track may delete its own indices on the server at --url.")
@@ -69,6 +72,7 @@ def run(  # noqa: PLR0917 - typer takes them all by name
     challenge: Challenge = None,
     test_mode: TestMode = False,
     url: Url = None,
+    attach: Attach = None,
     ca_file: CaFile = None,
     allow_delete: AllowDelete = False,
     out: Out = Path("results"),
@@ -84,7 +88,7 @@ def run(  # noqa: PLR0917 - typer takes them all by name
     options = RunOptions(netem=netem, java_home=java_home, allow_delete=allow_delete)
     remote = worker.asked(workers, bind)
     if resume is not None:
-        where = track or track_params or challenge or test_mode or url or ca_file
+        where = track or track_params or challenge or test_mode or url or attach or ca_file
         if experiment or sets or replicates or measure or warm_up or documents or where or find_max:
             raise SpecError("--resume takes its plan from the folder: give no experiment and no settings beside it")
         results = store.open_results(resume)
@@ -94,7 +98,7 @@ def run(  # noqa: PLR0917 - typer takes them all by name
         with worker.joined(remote) as joined:
             return _carried_out(results, dataclasses.replace(options, joined=joined), told)
     chosen = _track(track, track_params, challenge, test_mode)
-    plans = _plans(experiment, sets, replicates, measure, warm_up, documents, chosen, url, ca_file)
+    plans = _plans(experiment, sets, replicates, measure, warm_up, documents, chosen, url, attach, ca_file)
     if find_max is not None:
         plans = [seek.plan_of(ordered, Search(goal=find_max, most_runs=most_runs)) for ordered in plans]
     worker.check(remote, plans)
@@ -143,11 +147,12 @@ def show_plan(  # noqa: PLR0917 - typer takes them all by name
     challenge: Challenge = None,
     test_mode: TestMode = False,
     url: Url = None,
+    attach: Attach = None,
     ca_file: CaFile = None,
 ) -> None:
     """Show what would run, in which order, and for how long."""
     chosen = _track(track, track_params, challenge, test_mode)
-    for ordered in _plans(experiment, sets, replicates, measure, warm_up, documents, chosen, url, ca_file):
+    for ordered in _plans(experiment, sets, replicates, measure, warm_up, documents, chosen, url, attach, ca_file):
         _show(ordered)
     screen.say("Nothing was started.")
 
@@ -201,9 +206,11 @@ def _plan(
     documents: str | None,
     track: TrackChoice | None,
     url: str | None,
+    attach: int | None,
     ca_file: Path | None,
 ) -> Plan:
-    if experiment is None and track is None and url is None:
+    running = {key: value for key, value in {"url": url, "attach": attach}.items() if value is not None}
+    if experiment is None and track is None and not running:
         raise SpecError("which experiment? Try: ingest-bench run quickstart (`ingest-bench list` shows all)")
     fixed: dict[str, Any] = {"measure": measure, "warm_up": warm_up}
     if documents is not None and documents.isdecimal():
@@ -216,9 +223,8 @@ def _plan(
     if track is not None:
         fixed["track"] = {key: value for key, value in records.to_json(track).items() if value is not None}
     fixed["ca_file"] = str(ca_file.absolute()) if ca_file else None
-    usual = "running" if track is None else "track"
-    running = {"url": url} if url is not None else None
-    found = spec.load(experiment or usual, sets, fixed=fixed, running=running, replicates=replicates)
+    usual = "track" if track is not None else "running" if attach is None else "attached"
+    found = spec.load(experiment or usual, sets, fixed=fixed, running=running or None, replicates=replicates)
     if experiment is None and track is not None:
         found = dataclasses.replace(found, name=Path(track.path).name)
-    return plan.order(found)
+    return attaching.pinned(plan.order(found))

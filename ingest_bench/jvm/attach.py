@@ -12,6 +12,8 @@ from pathlib import Path
 from ingest_bench import system
 from ingest_bench.errors import MissingCapability, RunFailed, SpecError
 from ingest_bench.jvm import java
+from ingest_bench.jvm.java import Java
+from ingest_bench.ledger.book import boot_id
 
 # The first whose flight recorder is open to all.
 _OLDEST_JAVA = 11
@@ -36,8 +38,8 @@ class Attached:
     jcmd: Path
     version: str
     """The JDK that it runs on, such as "17.0.15"."""
-    started_ticks: int
-    """When the process began, in the kernel's ticks since boot: another one with the same pid has another."""
+    began: str
+    """As `began` tells it."""
 
     @property
     def java_version(self) -> int:
@@ -58,7 +60,7 @@ class Attached:
 
     def is_alive(self) -> bool:
         """Whether it is this process that still runs, and no later one with its pid."""
-        return started_ticks(self.pid) == self.started_ticks
+        return began(self.pid) == self.began
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,10 +81,10 @@ def attach(pid: int, java_home: Path | None = None) -> Attached:
     uid = _owner(process, pid)
     _same_namespaces(process, pid)
     _is_jvm(process, pid)
-    ticks = started_ticks(pid)
-    if ticks is None:
+    start = began(pid)
+    if start is None:
         raise SpecError(f"--attach {pid}: the process has just ended.")
-    found = Attached(pid=pid, uid=uid, jcmd=_jcmd(process, uid, java_home), version="", started_ticks=ticks)
+    found = Attached(pid=pid, uid=uid, jcmd=_jcmd(process, uid, java_home), version="", began=start)
     try:
         said = found.ask("VM.version")
     except RunFailed as error:
@@ -113,15 +115,31 @@ def parse_told(flags: str, recorder: str) -> Told:
     )
 
 
-def started_ticks(pid: int) -> int | None:
-    """When the process with that pid began, in ticks since boot; None without such a process, or when it has ended."""
+def began(pid: int) -> str | None:
+    """When the process with that pid began: another one with the same pid has another text, now or after a reboot.
+
+    The boot and the kernel's ticks since then. None without such a process, or when it has ended.
+    """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
     # The name before may hold anything. Then: state (3rd field) … starttime (22nd), proc(5).
     fields = stat.rpartition(")")[2].split()
-    return None if fields[0] in "ZX" else int(fields[19])
+    return None if fields[0] in "ZX" else f"{boot_id()} {fields[19]}"
+
+
+def reader(jvm: Attached, java_home: Path | None = None) -> Java:
+    """A Java that can read recordings of this JVM: none is older than it."""
+    wanted = jvm.java_version
+    homes = None if java_home is None else [java_home]
+    fitting = [found for found in java.on_machine(homes) if found.version >= wanted]
+    if fitting:
+        return fitting[0]
+    if java_home is not None:
+        raise SpecError(f"--java-home {java_home}: it cannot read recordings of the JVM, which is Java {wanted}")
+    newer = [version for version in java.WHEELS if version >= wanted]
+    return java.wheel(min(newer, default=wanted))
 
 
 def _owner(process: Path, pid: int) -> int:

@@ -46,9 +46,18 @@ class TargetOptions:
     setting: dict[str, str] = field(default_factory=dict)
     """More settings of the server, as `-Ename=value`."""
     url: Url | None = None
-    """A server that runs already. It is what it is: no other key than `ca_file` can be chosen then."""
+    """A server that runs already. It is what it is: no other key than `attach` and `ca_file` can be chosen then."""
+    attach: int | None = None
+    """The pid of its JVM, so that all probes can watch it. Without a URL: where this process listens."""
+    attach_started: str | None = None
+    """When that process began, as `jvm.attach.began` tells it; a plan has it. No other process is measured for it."""
     ca_file: str | None = None
     """The certificates that its own is verified by (PEM); None: those that this machine trusts."""
+
+    @property
+    def runs_already(self) -> bool:
+        """Whether it is a server that is there, and not one that we start."""
+        return self.url is not None or self.attach is not None
 
 
 @dataclass(frozen=True, slots=True)
