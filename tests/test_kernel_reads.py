@@ -14,8 +14,10 @@ import numpy as np
 import pytest
 
 from ingest_bench import system
+from ingest_bench.jvm import listening
 from ingest_bench.model.results import Histogram, Measured, Reading, Remark
-from ingest_bench.probes import PROBES, ReadContext, bpf, capability, kernel_reads, recording, tap
+from ingest_bench.model.target import Endpoint
+from ingest_bench.probes import PROBES, ReadContext, bpf, capability, recording, tap
 
 SECOND = 10**9
 FORMAT = """name: sock_recv_length
@@ -58,7 +60,21 @@ def test_a_tracepoints_fields_are_found_where_its_format_says() -> None:
 
 
 def test_only_ports_that_the_process_itself_listens_on_are_watched() -> None:
-    assert list(kernel_reads.parse_listening(TABLE, {"31415", "31416"})) == [9200]
+    assert list(listening.parse(TABLE, {"31415", "31416"})) == [Endpoint("127.0.0.1", 9200)]
+
+
+@pytest.mark.parametrize(
+    ("words", "host"),
+    [
+        ("00000000000000000000000000000000", "127.0.0.1"),
+        ("00000000000000000000000001000000", "::1"),
+        ("0000000000000000FFFF00000100007F", "127.0.0.1"),
+        ("B80D0120000000000000000001000000", "2001:db8::1"),
+    ],
+)
+def test_an_address_of_ipv6_is_where_a_client_gets_there(words: str, host: str) -> None:
+    table = f"head\n 0: {words}:23F0 {'0' * 32}:0000 0A 0:0 0:0 0 0 0 7 1"
+    assert list(listening.parse(table, {"7"})) == [Endpoint(host, 9200)]
 
 
 def test_a_jump_goes_to_its_label() -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import select
 import subprocess
 import sys
@@ -19,6 +18,7 @@ import numpy as np
 
 from ingest_bench import system
 from ingest_bench.errors import MissingCapability, RunFailed
+from ingest_bench.jvm import listening
 from ingest_bench.model.capability import Capability
 from ingest_bench.model.results import Histogram, Measured, Reading, Remark
 from ingest_bench.probes import recording
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 _READS, _SAID, _LOG = "kernel-reads.bin", "kernel-reads.json", "kernel-reads.log"
 _INITIAL_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO, include/linux/proc_ns.h
-_LISTEN = "0A"  # TCP_LISTEN, include/net/tcp_states.h
 _READY_S = 30
 REMEDY = "Run as root; in a container: add the capabilities BPF, PERFMON, SYS_ADMIN and DAC_READ_SEARCH."
 
@@ -48,7 +47,7 @@ class KernelReads:
     @contextmanager
     def watch(self, server_pid: int, raw: Path) -> Iterator[None]:
         """The server must listen already; MissingCapability when the kernel says no."""
-        ports = listening_ports(server_pid)
+        ports = tuple(endpoint.port for endpoint in listening.endpoints(server_pid))
         if not ports:
             raise RunFailed(f"kernel-reads: process {server_pid} listens on no TCP port yet")
         child = _start(ports, _visible_pid(server_pid), raw / _READS, raw / _LOG)
@@ -83,26 +82,6 @@ def capability() -> Capability:
         return Capability(name="kernel-reads", present=False, detail=str(error), remedy=REMEDY)
     _end(child)
     return Capability(name="kernel-reads", present=True, detail="BPF programs on tracepoints of the kernel run")
-
-
-def listening_ports(pid: int) -> tuple[int, ...]:
-    """TCP ports on which this process listens, in its own network namespace."""
-    inodes = set()
-    for link in Path(f"/proc/{pid}/fd").iterdir():
-        try:
-            inodes |= set(re.findall(r"^socket:\[([0-9]+)\]$", str(link.readlink())))
-        except FileNotFoundError:  # closed meanwhile
-            continue
-    tables = [Path(f"/proc/{pid}/net/{name}").read_text(encoding="ascii") for name in ("tcp", "tcp6")]
-    return tuple(sorted({port for table in tables for port in parse_listening(table, inodes)}))
-
-
-def parse_listening(table: str, inodes: set[str]) -> Iterator[int]:
-    """Local ports of the listening sockets with these inodes, from /proc/net/tcp or tcp6."""
-    for line in table.splitlines()[1:]:
-        fields = line.split()
-        if fields[3] == _LISTEN and fields[9] in inodes:
-            yield int(fields[1].rpartition(":")[2], 16)
 
 
 def _visible_pid(pid: int) -> int:
