@@ -118,6 +118,7 @@ def test_the_test_mode_sends_a_thousand_documents_without_warm_up_or_rate(folder
     shutil.copy(folder / "rides.json", folder / "rides-1k.json")
     rides = step(track.read(folder, test_mode=True), "index-rides")
     assert Path(rides.files[0].path).name == "rides-1k.json"
+    assert rides.files[0].documents is None
     assert step(track.read(folder, procedure="update", test_mode=True), "update-rides").time_period_ns == 10 * 10**9
 
 

@@ -52,9 +52,10 @@ def _file(documents: Mapping[str, Any], target: str, templates: Templates, share
     count = documents.get("document-count")
     limit = None if share >= 1 or count is None else max(1, int(count * share))
     if test_mode:
-        limit = TEST_DOCUMENTS
         head, dot, tail = name.partition(".")
         small = _existing(f"{head}-1k{dot}{tail}", templates)
+        # Of a file that is made for the test all is sent: processes share its bytes, not its documents.
+        limit = None if small else TEST_DOCUMENTS
         path = small or _existing(name, templates)
     else:
         path = _existing(name, templates)
