@@ -180,6 +180,30 @@ def test_a_packed_corpus_is_unpacked_by_each_machine_and_shared_without_a_duplic
     assert len(sent) == len(set(sent)) == 4000
 
 
+def test_a_worker_says_who_we_are_from_its_own_environment_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = free_port()
+    monkeypatch.setenv("INGEST_BENCH_API_KEY", "aHVudGVyMg==")
+    with bulk_server() as server, agents(tmp_path, port, 1):
+        plan = dataclasses.replace(plan_for(server.address, tmp_path), credentials=True)
+        monkeypatch.delenv("INGEST_BENCH_API_KEY")
+        with supervising(port, 1) as there:
+            start(plan, joined=there).wait(lambda _: None)
+    assert server.heads
+    assert all(b"authorization: ApiKey aHVudGVyMg==" in head for head in server.heads)
+    written = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
+    assert not any(b"aHVudGVyMg" in text or b"hunter2" in text for text in written)
+
+
+def test_a_worker_that_does_not_know_who_we_are_says_what_to_set(tmp_path: Path) -> None:
+    port = free_port()
+    with bulk_server() as server, agents(tmp_path, port, 1), supervising(port, 1) as there:
+        plan = dataclasses.replace(plan_for(server.address, tmp_path), credentials=True)
+        with pytest.raises(RunFailed, match=r"machine-0, .*environment of this load worker has none; set INGEST_BENCH"):
+            start(plan, joined=there).wait(lambda _: None)
+
+
 def test_a_wrong_secret_does_not_join_and_does_not_stand_in_the_way(tmp_path: Path) -> None:
     port = free_port()
     with (

@@ -110,7 +110,8 @@ class RemoteWorker:
 
     def death(self) -> str:
         """What it said itself, or that it is gone."""
-        said = self.said.get("error", f"is gone in phase {self.said['phase']!r}")
+        why = f" ({self._lost})" if self._lost else ""
+        said = self.said.get("error", f"is gone in phase {self.said['phase']!r}{why}")
         return f"{self.name}: {said}"
 
     def stop(self, *, orderly: bool) -> None:

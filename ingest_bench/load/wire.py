@@ -133,7 +133,7 @@ class Wire:
         return found
 
     def _gone(self, error: OSError) -> RunFailed:
-        what = "said nothing" if isinstance(error, TimeoutError) else f"is gone ({error})"
+        what = "does not answer any more" if isinstance(error, TimeoutError) else f"is gone ({error})"
         return RunFailed(f"{self.partner}: {what}")
 
 
