@@ -209,3 +209,11 @@ def test_documents_of_a_file_can_have_ids(corpus: Path) -> None:
     made = open_bodies(check(corpus), "i", BulkSize(documents=100), seed=1, action=action)
     sent = [body for body in made.cycle(0, 1, once=True) if body.documents_new == 100]
     assert len(sent) == 10
+
+
+def test_a_file_is_read_again_only_when_it_has_changed(corpus: Path) -> None:
+    found = check(corpus)
+    assert check(corpus) is found
+    with corpus.open("a") as file:
+        file.write('{"n": 1000}\n')
+    assert check(corpus).documents == 1001

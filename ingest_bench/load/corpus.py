@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -34,8 +35,18 @@ class Corpus:
 def check(path: Path, *, bulk: bool | None = None, limit_bytes: int = CHECK_BYTES) -> Corpus:
     """The corpus, when it can be sent; SpecError names file, line and remedy.
 
-    `bulk` says whether action lines stand between the documents; None finds out by the first line.
+    `bulk` says whether action lines stand between the documents; None finds out by the first line. A file that has
+    not changed since is not read again.
     """
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise SpecError(f"{path}: cannot be read: {error.strerror}") from None
+    return _check(path, bulk, limit_bytes, (status.st_ino, status.st_size, status.st_mtime_ns))
+
+
+@functools.cache
+def _check(path: Path, bulk: bool | None, limit_bytes: int, _state: tuple[int, ...]) -> Corpus:
     checker = _Checker(path, bulk)
     total = 0
     for block in lines(checker.watch(chunks(path))):
