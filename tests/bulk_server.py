@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -38,8 +39,15 @@ def accept_all(body: bytes, number: int) -> bytes:  # noqa: ARG001 - a Reply
 class BulkServer:
     """Counts what it read; one thread a connection."""
 
-    def __init__(self, reply: Reply = accept_all, *, stop_reading_after_bytes: int | None = None) -> None:
+    def __init__(
+        self,
+        reply: Reply = accept_all,
+        *,
+        stop_reading_after_bytes: int | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         self.reply = reply
+        self.tls = tls
         self.stop_reading_after_bytes = stop_reading_after_bytes
         self.lock = threading.Lock()
         self.bytes_read = 0
@@ -86,13 +94,27 @@ class BulkServer:
             self._threads.append(thread)
             thread.start()
 
-    def _serve(self, connection: socket.socket) -> None:
+    def _serve(self, plain: socket.socket) -> None:
+        try:
+            connection = self._secured(plain)
+        except OSError:
+            plain.close()
+            return
         with connection:
             try:
                 while self._serve_one(connection):
                     pass
             except OSError:
                 return
+
+    def _secured(self, plain: socket.socket) -> socket.socket:
+        """The connection over TLS, if there is any, in the place of the plain one."""
+        if self.tls is None:
+            return plain
+        secured = self.tls.wrap_socket(plain, server_side=True)
+        with self.lock:
+            self._open[self._open.index(plain)] = secured
+        return secured
 
     def _serve_one(self, connection: socket.socket) -> bool:
         data = b""
@@ -138,8 +160,10 @@ class BulkServer:
 
 
 @contextmanager
-def bulk_server(reply: Reply = accept_all, *, stop_reading_after_bytes: int | None = None) -> Iterator[BulkServer]:
-    server = BulkServer(reply, stop_reading_after_bytes=stop_reading_after_bytes)
+def bulk_server(
+    reply: Reply = accept_all, *, stop_reading_after_bytes: int | None = None, tls: ssl.SSLContext | None = None
+) -> Iterator[BulkServer]:
+    server = BulkServer(reply, stop_reading_after_bytes=stop_reading_after_bytes, tls=tls)
     try:
         yield server
     finally:

@@ -1,0 +1,33 @@
+"""A CA of a test, and what it vouches for."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Certificates:
+    """The CA's certificate, and a server's chain with its key in one file."""
+
+    ca: Path
+    server: Path
+
+
+def made(folder: Path, names: str = "DNS:localhost,IP:127.0.0.1") -> Certificates:
+    """A new CA, and a server's certificate for these names."""
+    _openssl(folder, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=a CA of a test",
+             "-keyout", "ca.key", "-out", "ca.pem", "-addext", "keyUsage=critical,keyCertSign")  # fmt: skip
+    _openssl(folder, "req", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=a server of a test",
+             "-keyout", "server.key", "-out", "server.csr")  # fmt: skip
+    (folder / "names").write_text(f"subjectAltName={names}\n")
+    _openssl(folder, "x509", "-req", "-in", "server.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial",
+             "-days", "2", "-extfile", "names", "-out", "server.crt")  # fmt: skip
+    both = folder / "server.pem"
+    both.write_text((folder / "server.crt").read_text() + (folder / "server.key").read_text())
+    return Certificates(folder / "ca.pem", both)
+
+
+def _openssl(folder: Path, *arguments: str) -> None:
+    subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True, timeout=60)

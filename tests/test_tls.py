@@ -1,0 +1,194 @@
+"""The load's HTTP client over TLS, against real sockets on loopback."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import threading
+import time
+from pathlib import Path
+
+import certificates
+import pytest
+from bulk_server import BulkServer, answer, bulk_server
+from certificates import Certificates
+
+from ingest_bench.load import tls
+from ingest_bench.load.connection import ConnectionBrokenError, Traffic
+from ingest_bench.load.deadlines import Deadlines
+from ingest_bench.model.target import Endpoint, Tls
+
+pytestmark = pytest.mark.processes
+
+BODY = b'{"index":{}}\n{"a":1}\n' * 10
+VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
+
+
+def head(body: bytes) -> bytes:
+    return b"POST /i/_bulk HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return certificates.made(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(params=VERSIONS)
+def server_side(request: pytest.FixtureRequest, made: Certificates) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(made.server)
+    context.minimum_version = context.maximum_version = VERSIONS[request.param]
+    return context
+
+
+@pytest.fixture
+def traffic() -> Traffic:
+    return Traffic()
+
+
+def connection_to(address: Endpoint, traffic: Traffic, ca: Path | None, name: str = "localhost") -> tls.TlsConnection:
+    verify = Tls(name=name, ca_pem=ca.read_text() if ca else "")
+    return tls.TlsConnection(address, traffic, tls.context(verify), verify.name)
+
+
+def exchanged(connection: tls.TlsConnection, body: bytes = BODY) -> tuple[int, bytes]:
+    status, start, end = connection.exchange(head(body), body)
+    return status, bytes(connection.buffer[start:end])
+
+
+def test_requests_share_one_connection_and_every_byte_is_counted(
+    made: Certificates, server_side: ssl.SSLContext, traffic: Traffic
+) -> None:
+    with bulk_server(tls=server_side) as server:
+        connection = connection_to(server.address, traffic, made.ca)
+        for _ in range(20):
+            assert exchanged(connection)[0] == 200
+        connection.close()
+        assert server.requests == 20
+        assert server.connections == traffic.connects == 1
+        assert server.bytes_read == traffic.bytes_written == 20 * len(head(BODY) + BODY)
+        assert server.ports == traffic.local_ports
+
+
+def test_a_body_larger_than_any_socket_buffer_arrives_whole(
+    made: Certificates, server_side: ssl.SSLContext, traffic: Traffic
+) -> None:
+    body = b'{"index":{}}\n{"a":"%s"}\n' % (b"0123456789" * 1_000_000)
+    with bulk_server(tls=server_side) as server:
+        server.keep_bodies = True
+        connection = connection_to(server.address, traffic, made.ca)
+        for _ in range(2):
+            assert exchanged(connection, body)[0] == 200
+        connection.close()
+        assert server.bodies == [body, body]
+        assert traffic.bytes_written == server.bytes_read == 2 * connection.bytes_sent
+
+
+@pytest.mark.parametrize("size_bytes", [16_384, 100_000, 256 * 1024 - 45, 256 * 1024, 1_000_000])
+def test_an_answer_of_many_records_is_read_whole(
+    made: Certificates, server_side: ssl.SSLContext, traffic: Traffic, size_bytes: int
+) -> None:
+    said = (b"0123456789" * 100_000)[:size_bytes]
+    with bulk_server(lambda _body, _number: answer(said), tls=server_side) as server:
+        connection = connection_to(server.address, traffic, made.ca)
+        for _ in range(3):
+            assert exchanged(connection) == (200, said)
+        connection.close()
+
+
+def test_a_chunked_answer_is_put_together(made: Certificates, server_side: ssl.SSLContext, traffic: Traffic) -> None:
+    chunked = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n4\r\nabcd\r\n186a0\r\n" + b"x" * 100_000
+    with bulk_server(lambda _body, _number: chunked + b"\r\n0\r\n\r\n", tls=server_side) as server:
+        connection = connection_to(server.address, traffic, made.ca)
+        assert exchanged(connection) == (200, b"abcd" + b"x" * 100_000)
+        assert exchanged(connection)[0] == 200
+        connection.close()
+        assert server.connections == 1
+
+
+def test_a_server_that_closes_is_a_connection_error_and_the_next_request_connects_again(
+    made: Certificates, server_side: ssl.SSLContext, traffic: Traffic
+) -> None:
+    with bulk_server(lambda _body, number: None if number == 1 else answer(b"{}"), tls=server_side) as server:
+        connection = connection_to(server.address, traffic, made.ca)
+        with pytest.raises(ConnectionBrokenError, match="before it answered") as raised:
+            exchanged(connection)
+        assert raised.value.outcome == "connection-error"
+        assert exchanged(connection) == (200, b"{}")
+        connection.close()
+
+
+def test_an_answer_that_ends_with_the_connection_is_read(
+    made: Certificates, server_side: ssl.SSLContext, traffic: Traffic
+) -> None:
+    def reply(_body: bytes, _number: int) -> bytes | None:
+        server.send(b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\nall of it")
+        return None
+
+    with bulk_server(reply, tls=server_side) as server:
+        assert exchanged(connection_to(server.address, traffic, made.ca)) == (200, b"all of it")
+
+
+def test_an_answer_before_the_whole_body_was_taken_is_read(
+    made: Certificates, server_side: ssl.SSLContext, traffic: Traffic
+) -> None:
+    early = answer(b"too large", "413 Request Entity Too Large")
+
+    def reply(_body: bytes, _number: int) -> bytes | None:
+        server.send(early)
+        time.sleep(0.5)  # what was not read would make the kernel reset the connection
+        return None
+
+    with bulk_server(reply, stop_reading_after_bytes=1, tls=server_side) as server:
+        connection = connection_to(server.address, traffic, made.ca)
+        assert exchanged(connection, b"x" * 50_000_000) == (413, b"too large")
+        assert connection.bytes_sent < 50_000_000
+
+
+@pytest.mark.parametrize(
+    ("trusted", "name", "said"),
+    [
+        (False, "localhost", "certificate of localhost is not verified"),
+        (True, "elsewhere.example", "elsewhere.example"),
+    ],
+)
+def test_a_certificate_that_is_not_verified_sends_nothing(
+    made: Certificates, server_side: ssl.SSLContext, traffic: Traffic, trusted: bool, name: str, said: str
+) -> None:
+    with bulk_server(tls=server_side) as server:
+        connection = connection_to(server.address, traffic, made.ca if trusted else None, name)
+        with pytest.raises(ConnectionBrokenError, match=said) as raised:
+            exchanged(connection)
+        assert raised.value.outcome == "connection-error"
+        assert server.bytes_read == traffic.bytes_written == 0
+        assert connection.sent_ns == 0
+
+
+def test_a_server_without_tls_is_a_connection_error(made: Certificates, traffic: Traffic) -> None:
+    with bulk_server(lambda _body, _number: answer(b"plain")) as server:
+        server.stop_reading_after_bytes = 1
+        with pytest.raises(ConnectionBrokenError, match="TLS with localhost"):
+            exchanged(connection_to(server.address, traffic, made.ca))
+
+
+@pytest.mark.parametrize("shakes_hands", [False, True])
+def test_a_server_that_falls_silent_times_out(
+    made: Certificates, server_side: ssl.SSLContext, traffic: Traffic, shakes_hands: bool
+) -> None:
+    deadlines, over = Deadlines(), threading.Event()
+
+    def reply(_body: bytes, _number: int) -> None:
+        over.wait(30)
+
+    silent = BulkServer(reply, tls=server_side)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = silent.address if shakes_hands else Endpoint(*listener.getsockname())
+        connection = connection_to(address, traffic, made.ca)
+        deadlines.watch(connection)
+        with pytest.raises(ConnectionBrokenError) as raised:
+            connection.exchange(head(BODY), BODY, 2_000_000_000)
+        assert raised.value.outcome == "timeout"
+        assert bool(connection.sent_ns) == shakes_hands
+    deadlines.close()
+    over.set()
+    silent.close()
