@@ -1,0 +1,73 @@
+"""A proxy in front of a server, as its own process: TLS, a user that it wants to know, or a page of its own.
+
+    python front.py PORT_OF_THE_SERVER [CERTIFICATE]        prints its port
+
+FRONT_WANTS in its environment is the Authorization header that it takes; everybody else gets 401.
+FRONT_SAYS is what it answers to everything in place of the server.
+"""
+
+from __future__ import annotations
+
+import http.client
+import os
+import ssl
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+BACKEND = int(sys.argv[1])
+WANTS, SAYS = os.environ.get("FRONT_WANTS"), os.environ.get("FRONT_SAYS")
+LOCAL = threading.local()
+
+
+class Front(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    # The standard library writes head and body in two parts; the second one must not wait for an acknowledgement.
+    disable_nagle_algorithm = True
+
+    def answer(self) -> None:
+        body = self.rfile.read(int(self.headers.get("content-length") or 0))
+        if WANTS is not None and self.headers.get("authorization") != WANTS:
+            self.reply(401, b'{"error":"who are you?"}')
+        elif SAYS is not None:
+            self.reply(200, SAYS.encode())
+        else:
+            status, said = self.passed_on(body)
+            self.reply(status, said)
+
+    do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = answer  # noqa: N815 - as the standard library calls them
+
+    def passed_on(self, body: bytes) -> tuple[int, bytes]:
+        if not hasattr(LOCAL, "backend"):
+            LOCAL.backend = http.client.HTTPConnection("127.0.0.1", BACKEND)
+        kept = {"content-type": self.headers["content-type"]} if "content-type" in self.headers else {}
+        LOCAL.backend.request(self.command, self.path, body or None, kept)
+        answer = LOCAL.backend.getresponse()
+        return answer.status, answer.read()
+
+    def reply(self, status: int, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+class Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, *_: object) -> None:
+        """Whoever does not trust the certificate goes away; that is not worth a word."""
+
+
+server = Server(("127.0.0.1", 0), Front)
+if len(sys.argv) > 2:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(sys.argv[2])
+    # The handshake is made by the connection's own thread: one that hangs holds up nobody.
+    server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+sys.stdout.write(f"{server.server_address[1]}\n")
+sys.stdout.flush()
+server.serve_forever()

@@ -1,0 +1,263 @@
+"""`ingest-bench run --url` as a process, against real servers that run already: the sink, and OpenSearch."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import certificates
+import commands
+import psutil
+import pytest
+from certificates import Certificates
+from commands import USERS, Place, nothing_left
+from running import free_port, running
+
+from ingest_bench.model.target import TargetOptions
+from ingest_bench.targets.http import Http
+
+pytestmark = [pytest.mark.jvm, pytest.mark.processes]
+
+SHORT = ("--warm-up", "500ms", "--measure", "2s", "--set", "bulk_documents=100", "--out", "out")
+PASSWORD = "correct-horse-battery"  # noqa: S105 - of a test
+WANTED = "Basic " + base64.b64encode(f"me:{PASSWORD}".encode()).decode()
+KEY = "VnVhQ2ZHY0JDZGJrUW0tZTVhT3g6dWkybHAyYXhUTm1zeWFrdzl0dk5udw=="
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _cache() -> None:
+    commands.fill_cache()
+
+
+@pytest.fixture(scope="module")
+def sink(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Http]:
+    with running(tmp_path_factory.mktemp("sink"), TargetOptions(name="sink", heap_bytes=256 << 20)) as (http, _):
+        yield http
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Http]:
+    with running(tmp_path_factory.mktemp("node"), TargetOptions(name="opensearch", heap_bytes=512 << 20)) as (http, _):
+        yield http
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return certificates.made(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture
+def here() -> Iterator[Place]:
+    with commands.place() as place:
+        yield place
+
+
+@contextmanager
+def front(backend: str, certificate: Path | None = None, **environment: str) -> Iterator[int]:
+    """The port of a proxy in front of a server."""
+    program = Path(__file__).with_name("front.py")
+    argv = [sys.executable, str(program), backend.rpartition(":")[2], *([str(certificate)] if certificate else [])]
+    popen = subprocess.Popen(argv, stdout=subprocess.PIPE, env={**os.environ, **environment})
+    try:
+        assert popen.stdout is not None
+        yield int(popen.stdout.readline())
+    finally:
+        popen.kill()
+        popen.communicate()
+
+
+def ran(place: Place, *arguments: str) -> tuple[int, str]:
+    with nothing_left(), place.command("run", *arguments) as command:
+        code = command.end()
+        return code, " ".join(command.text.split())
+
+
+def row(place: Place) -> dict[str, str]:
+    """The one row of the newest results."""
+    with (place.results[-1] / "summary.csv").open(encoding="utf-8") as file:
+        (found,) = csv.DictReader(file)
+    return found
+
+
+def made_by_somebody(node: Http, index: str) -> None:
+    # With a replica the cluster would never be green.
+    node.expect("PUT", f"/{index}", b'{"settings":{"number_of_replicas":0}}')
+
+
+def indices(node: Http) -> set[str]:
+    return set(node.expect("GET", "/_all/_settings"))
+
+
+@pytest.mark.parametrize("user", USERS)
+def test_a_sink_that_runs_already_is_measured_as_it_is(sink: Http, user: int | None) -> None:
+    with commands.place(user) as place:
+        # Twice: what it had counted before is not this run's.
+        for _ in range(2):
+            code, said = ran(place, "--url", sink.origin, *SHORT)
+            assert code == 0, said
+            found = row(place)
+            assert (found["state"], found["network"]) == ("measured", "as-is")
+            assert found["target"].startswith("sink 4.1.")
+            assert found["documents_counted"] == found["documents_acked"] != "0"
+            assert int(found["heap_bytes"]) == 256 << 20
+            assert found["sink_reads"] == found["mss"] == found["gc_pauses"] == ""
+
+
+@pytest.mark.opensearch
+@pytest.mark.parametrize("user", USERS)
+def test_a_node_is_measured_and_nothing_is_left_in_it(node: Http, user: int | None) -> None:
+    made_by_somebody(node, "somebodys")
+    with commands.place(user) as place:
+        (place.folder / "x.toml").write_text('probes = ["reads", "gc", "host"]\n[target]\nheap = "4g"\n')
+        code, said = ran(place, "x.toml", "--url", node.origin, "--set", "query_users=1", *SHORT)
+        assert code == 0, said
+        found = row(place)
+        summary = json.loads((place.results[-1] / "summary.json").read_text())
+    assert found["target"] == "opensearch 2.19.6"
+    assert found["documents_counted"] == found["documents_acked"] != "0"
+    assert int(found["heap_bytes"]) == 512 << 20
+    assert int(found["gc_young_collections"]) + int(found["gc_old_collections"]) >= 0
+    assert int(found["direct_buffer_used_max_bytes"]) > 0
+    assert found["reads"] == found["gc_pauses"] == found["server_cpu_s"] == ""
+    assert "host" in str(summary)
+    assert indices(node) == {"somebodys"}
+    node.expect("DELETE", "/somebodys")
+
+
+@pytest.mark.opensearch
+def test_an_index_that_is_there_already_is_not_touched(node: Http, here: Place) -> None:
+    node.expect("PUT", "/nyc_taxis/_doc/1?refresh=true", b'{"somebodys":1}')
+    code, said = ran(here, "--url", node.origin, *SHORT)
+    assert (code, here.results) == (2, []), said
+    assert 'there is an index "nyc_taxis" already; it is not touched' in said
+    assert node.expect("GET", "/nyc_taxis/_count")["count"] == 1
+    node.expect("DELETE", "/nyc_taxis")
+
+
+@pytest.mark.opensearch
+def test_ctrl_c_leaves_no_index_and_the_rest_can_be_resumed(node: Http, here: Place) -> None:
+    with nothing_left(), here.command("run", "--url", node.origin, "--out", "out", terminal=True) as command:
+        command.until("load measure")
+        assert indices(node) == {"nyc_taxis"}
+        os.write(command.heard, commands.CTRL_C)
+        assert command.end() == 130, command.text
+    assert indices(node) == set()
+    plan = here.results[0] / "plan.json"
+    plan.write_text(plan.read_text().replace('"measure_ns": 20000000000', '"measure_ns": 1000000000'))
+    code, said = ran(here, "--resume", str(here.results[0]))
+    assert code == 0, said
+    assert row(here)["state"] == "measured"
+    assert indices(node) == set()
+
+
+@pytest.mark.opensearch
+def test_what_a_killed_run_left_is_named_by_the_next_one(node: Http, here: Place) -> None:
+    with nothing_left(), here.command("run", "--url", node.origin, "--out", "out") as command:
+        command.until("load measure")
+        command.popen.kill()
+        command.end()
+    assert indices(node) == {"nyc_taxis"}
+    code, said = ran(here, "--url", node.origin, *SHORT)
+    assert code == 2, said
+    assert "a run of ingest-bench left it that was killed" in said
+    assert f"curl -X DELETE {node.origin}/nyc_taxis" in said
+    node.expect("DELETE", "/nyc_taxis")
+
+
+@pytest.mark.opensearch
+def test_a_run_that_fails_leaves_no_index(node: Http, here: Place) -> None:
+    code, said = ran(here, "--url", node.origin, "--set", "load.action.pipeline=nobody-made-it", *SHORT)
+    assert code == 3, said
+    assert "pipeline with id [nobody-made-it] does not exist" in said
+    assert indices(node) == set()
+
+
+@pytest.mark.opensearch
+def test_a_track_deletes_only_by_the_users_word(node: Http, here: Place) -> None:
+    folder = Path(__file__).with_name("data") / "track"
+    made_by_somebody(node, "rides")
+    code, said = ran(here, "--track", str(folder), "--url", node.origin, "--out", "out")
+    assert (code, here.results) == (2, []), said
+    assert "--allow-delete" in said
+    code, said = ran(here, "--track", str(folder), "--url", node.origin, "--allow-delete", "--out", "out")
+    assert code == 0, said
+    assert row(here)["documents_counted"] == row(here)["documents_acked"] != "0"
+    assert indices(node) == set()
+
+
+def test_credentials_go_over_tls_and_are_written_nowhere(
+    sink: Http, made: Certificates, here: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("INGEST_BENCH_USER", "me")
+    monkeypatch.setenv("INGEST_BENCH_PASSWORD", PASSWORD)
+    secrets = (PASSWORD, WANTED.removeprefix("Basic "))
+    with front(sink.origin, made.server, FRONT_WANTS=WANTED) as port:
+        url = ("--url", f"https://localhost:{port}", "--ca-file", str(made.ca))
+        with nothing_left(), here.command("run", *url, "--set", "query_users=1", *SHORT) as command:
+            command.until("load measure")
+            lines = commands.running(command)
+            assert "ingest_bench.load.worker" in lines
+            assert "asker.py" in lines
+            everybody = "\n".join(" ".join(one.info["cmdline"] or ()) for one in psutil.process_iter(["cmdline"]))
+            assert command.end() == 0, command.text
+        assert not [secret for secret in secrets if secret in everybody + command.text]
+        found = row(here)
+        assert found["documents_counted"] == found["documents_acked"] != "0"
+        assert int(found["queries"]) > 0
+    files = [path for path in here.folder.rglob("*") if path.is_file()]
+    assert len(files) > 10
+    assert not [path for path in files for secret in secrets if secret.encode() in path.read_bytes()]
+
+
+def test_an_api_key_is_as_good(sink: Http, here: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INGEST_BENCH_API_KEY", KEY)
+    with front(sink.origin, FRONT_WANTS=f"ApiKey {KEY}") as port:
+        code, said = ran(here, "--url", f"http://localhost:{port}", *SHORT)
+    assert code == 0, said
+    assert not [path for path in here.folder.rglob("*") if path.is_file() and KEY.encode() in path.read_bytes()]
+
+
+def test_what_is_wrong_with_a_url_is_said_before_anything_is_made(
+    sink: Http, made: Certificates, here: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    plain = sink.origin.rpartition(":")[2]
+    elsewhere = certificates.made(tmp_path, "DNS:elsewhere.example")
+    with (
+        front(sink.origin, made.server) as tls,
+        front(sink.origin, elsewhere.server) as other,
+        front(sink.origin, FRONT_SAYS="<html>Squid</html>") as proxy,
+    ):
+        tried: list[tuple[tuple[str, ...], int, str]] = [
+            ((f"http://127.0.0.1:{free_port()}",), 3, "nobody answers there (Connection refused)"),
+            ((f"https://localhost:{tls}",), 2, "its certificate cannot be verified"),
+            ((f"https://localhost:{other}", "--ca-file", str(elsewhere.ca)), 2, "Hostname mismatch"),
+            ((f"http://localhost:{tls}",), 2, "Is it https://?"),
+            ((f"https://localhost:{plain}",), 2, "Is it http://?"),
+            ((f"http://localhost:{proxy}",), 2, "neither Elasticsearch nor OpenSearch (a proxy?)"),
+            ((sink.origin, "--ca-file", str(made.ca)), 2, "is it https://?"),
+            (
+                (f"https://localhost:{tls}", "--ca-file", str(made.ca.with_name("names"))),
+                2,
+                "does not contain a certificate",
+            ),
+            ((f"https://localhost:{tls}", "--ca-file", "nowhere.pem"), 2, "No such file"),
+            ((f"http://me:{PASSWORD}@localhost:{plain}",), 2, "INGEST_BENCH_PASSWORD"),
+        ]
+        for arguments, exit_code, part in tried:
+            code, said = ran(here, "--url", *arguments, *SHORT)
+            assert (code, part in said, "Traceback" in said) == (exit_code, True, False), f"{arguments}: {said}"
+            assert PASSWORD not in said
+    with front(sink.origin, FRONT_WANTS=WANTED) as port:
+        monkeypatch.setenv("INGEST_BENCH_USER", "me")
+        monkeypatch.setenv("INGEST_BENCH_PASSWORD", "another")
+        code, said = ran(here, "--url", f"http://localhost:{port}", *SHORT)
+        assert code == 2, said
+        assert "does not know who we are (401)" in said
+    assert here.results == []
