@@ -64,7 +64,7 @@ def _reach(cell: Cell, options: runner.RunOptions) -> tuple[str, ...]:
     """What is to know of a server that runs already; SpecError when it is not one, or has indices of these names."""
     with serving.reached(cell.target, options.java_home) as server:
         cell = dataclasses.replace(cell, target=server.asked)
-        to_do = procedure.of(cell, server.place, Path(), may_delete=options.allow_delete)
+        to_do = procedure.of(cell, server.place, Path(), may_delete=options.allow_delete, target=server.target)
         footprint.check(server, to_do)
         return tuple(f"note: {note}" for note in server.notes)
 

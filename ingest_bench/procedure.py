@@ -66,15 +66,19 @@ class Procedure:
     """False: the documents name indices that nobody has read yet."""
 
 
-def of(cell: Cell, place: Place, out: Path, *, may_delete: bool, mark: str = "") -> Procedure:
+def of(
+    cell: Cell, place: Place, out: Path, *, may_delete: bool, mark: str = "", target: Target | None = None
+) -> Procedure:
     """What a run of this cell does; SpecError for what cannot work. Reads files, asks nobody.
 
     `may_delete`: whether a track may delete the indices that it declares, on our server or by the user's word.
     `mark` is written into the mapping of each index that is made, so that it can be told from everybody else's.
+    `target` is the server where it is another one than the table's, such as one with more modules.
     """
+    target = target or targets.named(cell.target.name)
     if cell.load.track is None:
-        return _of_workload(cell, place, out, mark)
-    return _of_track(cell, cell.load.track, place, out, may_delete=may_delete, mark=mark)
+        return _of_workload(cell, target, place, out, mark)
+    return _of_track(cell, target, cell.load.track, place, out, may_delete=may_delete, mark=mark)
 
 
 def check(cell: Cell, *, may_delete: bool = True) -> Procedure:
@@ -162,8 +166,8 @@ def marked(mapping: Mapping[str, Any], mark: str) -> Mapping[str, Any]:
     return catalog.merged(dict(mapping), {"mappings": {"_meta": {"made_by": "ingest-bench", "run": mark}}})
 
 
-def _of_workload(cell: Cell, place: Place, out: Path, mark: str) -> Procedure:
-    target, options = targets.named(cell.target.name), cell.load
+def _of_workload(cell: Cell, target: Target, place: Place, out: Path, mark: str) -> Procedure:
+    options = cell.load
     workload = catalog.workload(options.workload)
     indices = bodies.index_names(workload, options.action)
     notes: tuple[str, ...] = ()
@@ -216,12 +220,13 @@ def _check_queries(cell: Cell, workload: Workload) -> None:
         raise SpecError('load.query_arrivals: queries have a rate of requests, such as "10/s" or "poisson 10/s"')
 
 
-def _of_track(cell: Cell, choice: TrackChoice, place: Place, out: Path, *, may_delete: bool, mark: str) -> Procedure:
+def _of_track(
+    cell: Cell, target: Target, choice: TrackChoice, place: Place, out: Path, *, may_delete: bool, mark: str
+) -> Procedure:
     _refuse_what_the_track_says(cell.load)
     found = _read(choice)
     if not may_delete and any(step.operation == "delete-index" for step in found.steps):
         raise SpecError(f"{choice.path}: the track deletes indices, on a server that is not ours; say --allow-delete")
-    target = targets.named(cell.target.name)
     parts: list[Ask | Send] = []
     for number, step in enumerate(found.steps, 1):
         if step.operation == "bulk":

@@ -122,7 +122,12 @@ def _carry_out(
         try:
             may_delete = server.is_ours or options.allow_delete
             to_do = procedure.of(
-                cell, server.place, folder.load, may_delete=may_delete, mark="" if server.is_ours else mark
+                cell,
+                server.place,
+                folder.load,
+                may_delete=may_delete,
+                mark="" if server.is_ours else mark,
+                target=server.target,
             )
             record = dataclasses.replace(
                 record,

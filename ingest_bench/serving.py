@@ -164,12 +164,14 @@ def reached(options: TargetOptions, java_home: Path | None = None) -> Iterator[S
     place = _place(options, enter)
     with connected(place, enter) as http:
         it = running.found(http, targets.TARGETS)
-        told = running.described(http, it) | {"url": str(options.url)}
+        target = running.spoken(http, it, targets.TARGETS)
+        asked = dataclasses.replace(options, name=it.name, version=it.version)
+        told = running.described(http, it) | running.replaced(target, asked) | {"url": str(options.url)}
         if jvm is not None:
             told |= attaching.described(jvm) | {"runtime": records.to_json(reader(jvm, java_home))}
         yield Serving(
-            target=targets.named(it.name),
-            asked=dataclasses.replace(options, name=it.name, version=it.version),
+            target=target,
+            asked=asked,
             place=place,
             enter=enter,
             http=http,

@@ -98,8 +98,8 @@ def indices(node: Http) -> set[str]:
 @pytest.mark.parametrize("user", USERS)
 def test_a_sink_that_runs_already_is_measured_as_it_is(sink: Http, user: int | None) -> None:
     with commands.place(user) as place:
-        # Twice: what it had counted before is not this run's.
-        for _ in range(2):
+        # Others have sent to it before: what it had counted then is not this run's.
+        for _ in range(2 if user is None else 1):
             code, said = ran(place, "--url", sink.origin, *SHORT)
             assert code == 0, said
             found = row(place)
@@ -175,7 +175,7 @@ def test_what_a_killed_run_left_is_named_by_the_next_one(node: Http, here: Place
 def test_a_run_that_fails_leaves_no_index(node: Http, here: Place) -> None:
     code, said = ran(here, "--url", node.origin, "--set", "load.action.pipeline=nobody-made-it", *SHORT)
     assert code == 3, said
-    assert "pipeline with id [nobody-made-it] does not exist" in said
+    assert "400 illegal_argument_exception" in said
     assert indices(node) == set()
 
 

@@ -12,9 +12,10 @@ import pytest
 from ingest_bench import conduct, credentials, footprint, plan, procedure, records, spec, targets, urls
 from ingest_bench.errors import SpecError
 from ingest_bench.model.experiment import Plan
-from ingest_bench.model.target import Endpoint, Place
+from ingest_bench.model.target import Endpoint, Place, TargetOptions
 from ingest_bench.runner import RunOptions
 from ingest_bench.targets import running
+from ingest_bench.targets.elasticsearch import ELASTICSEARCH as ELASTICSEARCH_NODE
 from ingest_bench.targets.http import Answer
 
 URL = "https://search.example:9243"
@@ -160,6 +161,17 @@ def test_the_nearest_version_has_the_same_first_number() -> None:
     assert running.nearest("2.4.1", known) == "2.3.0"
     assert running.nearest("2.18.0", known) == "2.19.6"
     assert running.nearest("4.0.0", known) is None
+
+
+def test_a_mapping_is_left_alone_where_the_server_has_the_module_that_it_needs() -> None:
+    asked = TargetOptions(name="elasticsearch", version="8.19.21")
+    assert "english by standard" in ELASTICSEARCH_NODE.replacements(asked)
+    whole = ELASTICSEARCH_NODE.with_modules("8.19.21", {"analysis-common", "mapper-extras", "percolator"})
+    assert whole.replacements(asked) == ""
+    mapping = {"mappings": {"properties": {"query": {"type": "percolator"}}}}
+    assert whole.index_body(asked, mapping)["mappings"] == mapping["mappings"]
+    with pytest.raises(SpecError, match="percolator"):
+        ELASTICSEARCH_NODE.index_body(asked, mapping)
 
 
 def test_credentials_become_one_header() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -13,7 +13,7 @@ from ingest_bench.targets.http import NoAnswer
 from ingest_bench.targets.version import Requirements, chosen
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
     from pathlib import Path
 
     from ingest_bench.jvm.java import Java
@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from ingest_bench.model.workload import Workload
     from ingest_bench.targets.http import Http
     from ingest_bench.targets.node_options import Version
+
+
+# The module of a whole distribution that has what ours may lack.
+_MODULES = {"english": "analysis-common", "scaled_float": "mapper-extras", "percolator": "percolator"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +44,16 @@ class Node:
     def version(self, asked: TargetOptions) -> Version:
         """The chosen line of the table."""
         return self.table[chosen(self.name, self.versions, asked.version, self.default_version)]
+
+    def with_modules(self, version: str, there: Collection[str]) -> Node:
+        """The same node, whose mappings are left alone as far as the module that they need is there."""
+        line = self.table[version]
+        replaced = {old: new for old, new in line.replaced.items() if _MODULES.get(old) not in there}
+        return replace(self, table={**self.table, version: replace(line, replaced=replaced)})
+
+    def replacements(self, asked: TargetOptions) -> str:
+        """What a mapping gets in the place of something else."""
+        return ", ".join(f"{old} by {new or 'nothing'}" for old, new in self.version(asked).replaced.items())
 
     def requirements(self, asked: TargetOptions) -> Requirements:
         """What the chosen version needs; SpecError for a choice that it cannot have."""
@@ -106,7 +120,7 @@ class Node:
             "collectors": ", ".join(told["jvm"]["gc_collectors"]),
             "heap_bytes": told["jvm"]["mem"]["heap_max_in_bytes"],
             "allocator": allocator,
-            "replaced": ", ".join(f"{old} by {new or 'nothing'}" for old, new in version.replaced.items()),
+            "replaced": self.replacements(asked),
             "receive_predictor": node_answers.told_receive_predictor(told["settings"]),
         }
 

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from ingest_bench.errors import RunFailed, SpecError
 from ingest_bench.targets.http import Answer, NoAnswer
+from ingest_bench.targets.node import Node
 
 if TYPE_CHECKING:
     from ingest_bench.model.results import Value
+    from ingest_bench.model.target import TargetOptions
     from ingest_bench.targets import Target
     from ingest_bench.targets.http import Http
 
@@ -82,6 +84,24 @@ def nearest(number: str, known: Iterable[str]) -> str | None:
     asked = _parts(number)
     same = [version for version in known if _parts(version)[:1] == asked[:1]]
     return min(same, key=lambda version: _distance(_parts(version), asked), default=None)
+
+
+def spoken(http: Http, it: Found, targets: Mapping[str, Target]) -> Target:
+    """The target that it is spoken with, knowing what modules it has."""
+    target = targets[it.name]
+    if not isinstance(target, Node):
+        return target
+    answer = http.request("GET", "/_nodes/plugins")
+    if answer.status != 200:
+        return target
+    nodes = answer.json()["nodes"].values()
+    of_each = [{one["name"] for one in (*node.get("modules", ()), *node.get("plugins", ()))} for node in nodes]
+    return target.with_modules(it.version, set.intersection(*of_each) if of_each else ())
+
+
+def replaced(target: Target, asked: TargetOptions) -> dict[str, Value]:
+    """What mappings get in the place of what it has not."""
+    return {"replaced": target.replacements(asked)} if isinstance(target, Node) else {}
 
 
 def described(http: Http, it: Found) -> dict[str, Value]:
