@@ -1,11 +1,11 @@
 """Four load processes carry what one carries, when the server or the link is the limit; no document is lost or doubled.
 
-    python benchmarks/workers.py [--seconds 4] [--rounds 5]
+    python benchmarks/workers.py [--seconds 4] [--rounds 8]
 
 Each round sends the same load once with one process and once with four, in turn; the number is the ratio of their
-documents per second, and the 95% interval of its mean over the rounds; one that is wider than the promise is no verdict
-(exit code 3: give more rounds). Twice: against a sink that takes 50 ms for each
-answer, so that the users are what limits, and over a link of 100 Mbit/s, which all connections share.
+documents per second, and the 95% interval of its mean over the rounds. An interval wider than the promise is no verdict
+(exit code 3). Twice: against a sink that takes 50 ms for each answer, so that the users are what limits, and over a
+link of 100 Mbit/s, which all connections share.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def rounds_of(seconds: float, rounds: int, setting: Mapping[str, str]) -> dict[i
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seconds", type=float, default=4)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=8)
     chosen = parser.parse_args()
     verdict = Verdict()
     lines = ["| the limit | one, docs/s | four, docs/s | four / one (95% interval) | promised | acked | counted |"]
