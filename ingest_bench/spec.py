@@ -57,6 +57,9 @@ def load(
         ),
     )
     if running is not None:
+        if experiment.tables["target"] or experiment.tables["network"]:
+            # What it says of its server and its link is not so.
+            experiment = _replaced(experiment, description=f"{path.stem}, on a server that runs already, as it is")
         experiment = _replaced(experiment, tables={**experiment.tables, "target": dict(running), "network": {}})
     for key, value in (fixed or {}).items():
         if value is not None:

@@ -75,6 +75,8 @@ def test_the_plan_keeps_the_url_and_takes_the_place_of_target_and_network() -> N
         assert str(run.cell.target.url) == URL
         assert run.cell.network is None
     assert conduct.check(kept) == ()
+    assert kept.description == "workloads, on a server that runs already, as it is"
+    assert of_url().description.startswith("A server that runs already")
 
 
 def test_several_servers_are_a_factor() -> None:
