@@ -115,9 +115,39 @@ def test_buffers_that_the_sink_asked_for_are_the_network_layers_allocations(tmp_
 def test_the_kernel_sees_the_reads_that_the_sink_counted_and_their_room(
     java: int, buffers: str, tmp_path: Path, raw: Path
 ) -> None:
+    port, reads, bytes_read = watched(tmp_path, raw, sink(java, 1024, setting={"sink.buffers": buffers}))
+    measured = read(["kernel-reads"], context(raw, java, {port}))
+    seen = readings(measured)
+    assert [item for item in measured if isinstance(item, Remark)] == []
+    assert seen["kernel_bytes_read"] == bytes_read
+    assert seen["kernel_reads"] == reads
+    assert seen["read_requested_bytes_mean"] == 1024
+    assert seen["read_waste_bytes_mean"] == pytest.approx(1024 - bytes_read / reads)
+
+
+@pytest.mark.bpf
+@pytest.mark.parametrize("java", [11, 17, 25])
+def test_reads_of_native_epoll_are_seen_by_the_kernel_alone_and_the_recording_says_so(
+    java: int, tmp_path: Path, raw: Path
+) -> None:
+    asked = sink(java, 1024, setting={"sink.transport": "epoll"})
+    port, reads, bytes_read = watched(tmp_path, raw, asked, jvm_options(["reads"], raw, java))
+    seen = readings(measured := read(["kernel-reads"], context(raw, java, {port})))
+    assert [item for item in measured if isinstance(item, Remark)] == []
+    assert (seen["kernel_reads"], seen["kernel_bytes_read"]) == (reads, bytes_read)
+    assert seen["read_requested_bytes_mean"] == 1024
+    recorded = read(["reads"], context(raw, java, {port}))
+    assert set(readings(recorded).values()) == {None}
+    assert not any(isinstance(item, Histogram) for item in recorded)
+    (remark,) = [item.text for item in recorded if isinstance(item, Remark)]
+    assert "native transport (epoll)" in remark
+
+
+def watched(tmp_path: Path, raw: Path, asked: TargetOptions, options: tuple[str, ...] = ()) -> tuple[int, int, int]:
+    """The busiest port of a sink that the kernel probe watched; its reads and bytes meanwhile, as the sink counted."""
     if not system.is_root():
         pytest.skip("needs root")
-    with served(tmp_path, sink(java, 1024, setting={"sink.buffers": buffers})) as server:
+    with served(tmp_path, asked, options) as server:
         before = counters(server)
         with PROBES["kernel-reads"].watch(server.process.jvm_pid, raw):
             bulks(server, 20, 1000)
@@ -127,10 +157,4 @@ def test_the_kernel_sees_the_reads_that_the_sink_counted_and_their_room(
         after["by_peer_port"][str(port)][name] - before["by_peer_port"][str(port)][name]
         for name in ("reads", "bytes_read")
     )
-    measured = read(["kernel-reads"], context(raw, java, {port}))
-    seen = readings(measured)
-    assert [item for item in measured if isinstance(item, Remark)] == []
-    assert seen["kernel_bytes_read"] == bytes_read
-    assert seen["kernel_reads"] == reads
-    assert seen["read_requested_bytes_mean"] == 1024
-    assert seen["read_waste_bytes_mean"] == pytest.approx(1024 - bytes_read / reads)
+    return port, reads, bytes_read

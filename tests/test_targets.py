@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ingest_bench.errors import InvalidRun, SpecError
+from ingest_bench.errors import InvalidRun, MissingCapability, SpecError
 from ingest_bench.jvm import options
 from ingest_bench.jvm.java import Java
 from ingest_bench.jvm.process import environment
@@ -132,6 +132,10 @@ def test_settings_and_the_socket_buffer_become_options_of_the_node() -> None:
         ({"name": "sink", "setting": {"sink.bufers": "heap"}}, r'sink has no "sink\.bufers"; did you mean'),
         ({"name": "sink", "setting": {"sink.stall": "5"}}, r"sink\.stall: '5' is not a time"),
         ({"name": "sink", "setting": {"sink.buffers": "both"}}, "is not one of heap, direct"),
+        (
+            {"name": "sink", "setting": {"sink.transport": "epoll", "sink.buffers": "heap"}},
+            "epoll reads into direct buffers only",
+        ),
         ({"name": "sink", "gc": "cms"}, "Java 17 has no"),
     ],
 )
@@ -165,11 +169,25 @@ def test_the_sinks_options_become_system_properties() -> None:
     assert sink.properties(asked) == (
         "-Dsink.receive=4096..524288",
         "-Dsink.allocator=pooled",
-        "-Dsink.rcvbuf=8192",
         "-Dsink.buffers=direct",
+        "-Dsink.rcvbuf=8192",
         "-Dsink.stall_ns=500000000",
         "-Dsink.reject_ppm=100000",
     )
+
+
+def test_native_epoll_needs_a_library_for_this_kind_of_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, asked = TargetOptions(name="sink"), TargetOptions(name="sink", setting={"sink.transport": "epoll"})
+    for machine, classifier in (("x86_64", "linux-x86_64"), ("aarch64", "linux-aarch_64")):
+        monkeypatch.setattr("platform.machine", lambda name=machine: name)
+        needed, usual = (set(named("sink").requirements(one).artifacts) for one in (asked, plain))
+        (library,) = needed - usual
+        assert library.file_name == f"netty-transport-native-epoll-4.1.115.Final-{classifier}.jar"
+    assert "-Dsink.buffers=direct" in sink.properties(asked)
+    assert "-Dsink.buffers=heap" in sink.properties(plain)
+    monkeypatch.setattr("platform.machine", lambda: "riscv64")
+    with pytest.raises(MissingCapability, match="no epoll for riscv64"):
+        named("sink").requirements(asked)
 
 
 EIGHT = ELASTICSEARCH.table["8.19.21"]

@@ -9,13 +9,15 @@ import io.netty.channel.ChannelFutureListener;
 import io.netty.channel.ChannelHandlerContext;
 import io.netty.channel.ChannelInitializer;
 import io.netty.channel.ChannelOption;
+import io.netty.channel.EventLoopGroup;
 import io.netty.channel.FixedRecvByteBufAllocator;
 import io.netty.channel.RecvByteBufAllocator;
 import io.netty.channel.SimpleChannelInboundHandler;
+import io.netty.channel.epoll.EpollEventLoopGroup;
+import io.netty.channel.epoll.EpollServerSocketChannel;
 import io.netty.channel.nio.NioEventLoopGroup;
 import io.netty.channel.socket.SocketChannel;
 import io.netty.channel.socket.nio.NioServerSocketChannel;
-import io.netty.channel.socket.nio.NioSocketChannel;
 import io.netty.handler.codec.http.DefaultFullHttpResponse;
 import io.netty.handler.codec.http.FullHttpResponse;
 import io.netty.handler.codec.http.HttpContent;
@@ -30,11 +32,11 @@ import io.netty.handler.codec.http.HttpServerExpectContinueHandler;
 import io.netty.handler.codec.http.HttpUtil;
 import io.netty.handler.codec.http.HttpVersion;
 import io.netty.handler.codec.http.LastHttpContent;
+import io.netty.util.UncheckedBooleanSupplier;
 import io.netty.util.Version;
 import io.netty.util.concurrent.EventExecutor;
 import java.lang.management.GarbageCollectorMXBean;
 import java.lang.management.ManagementFactory;
-import java.net.InetSocketAddress;
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
 import java.util.List;
@@ -47,8 +49,8 @@ import java.util.concurrent.atomic.LongAdder;
 
 /**
  * A server that takes bulk requests, counts what it reads and answers at once: the null member of the targets and the
- * ground truth of the probes. Its counts are kept where Netty reads a socket and where it asks for the buffer to read
- * into. Options are system properties "sink.*".
+ * ground truth of the probes. Its counts are kept where Netty asks for the buffer of a read and says what it got.
+ * Options are system properties "sink.*".
  */
 public final class NettySink {
     private static final String HOST = System.getProperty("sink.host", "127.0.0.1");
@@ -58,6 +60,8 @@ public final class NettySink {
     private static final String RECEIVE = System.getProperty("sink.receive", "65536");
     private static final boolean POOLED = "pooled".equals(System.getProperty("sink.allocator", "unpooled"));
     private static final boolean DIRECT = "direct".equals(System.getProperty("sink.buffers", "heap"));
+    /** Netty's own transport, in C: the flight recorder sees none of its reads. It reads into direct buffers only. */
+    private static final boolean EPOLL = "epoll".equals(System.getProperty("sink.transport", "nio"));
     private static final int RCVBUF = Integer.getInteger("sink.rcvbuf", 0);
     private static final long MAX_CONTENT_LENGTH = Long.getLong("sink.max_content_length", 100L << 20);
     /** Keep the buffers of a body until it is whole, as a server that aggregates requests does. */
@@ -80,28 +84,27 @@ public final class NettySink {
 
     private static final LongAdder DOCUMENTS = new LongAdder();
     private static final LongAdder BULKS = new LongAdder();
-    private static final LongAdder BUFFERS = new LongAdder();
-    private static final LongAdder BUFFER_BYTES = new LongAdder();
     private static final Map<Integer, Reads> READS = new ConcurrentHashMap<>();
     private static final Map<String, LongAdder> INDICES = new ConcurrentHashMap<>();
     private static final AtomicBoolean STALLS = new AtomicBoolean(STALL_NS > 0);
 
-    private static NioEventLoopGroup loops;
+    private static EventLoopGroup loops;
 
     public static void main(String[] arguments) throws Exception {
-        loops = new NioEventLoopGroup(THREADS);
+        loops = EPOLL ? new EpollEventLoopGroup(THREADS) : new NioEventLoopGroup(THREADS);
         ByteBufAllocator allocator = POOLED ? new PooledByteBufAllocator(DIRECT) : new UnpooledByteBufAllocator(DIRECT);
         ServerBootstrap bootstrap = new ServerBootstrap()
             .group(loops)
-            .channel(CountingServer.class)
+            .channel(EPOLL ? EpollServerSocketChannel.class : NioServerSocketChannel.class)
             .option(ChannelOption.SO_REUSEADDR, true)
             .option(ChannelOption.SO_BACKLOG, 1024)
             .childOption(ChannelOption.TCP_NODELAY, true)
             .childOption(ChannelOption.ALLOCATOR, allocator)
-            .childOption(ChannelOption.RCVBUF_ALLOCATOR, receiveBuffers())
             .childHandler(new ChannelInitializer<SocketChannel>() {
                 @Override
                 protected void initChannel(SocketChannel channel) {
+                    Reads counted = READS.computeIfAbsent(channel.remoteAddress().getPort(), key -> new Reads());
+                    channel.config().setRecvByteBufAllocator(receiveBuffers(counted));
                     channel.pipeline().addLast(
                         new HttpServerCodec(4096, 8192, 1 << 20), new HttpServerExpectContinueHandler(), new Requests());
                 }
@@ -114,14 +117,14 @@ public final class NettySink {
         System.out.println("sink: listens on " + HOST + ":" + PORT);
     }
 
-    private static RecvByteBufAllocator receiveBuffers() {
+    private static RecvByteBufAllocator receiveBuffers(Reads counted) {
         String[] sizes = RECEIVE.split("\\.\\.");
         int smallest = Integer.parseInt(sizes[0]);
         if (sizes.length == 1) {
             return new FixedRecvByteBufAllocator(smallest) {
                 @Override
                 public Handle newHandle() {
-                    return new CountingBuffers(super.newHandle());
+                    return new CountingBuffers(super.newHandle(), counted);
                 }
             };
         }
@@ -129,7 +132,7 @@ public final class NettySink {
         return new AdaptiveRecvByteBufAllocator(smallest, smallest, Integer.parseInt(sizes[1])) {
             @Override
             public Handle newHandle() {
-                return new CountingBuffers(super.newHandle());
+                return new CountingBuffers(super.newHandle(), counted);
             }
         };
     }
@@ -142,55 +145,40 @@ public final class NettySink {
         final AtomicLong bufferBytes = new AtomicLong();
     }
 
-    /** Asks for the buffer of each socket read, on the heap or off it as chosen, and counts. */
-    private static final class CountingBuffers extends RecvByteBufAllocator.DelegatingHandle {
-        CountingBuffers(RecvByteBufAllocator.Handle handle) {
+    /**
+     * Asks for the buffer of each socket read, on the heap or off it as chosen, and counts it and what the read got.
+     * Netty comes here with every transport: it takes one buffer for each read, and says what was read into it.
+     */
+    private static final class CountingBuffers extends RecvByteBufAllocator.DelegatingHandle
+        implements RecvByteBufAllocator.ExtendedHandle {
+        private final Reads counted;
+
+        CountingBuffers(RecvByteBufAllocator.Handle handle, Reads counted) {
             super(handle);
+            this.counted = counted;
         }
 
         @Override
         public ByteBuf allocate(ByteBufAllocator allocator) {
             // Not ioBuffer(): that is off the heap wherever Netty finds Unsafe.
             int size = delegate().guess();
-            BUFFERS.increment();
-            BUFFER_BYTES.add(size);
+            counted.buffers.incrementAndGet();
+            counted.bufferBytes.addAndGet(size);
             return DIRECT ? allocator.directBuffer(size) : allocator.heapBuffer(size);
         }
-    }
-
-    /** Accepts connections that count their reads. */
-    public static final class CountingServer extends NioServerSocketChannel {
-        @Override
-        protected int doReadMessages(List<Object> accepted) throws Exception {
-            java.nio.channels.SocketChannel socket = javaChannel().accept();
-            if (socket == null) {
-                return 0;
-            }
-            accepted.add(new CountingConnection(this, socket));
-            return 1;
-        }
-    }
-
-    private static final class CountingConnection extends NioSocketChannel {
-        private final Reads counted;
-
-        CountingConnection(NioServerSocketChannel parent, java.nio.channels.SocketChannel socket) throws Exception {
-            super(parent, socket);
-            int port = ((InetSocketAddress) socket.getRemoteAddress()).getPort();
-            counted = READS.computeIfAbsent(port, key -> new Reads());
-        }
 
         @Override
-        protected int doReadBytes(ByteBuf buffer) throws Exception {
-            // Netty comes here once with each buffer that it took for a read, empty still.
-            counted.buffers.incrementAndGet();
-            counted.bufferBytes.addAndGet(buffer.writableBytes());
-            int bytes = super.doReadBytes(buffer);
+        public void lastBytesRead(int bytes) {
             if (bytes > 0) {
                 counted.reads.incrementAndGet();
                 counted.bytes.addAndGet(bytes);
             }
-            return bytes;
+            super.lastBytesRead(bytes);
+        }
+
+        @Override
+        public boolean continueReading(UncheckedBooleanSupplier mayHaveMore) {
+            return ((RecvByteBufAllocator.ExtendedHandle) delegate()).continueReading(mayHaveMore);
         }
     }
 
@@ -398,19 +386,25 @@ public final class NettySink {
     private static String counters() {
         long reads = 0;
         long bytes = 0;
+        long buffers = 0;
+        long bufferBytes = 0;
         StringBuilder connections = new StringBuilder();
         for (Map.Entry<Integer, Reads> entry : READS.entrySet()) {
             long its = entry.getValue().reads.get();
             long itsBytes = entry.getValue().bytes.get();
+            long itsBuffers = entry.getValue().buffers.get();
+            long itsBufferBytes = entry.getValue().bufferBytes.get();
             reads += its;
             bytes += itsBytes;
+            buffers += itsBuffers;
+            bufferBytes += itsBufferBytes;
             connections.append(connections.length() == 0 ? "" : ",").append('"').append(entry.getKey())
                 .append("\":{\"reads\":").append(its).append(",\"bytes_read\":").append(itsBytes)
-                .append(",\"buffers_allocated\":").append(entry.getValue().buffers.get())
-                .append(",\"buffer_bytes_allocated\":").append(entry.getValue().bufferBytes.get()).append('}');
+                .append(",\"buffers_allocated\":").append(itsBuffers)
+                .append(",\"buffer_bytes_allocated\":").append(itsBufferBytes).append('}');
         }
         return "{\"reads\":" + reads + ",\"bytes_read\":" + bytes + ",\"documents\":" + DOCUMENTS.sum() + ",\"bulks\":" + BULKS.sum()
-            + ",\"buffers_allocated\":" + BUFFERS.sum() + ",\"buffer_bytes_allocated\":" + BUFFER_BYTES.sum()
+            + ",\"buffers_allocated\":" + buffers + ",\"buffer_bytes_allocated\":" + bufferBytes
             + ",\"by_peer_port\":{" + connections + "}}";
     }
 
@@ -422,7 +416,7 @@ public final class NettySink {
         return "{\"name\":\"sink\",\"version\":{\"number\":\"" + Version.identify().get("netty-common").artifactVersion() + "\"},\"java\":\""
             + System.getProperty("java.version") + "\",\"collectors\":[" + collectors + "],\"heap_bytes\":" + Runtime.getRuntime().maxMemory()
             + ",\"receive\":\"" + RECEIVE + "\",\"allocator\":\"" + (POOLED ? "pooled" : "unpooled") + "\",\"buffers\":\""
-            + (DIRECT ? "direct" : "heap") + "\",\"socket_receive_buffer_bytes\":"
+            + (DIRECT ? "direct" : "heap") + "\",\"transport\":\"" + (EPOLL ? "epoll" : "nio") + "\",\"socket_receive_buffer_bytes\":"
             + ((SocketChannel) context.channel()).config().getReceiveBufferSize() + "}";
     }
 

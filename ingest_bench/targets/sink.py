@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+import platform
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ingest_bench import jvm, records, units
-from ingest_bench.errors import InvalidRun, RunFailed, SpecError
+from ingest_bench.errors import InvalidRun, MissingCapability, RunFailed, SpecError
 from ingest_bench.jvm import artifacts, options
 from ingest_bench.jvm.artifacts import Artifact
 from ingest_bench.jvm.compile import ECJ, classes
@@ -30,6 +32,7 @@ _NETTY_SHA256 = {
     "netty-resolver": "7b3455d14f59828765a00573bc3967dc59379e874bd62a67eb1926d6512109d1",
     "netty-transport": "c3d71faaa736ffd2c9260ab0b498024b814c39c7d764bea8113fa98de6e2bdd2",
     "netty-transport-native-unix-common": "4b03e716272657c296b0204b57c140b2b2ca96b1a746c92da41f595892ec6d88",
+    "netty-transport-classes-epoll": "40aa67b4463cca0ab346e393c87f6c37e8954d18ec8b78567d95b55aa1f2b3aa",
     "netty-codec": "cd189afb70ec6eacfcdfdd3a5f472b4e705a5c91d5bd3ef0386421f2ae15ec77",
     "netty-codec-http": "e6dbe971c59373bbae9802021c63b9bc1d8800fead382863d67e79e79b023166",
     "netty-handler": "5972028cc863b74927ce0d11fb8d58f65da2560bef5602fe8ce8903bd306ca07",
@@ -38,6 +41,24 @@ NETTY = tuple(
     Artifact(group="io.netty", name=name, version=_NETTY_VERSION, packaging="jar", sha256=sha256)
     for name, sha256 in _NETTY_SHA256.items()
 )
+
+
+# Netty's transport in C, for each kind of machine that it is built for (by the name that uname gives it).
+_EPOLL_SHA256 = {
+    "x86_64": ("linux-x86_64", "f0ffa992e676025e2202643b3be490f595c19ca8f91031b7fde502e7874c2b55"),
+    "aarch64": ("linux-aarch_64", "82051543cbb328b5b45803229ccddf921f3e1897f9d75358ea76143a65a82e48"),
+}
+EPOLL: Mapping[str, Artifact] = {
+    machine: Artifact(
+        group="io.netty",
+        name="netty-transport-native-epoll",
+        version=_NETTY_VERSION,
+        packaging="jar",
+        sha256=sha256,
+        classifier=classifier,
+    )
+    for machine, (classifier, sha256) in _EPOLL_SHA256.items()
+}
 
 
 def _whole_number(text: str) -> int:
@@ -56,6 +77,7 @@ def _one_of(*words: str) -> Callable[[str], str]:
 # A setting, the system property that carries it to Java, and how its text is read. Faults are for tests of the tool.
 SETTINGS: Mapping[str, tuple[str, Callable[[str], int | str]]] = {
     "sink.buffers": ("sink.buffers", _one_of("heap", "direct")),
+    "sink.transport": ("sink.transport", _one_of("nio", "epoll")),
     "sink.threads": ("sink.threads", _whole_number),
     "sink.hold": ("sink.hold", _one_of("true", "false")),
     "sink.max_content_length": ("sink.max_content_length", units.parse_bytes),
@@ -84,7 +106,7 @@ class Sink:
         needed = self.versions[chosen(self.name, self.versions, asked.version, self.default_version)]
         options.collector(asked.gc, needed.java_version)
         properties(asked)
-        return needed
+        return dataclasses.replace(needed, artifacts=(*needed.artifacts, *native(asked)))
 
     def launch_plan(
         self, asked: TargetOptions, java: Java, home: Path, listen: Endpoint, jvm_options: tuple[str, ...]
@@ -92,6 +114,7 @@ class Sink:
         """How to start it; its classes are compiled when they are not in the cache."""
         jars = tuple(artifacts.fetch(artifact) for artifact in NETTY)
         compiled = classes(java, (SOURCE,), jars)
+        jars += tuple(artifacts.fetch(artifact) for artifact in native(asked))
         home.mkdir(parents=True, exist_ok=True)
         gc = options.collector("g1" if asked.gc == "default" else asked.gc, java.version)
         argv = (
@@ -100,6 +123,9 @@ class Sink:
             *gc,
             # Netty frees buffers off the heap with it; from Java 24 on that is announced at length (JEP 498).
             *(("--sun-misc-unsafe-memory-access=allow",) if java.version >= 24 else ()),
+            # And a library in C, by the same Java (JEP 472). Netty unpacks it where it may write.
+            *(("--enable-native-access=ALL-UNNAMED",) if java.version >= 24 and native(asked) else ()),
+            *((f"-Dio.netty.native.workdir={home}",) if native(asked) else ()),
             *properties(asked),
             f"-Dsink.host={listen.host}",
             f"-Dsink.port={listen.port}",
@@ -139,7 +165,8 @@ class Sink:
         told = http.expect("GET", "/")
         wanted: dict[str, Any] = {
             "allocator": "unpooled" if asked.allocator == "default" else asked.allocator,
-            "buffers": asked.setting.get("sink.buffers", "heap"),
+            "buffers": buffers(asked),
+            "transport": asked.setting.get("sink.transport", "nio"),
             "receive": receive(asked),
         }
         wrong = {key: told[key] for key, value in wanted.items() if told[key] != value}
@@ -153,6 +180,7 @@ class Sink:
             "heap_bytes": told["heap_bytes"],
             "allocator": told["allocator"],
             "buffers": told["buffers"],
+            "transport": told["transport"],
             "receive_predictor": told["receive"],
             "socket_receive_buffer_bytes": told["socket_receive_buffer_bytes"],
         }
@@ -170,11 +198,33 @@ def receive(asked: TargetOptions) -> str:
     return "..".join(map(str, asked.receive_predictor_bytes or (1 << 16,)))
 
 
+def native(asked: TargetOptions) -> tuple[Artifact, ...]:
+    """The library of the transport that was asked for; MissingCapability on a machine that it is not built for."""
+    if asked.setting.get("sink.transport") != "epoll":
+        return ()
+    machine = platform.machine()
+    if machine not in EPOLL:
+        raise MissingCapability(
+            f"sink.transport: Netty has no epoll for {machine}, only for {', '.join(EPOLL)}; use nio"
+        )
+    return (EPOLL[machine],)
+
+
+def buffers(asked: TargetOptions) -> str:
+    """Where it reads into; SpecError for buffers that the transport cannot read into."""
+    is_epoll = asked.setting.get("sink.transport") == "epoll"
+    chosen_buffers = asked.setting.get("sink.buffers", "direct" if is_epoll else "heap")
+    if is_epoll and chosen_buffers == "heap":
+        raise SpecError("target.setting.sink.buffers: epoll reads into direct buffers only; leave it out, or use nio")
+    return chosen_buffers
+
+
 def properties(asked: TargetOptions) -> tuple[str, ...]:
     """The system properties that carry the options; SpecError for a setting that the sink does not know."""
     chosen_properties = {
         "sink.receive": receive(asked),
         "sink.allocator": "unpooled" if asked.allocator == "default" else asked.allocator,
+        "sink.buffers": buffers(asked),
     }
     if asked.socket_receive_buffer_bytes is not None:
         chosen_properties["sink.rcvbuf"] = str(asked.socket_receive_buffer_bytes)
