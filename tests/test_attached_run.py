@@ -116,6 +116,35 @@ def test_a_run_reads_what_the_sink_counted_itself(java: int, user: int | None) -
     assert [remark.text for remark in summary.remarks if remark.probe in ("reads", "gc", "host")] == []
 
 
+@pytest.mark.opensearch
+@pytest.mark.processes
+def test_an_opensearch_that_runs_is_measured_whole_and_keeps_nothing_of_it() -> None:
+    names = ["reads", "gc", "host", *(["kernel-reads"] if system.is_root() else [])]
+    load = "workload = 'geonames'\nusers = 2\nbulk_documents = 200\nwarm_up = '3s'\nmeasure = '4s'\n"
+    toml = f"description = 'x'\nprobes = {names}\n[load]\n{load}"
+    with contextlib.ExitStack() as stack:
+        where = stack.enter_context(place())
+        where.folder.chmod(0o755)
+        (where.folder / "whole.toml").write_text(toml, encoding="utf-8")
+        asked = TargetOptions(name="opensearch", version="2.19.6", heap_bytes=512 << 20)
+        http, server = stack.enter_context(running(where.folder / "server", asked))
+        was_on = switched_on(server.jvm_pid)
+        with where.command("run", "whole.toml", "--attach", str(server.jvm_pid), "--out", "out") as command:
+            assert command.end() == 0, command.text
+        assert switched_on(server.jvm_pid) == was_on
+        assert http.request("GET", "/geonames").status == 404
+        (results,) = where.results
+        (summary,) = analyse.summaries(open_results(results))
+    values: dict[str, Any] = summary.values
+    assert values["bytes_read"] == values["bytes_sent"] > 100_000
+    assert values["documents_acked"] == values["documents_counted"] > 0
+    assert values["target"] == "opensearch 2.19.6"
+    assert values["heap_bytes"] == 512 << 20
+    assert values["gc_pauses"] == values["gc_pauses_log"]
+    if system.is_root():
+        assert values["kernel_bytes_read"] == values["bytes_sent"]
+
+
 @pytest.mark.jvm
 @pytest.mark.processes
 def test_after_a_kill_of_the_command_nothing_stays_in_the_jvm(tmp_path: Path) -> None:
@@ -143,9 +172,9 @@ def of_jvm(pid: int) -> list[str]:
 @pytest.mark.processes
 def test_a_server_that_dies_in_the_run_makes_it_a_failed_one(tmp_path: Path) -> None:
     with running(tmp_path, sink()) as (_, server), place() as where:
-        with where.command("run", "--attach", str(server.jvm_pid), "--measure", "60s", "--out", "out") as command:
+        with where.command("run", "--attach", str(server.jvm_pid), "--measure", "6s", "--out", "out") as command:
             command.until("stage load")
-            time.sleep(2)
+            time.sleep(1)
             server.popen.kill()
             server.popen.wait(60)
             assert command.end() == 3, command.text
