@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
+import http.server
 import json
+import os
 import re
 import signal
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +23,12 @@ from servers import served
 
 from ingest_bench import analyse, attaching, ledger, plan, records, serving, spec, system
 from ingest_bench.errors import MissingCapability, SpecError
-from ingest_bench.jvm.attach import attach, began
+from ingest_bench.jvm.attach import Attached, attach, began
 from ingest_bench.jvm.listening import endpoints
 from ingest_bench.model.experiment import Plan
-from ingest_bench.model.target import TargetOptions
+from ingest_bench.model.target import TargetOptions, Url
 from ingest_bench.store import open_results
+from ingest_bench.targets.http import ask
 
 SHORT = ("--warm-up", "1s", "--measure", "2s", "--out", "out")
 
@@ -85,12 +91,12 @@ def test_a_run_reads_what_the_sink_counted_itself(java: int, user: int | None) -
         where = stack.enter_context(place(user))
         # A server below a closed folder gets a capability, and a process with more than we have is not ours to look at.
         where.folder.chmod(0o755)
-        http, server = stack.enter_context(running(where.folder / "server", sink(java)))
-        before, was_on = http.expect("GET", "/_counters")["by_peer_port"], switched_on(server.jvm_pid)
+        it, server = stack.enter_context(running(where.folder / "server", sink(java)))
+        before, was_on = it.expect("GET", "/_counters")["by_peer_port"], switched_on(server.jvm_pid)
         with where.command("run", "--attach", str(server.jvm_pid), *SHORT) as command:
             assert command.end() == 0, command.text
         assert switched_on(server.jvm_pid) == was_on
-        after = http.expect("GET", "/_counters")["by_peer_port"]
+        after = it.expect("GET", "/_counters")["by_peer_port"]
         (results,) = where.results
         found = open_results(results)
         (summary,) = analyse.summaries(found)
@@ -127,12 +133,12 @@ def test_an_opensearch_that_runs_is_measured_whole_and_keeps_nothing_of_it() -> 
         where.folder.chmod(0o755)
         (where.folder / "whole.toml").write_text(toml, encoding="utf-8")
         asked = TargetOptions(name="opensearch", version="2.19.6", heap_bytes=512 << 20)
-        http, server = stack.enter_context(running(where.folder / "server", asked))
+        it, server = stack.enter_context(running(where.folder / "server", asked))
         was_on = switched_on(server.jvm_pid)
         with where.command("run", "whole.toml", "--attach", str(server.jvm_pid), "--out", "out") as command:
             assert command.end() == 0, command.text
         assert switched_on(server.jvm_pid) == was_on
-        assert http.request("GET", "/geonames").status == 404
+        assert it.request("GET", "/geonames").status == 404
         (results,) = where.results
         (summary,) = analyse.summaries(open_results(results))
     values: dict[str, Any] = summary.values
@@ -182,6 +188,52 @@ def test_a_server_that_dies_in_the_run_makes_it_a_failed_one(tmp_path: Path) -> 
         (record,) = open_results(results).records().values()
     assert record.state == "failed"
     assert "the server ended during the run" in record.reason
+
+
+class Speaks(http.server.BaseHTTPRequestHandler):
+    """Says of itself what its server was told to say."""
+
+    def do_GET(self) -> None:
+        body = self.server.said.encode()  # type: ignore[attr-defined]
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Nothing."""
+
+
+@contextlib.contextmanager
+def speaking(said: str) -> Iterator[int]:
+    """The port of a server in this process that answers with this."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Speaks) as server:
+        server.said = said  # type: ignore[attr-defined]
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield server.server_address[1]
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+OPENSEARCH = '{"version": {"distribution": "opensearch", "number": "2.19.6"}}'
+
+
+@pytest.mark.processes
+def test_exactly_one_port_that_answers_like_a_known_server_is_taken() -> None:
+    us = Attached(pid=os.getpid(), uid=os.geteuid(), jcmd=Path("jcmd"), version="17", began="now")
+    asked = functools.partial(ask, tuple)
+    with speaking("hello") as other, speaking(OPENSEARCH) as port:
+        assert attaching.url_of(us, asked) == Url(scheme="http", host="127.0.0.1", port=port)
+        with speaking(OPENSEARCH) as second, pytest.raises(SpecError, match="Give --url beside it") as refused:
+            attaching.url_of(us, asked)
+        said = str(refused.value)
+        assert said.count("opensearch 2.19.6") == 2
+        assert all(f"http://127.0.0.1:{each}: " in said for each in (other, port, second))
+    with pytest.raises(SpecError, match=r"which URL\? .* it listens on no TCP port"):
+        attaching.url_of(us, asked)
 
 
 @pytest.mark.jvm
