@@ -25,6 +25,7 @@ from ingest_bench.load import LoadPlan, Progress, RemoteWorker, reports
 from ingest_bench.model.experiment import Cell, Run
 from ingest_bench.model.load import WorkerReport
 from ingest_bench.model.results import RunRecord, Stage
+from ingest_bench.procedure import Procedure
 from ingest_bench.serving import Serving
 from ingest_bench.store import RunFolder
 from ingest_bench.targets.http import Http
@@ -120,23 +121,15 @@ def _carry_out(
         )
         cell = dataclasses.replace(planned.cell, target=server.asked)
         try:
-            may_delete = server.is_ours or options.allow_delete
             to_do = procedure.of(
                 cell,
                 server.place,
                 folder.load,
-                may_delete=may_delete,
+                may_delete=server.is_ours or options.allow_delete,
                 mark="" if server.is_ours else mark,
                 target=server.target,
             )
-            record = dataclasses.replace(
-                record,
-                promises=server.promises,
-                netem_backend=server.link.backend if server.link else "",
-                server=server.told,
-                skipped=to_do.skipped,
-                notes=(*server.notes, *to_do.notes),
-            )
+            record = _known(record, server, to_do)
             with footprint.removed(server, to_do, mark) as counted_before:
                 with _watched(cell, server, folder, procedure.longest_s(to_do)):
                     stage = faults.Stage(server.link, server.jvm_pid)
@@ -151,18 +144,35 @@ def _carry_out(
                     )
                     procedure.carry_out(to_do, server.http, send, stages.stage, folder.load)
                 with stages.stage("count"):
-                    record = dataclasses.replace(
-                        record,
-                        documents_counted=server.target.count_documents(server.http, to_do.indices) - counted_before,
-                        counters=server.target.counters(server.http) if server.is_ours else {},
-                        link=network.readings(server.link, folder.raw / network.WIRE) if server.link else {},
-                    )
+                    record = _counted(record, server, to_do, counted_before, folder)
         except RunFailed as error:
             return _broken(record, cell, folder, server, error)
         finally:
             with stages.stage("stop"):
                 stack.close()
     return dataclasses.replace(record, state="measured", faults=tuple(happened), **_window(folder, planned.cell))
+
+
+def _known(record: RunRecord, server: Serving, to_do: Procedure) -> RunRecord:
+    """With what is known before the load starts."""
+    return dataclasses.replace(
+        record,
+        promises=server.promises,
+        netem_backend=server.link.backend if server.link else "",
+        server=server.told,
+        skipped=to_do.skipped,
+        notes=(*server.notes, *to_do.notes),
+    )
+
+
+def _counted(record: RunRecord, server: Serving, to_do: Procedure, before: int, folder: RunFolder) -> RunRecord:
+    """With what server and link say after the load. A server that ran before has counted for others too."""
+    return dataclasses.replace(
+        record,
+        documents_counted=server.target.count_documents(server.http, to_do.indices) - before,
+        counters=server.target.counters(server.http) if server.is_ours else {},
+        link=network.readings(server.link, folder.raw / network.WIRE) if server.link else {},
+    )
 
 
 @contextlib.contextmanager
