@@ -107,7 +107,13 @@ def env(version: Version, java: Java, home: Path) -> dict[str, str]:
     """What a start script is told, or what the script would have told the JVM."""
     if version.launcher is None:
         return {"LIBFFI_TMPDIR": str(home / "tmp")}
-    return {"ES_JAVA_HOME": str(java.home), "ES_TMPDIR": str(home / "tmp"), "ES_PATH_CONF": str(home / "config")}
+    return {
+        "ES_JAVA_HOME": str(java.home),
+        "ES_TMPDIR": str(home / "tmp"),
+        "ES_PATH_CONF": str(home / "config"),
+        # The launcher is a JVM too, and leaves an empty folder at each start.
+        "CLI_JAVA_OPTS": f"-Djava.io.tmpdir={home / 'tmp'}",
+    }
 
 
 def config_files(

@@ -123,9 +123,9 @@ class Sink:
             *gc,
             # Netty frees buffers off the heap with it; from Java 24 on that is announced at length (JEP 498).
             *(("--sun-misc-unsafe-memory-access=allow",) if java.version >= 24 else ()),
-            # And a library in C, by the same Java (JEP 472). Netty unpacks it where it may write.
+            # And a library in C, by the same Java (JEP 472).
             *(("--enable-native-access=ALL-UNNAMED",) if java.version >= 24 and native(asked) else ()),
-            *((f"-Dio.netty.native.workdir={home}",) if native(asked) else ()),
+            f"-Djava.io.tmpdir={home}",
             *properties(asked),
             f"-Dsink.host={listen.host}",
             f"-Dsink.port={listen.port}",
