@@ -1,10 +1,11 @@
 """What the default probes (reads and gc) cost a server: throughput and CPU with and without them.
 
-    python benchmarks/probes.py [--rounds 6] [--seconds 9] [--targets opensearch,sink] [--out FILE.json]
+    python benchmarks/probes.py [--rounds 20] [--seconds 5] [--targets opensearch,sink] [--out FILE.json]
 
-Each replicate is a new server on a link of its own, warmed up as long as it is measured. Each round runs it with and
-without the probes, in turn, and the ratio is taken within the round: a drift of the machine meets both. "Without" is a
-JVM to which nothing at all was added. CPU is user and system time of the JVM within the measurement (/proc/PID/stat).
+One server that is warm, under one load that goes on. In each round the probes watch it for a while (as `run --attach`
+does: the same recording and logs) and do not for as long; which comes first alternates, and the ratio is taken within
+the round, so that a drift of the server meets both. Rejected: a new server for each side. Eight pairs of those differed
+by a tenth, and told nothing. CPU is user and system time of the JVM in that time (/proc/PID/stat).
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ import os
 import statistics
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +29,7 @@ import numpy as np
 
 from ingest_bench import catalog, load, network, probes, procedure, targets
 from ingest_bench.analysis import samples, student
+from ingest_bench.jvm.attach import Attached, attach
 from ingest_bench.jvm.process import ServerProcess, serve
 from ingest_bench.load import LoadPlan
 from ingest_bench.model.experiment import Cell
@@ -46,12 +48,25 @@ SERVERS = {
 NETWORK = catalog.profile("ethernet", {})
 CONFIDENCE = 0.95
 PORT = 9200
+# Until most of the server's code is compiled; for what a switch itself costs; for the switch.
+WARM_UP_S = 25.0
+SETTLE_S = 0.5
+SWITCH_S = 2.0
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, slots=True)
+class Look:
+    """A time (CLOCK_MONOTONIC) and the CPU seconds of the server in it."""
+
+    start_ns: int
+    end_ns: int
+    cpu_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Seen:
-    """One replicate."""
+    """What the server did in such a time."""
 
     documents: float
     seconds: float
@@ -80,25 +95,20 @@ class Ratio:
         return f"{self.mean:.3f} ({self.low:.3f} to {self.high:.3f})"
 
 
-def cell(target: str, seconds: float) -> Cell:
-    """Documents as fast as they are taken. The sink is small and soon compiled: half the time is enough for it."""
-    length_ns = max(1, round(seconds / (2 if target == "sink" else 1))) * 10**9
+def cell(target: str, length_s: float) -> Cell:
+    """Documents as fast as they are taken, for so long."""
     options = LoadOptions(
-        workload="nyc_taxis", users=4, bulk_documents=1000, warm_up_ns=length_ns, measure_ns=length_ns
+        workload="nyc_taxis", users=4, bulk_documents=1000, warm_up_ns=0, measure_ns=round(length_s * 1e9)
     )
     return Cell(name=target, levels={}, network=NETWORK, target=SERVERS[target], load=options)
 
 
 @contextlib.contextmanager
-def served(link: Link, chosen: Cell, folder: Path, watched: Sequence[str]) -> Iterator[tuple[Http, ServerProcess]]:
-    """A new server that these probes watch, or to which nothing was added."""
+def served(link: Link, chosen: Cell, folder: Path) -> Iterator[tuple[Http, ServerProcess]]:
+    """A new server to which nothing was added."""
     target, listen = targets.named(chosen.target.name), Endpoint(link.server_address, PORT)
     java = targets.fetch(target.requirements(chosen.target))
-    raw = folder / "raw"
-    raw.mkdir()
-    options = probes.jvm_options(watched, raw, java.version) if watched else ()
-    plan = target.launch_plan(chosen.target, java, folder / "home", listen, options)
-    plan = dataclasses.replace(plan, writable=(*plan.writable, raw))
+    plan = target.launch_plan(chosen.target, java, folder / "home", listen, ())
     with (
         ask(link.server.command, listen) as http,
         serve(
@@ -108,71 +118,70 @@ def served(link: Link, chosen: Cell, folder: Path, watched: Sequence[str]) -> It
             listen=listen,
             ready=lambda: target.is_ready(http),
         ) as server,
-        probes.watch(watched, server.jvm_pid, raw),
     ):
         yield http, server
-    if watched and not (raw / "recording.jfr").stat().st_size:
-        raise SystemExit(f"{chosen.name}: the probes left no recording")
 
 
-def replicate(chosen: Cell, watched: Sequence[str]) -> Seen:
-    """What a new server does, with an empty index."""
+def measure(target: str, rounds: int, seconds: float) -> dict[str, list[Seen]]:
+    """What the server did in each round, without and with the probes."""
+    each_s = seconds + 2 * SETTLE_S + SWITCH_S
+    chosen = cell(target, WARM_UP_S + 2 * rounds * each_s)
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
         folder.chmod(0o755)
         link = stack.enter_context(network.link(NETWORK))
-        http, server = stack.enter_context(served(link, chosen, folder, watched))
-        cpu_s: list[float] = []
+        http, server = stack.enter_context(served(link, chosen, folder))
+        looks: dict[str, list[Look]] = {"without": [], "with": []}
 
         def send(plan: LoadPlan) -> WorkerReport:
-            report, used_s = measured(plan, link, server.jvm_pid)
-            cpu_s.append(used_s)
-            return report
+            sender = load.start(plan, link.client.command)
+            with ThreadPoolExecutor(1) as waiting:
+                # What is started in between must be started by this thread: it would end with another one.
+                told = waiting.submit(sender.wait, lambda _: None)
+                try:
+                    look(attach(server.jvm_pid), folder, rounds, seconds, looks)
+                finally:
+                    sender.stop()
+                return told.result()
 
-        to_do = procedure.of(
-            chosen, Place(endpoint=Endpoint(link.server_address, PORT)), folder / "load", may_delete=True
-        )
-        report = procedure.carry_out(to_do, http, send, lambda _: contextlib.nullcontext(), folder / "load")
+        place = Place(endpoint=Endpoint(link.server_address, PORT))
+        to_do = procedure.of(chosen, place, folder / "load", may_delete=True)
+        procedure.carry_out(to_do, http, send, lambda _: contextlib.nullcontext(), folder / "load")
         sent = np.concatenate([np.fromfile(path, samples.DTYPE) for path in folder.glob("load/samples-*.bin")])
-        window = samples.window_of(report)
-        acked = samples.acked_per_second(sent, window.start_ns, window.seconds)
-        return Seen(float(acked.sum()), window.seconds, sum(cpu_s))
+    return {side: [seen(sent, one) for one in those] for side, those in looks.items()}
 
 
-def measured(plan: LoadPlan, link: Link, pid: int) -> tuple[WorkerReport, float]:
-    """The load's report, and the CPU seconds of the server within its measurement."""
-    sender = load.start(plan, link.client.command)
-    looked: list[float] = []
+def look(jvm: Attached, folder: Path, rounds: int, seconds: float, looks: Mapping[str, list[Look]]) -> None:
+    """Each round's two looks at the server under load."""
+    time.sleep(WARM_UP_S)
+    for number in range(rounds):
+        for side in sorted(looks, reverse=bool(number % 2)):
+            raw = folder / f"raw-{number}-{side}"
+            raw.mkdir()
+            watching = probes.attach(DEFAULT_PROBES, jvm, raw, 600) if side == "with" else contextlib.nullcontext()
+            with watching:
+                time.sleep(SETTLE_S)
+                before = time.monotonic_ns(), cpu_seconds(jvm.pid)
+                time.sleep(seconds)
+                looks[side].append(Look(before[0], time.monotonic_ns(), cpu_seconds(jvm.pid) - before[1]))
+            if side == "with" and not (raw / "recording.jfr").stat().st_size:
+                raise SystemExit("the probes left no recording")
+            time.sleep(SETTLE_S)
 
-    def look() -> None:
-        while sender.measure_start_ns is None:
-            time.sleep(0.01)
-        for moment_ns in (sender.measure_start_ns, sender.measure_start_ns + plan.options.measure_ns):
-            time.sleep(max(0, moment_ns - time.monotonic_ns()) / 1e9)
-            looked.append(cpu_seconds(pid))
 
-    watcher = threading.Thread(target=look, daemon=True)
-    watcher.start()
-    report = sender.wait(lambda _: None)
-    watcher.join()
-    return report, looked[1] - looked[0]
+def seen(sent: samples.Samples, looked: Look) -> Seen:
+    """The documents of that time: of each bulk the share that its own time has in it."""
+    begin = np.maximum(sent["sent_ns"], looked.start_ns)
+    inside = np.clip(np.minimum(sent["done_ns"], looked.end_ns) - begin, 0, None)
+    whole = np.maximum(sent["done_ns"] - sent["sent_ns"], 1)
+    documents = float((sent["documents_acked"] * inside / whole).sum())
+    return Seen(documents, (looked.end_ns - looked.start_ns) / 1e9, looked.cpu_s)
 
 
 def cpu_seconds(pid: int) -> float:
     """User and system time of all threads of a process."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
-
-
-def measure(target: str, rounds: int, seconds: float) -> dict[str, list[Seen]]:
-    chosen = cell(target, seconds)
-    sides: dict[str, Sequence[str]] = {"without": (), "with": DEFAULT_PROBES}
-    found: dict[str, list[Seen]] = {side: [] for side in sides}
-    for number in range(rounds):
-        # What comes first finds a cooler machine and a colder page cache: each goes first every other time.
-        for side in sorted(sides, reverse=bool(number % 2)):
-            found[side].append(replicate(chosen, sides[side]))
-    return found
 
 
 def ratio(without: Sequence[float], those_with: Sequence[float]) -> Ratio:
@@ -219,8 +228,8 @@ def _middle(values: Sequence[float], form: str) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--seconds", type=float, default=9)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--seconds", type=float, default=5)
     parser.add_argument("--targets", default="opensearch,sink")
     parser.add_argument("--out", type=Path)
     chosen = parser.parse_args()
