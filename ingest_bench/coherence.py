@@ -55,6 +55,7 @@ def coherent(profile: Profile, where: str) -> Profile:
 
 # What may be said of a server that runs already.
 _OF_RUNNING = ("url", "attach", "attach_started", "ca_file")
+_TAKE_OUT = "take it out, or take no experiment: there is one for servers that run already"
 
 
 def check_running(tables: Mapping[str, Mapping[str, object]], faults: Sequence[Fault], where: str) -> None:
@@ -67,9 +68,9 @@ def check_running(tables: Mapping[str, Mapping[str, object]], faults: Sequence[F
         return
     for key in target:
         if key not in _OF_RUNNING:
-            raise SpecError(f"{where}: target.{key}: the server of {which} runs already and has its own; take it out")
+            raise SpecError(f"{where}: target.{key}: the server of {which} runs already and has its own; {_TAKE_OUT}")
     for key in tables["network"]:
-        raise SpecError(f"{where}: network.{key}: the network to the server of {which} is as it is; take it out")
+        raise SpecError(f"{where}: network.{key}: the network to the server of {which} is as it is; {_TAKE_OUT}")
     for fault in faults:
         raise SpecError(f"{where}: fault {fault.kind}: it needs a link and a server of ours; {which} has neither")
 

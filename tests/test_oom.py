@@ -49,6 +49,18 @@ def test_the_moment_is_the_one_that_the_log_says(tmp_path: Path) -> None:
     assert found.at_ns == 1795333126_274_000_000
 
 
+def test_an_error_without_words_is_explained_by_a_later_one(tmp_path: Path) -> None:
+    lines = (
+        "[2026-11-22T07:38:46.274+0000][info] Exception <a 'java/lang/OutOfMemoryError'{0x1}> (0x1)",
+        "[2026-11-22T07:38:47.000+0000][info] Exception <a 'java/lang/OutOfMemoryError'{0x2}: Java heap space> (0x2)",
+    )
+    (tmp_path / "exceptions.log").write_text("\n".join(lines))
+    found = find_oom(tmp_path)
+    assert found is not None
+    assert (found.kind, found.text) == ("heap", "Java heap space")
+    assert found.at_ns == 1795333126_274_000_000
+
+
 def test_nettys_own_direct_memory_is_direct(tmp_path: Path) -> None:
     line = f"[9s][info][exceptions] Exception <a 'io/netty/util/internal/OutOfDirectMemoryError'{{0x1}}: {NETTY}>\n"
     (tmp_path / "exceptions.log").write_text(line)

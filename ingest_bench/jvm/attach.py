@@ -163,8 +163,9 @@ def _same_namespaces(process: Path, pid: int) -> None:
         try:
             theirs = (process / "ns" / kind).readlink()
         except OSError as error:
+            remedy = "It may do more on this machine than we may" if system.is_root() else "Run as root"
             raise MissingCapability(
-                f"attach: pid {pid}: its {what} namespace cannot be read ({error.strerror}). Run as root."
+                f"attach: pid {pid}: its {what} namespace cannot be read ({error.strerror}). {remedy}."
             ) from None
         if theirs != Path(f"/proc/self/ns/{kind}").readlink():
             raise MissingCapability(

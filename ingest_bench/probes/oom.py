@@ -7,6 +7,7 @@ code throws (direct buffers, Netty's own direct memory) go to the exceptions log
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from dataclasses import dataclass
 from datetime import datetime
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 from ingest_bench.jvm.logs import Log
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
 Kind = Literal["heap", "direct", "metaspace", "threads", "other"]
@@ -68,17 +69,26 @@ def jvm_options(raw: Path) -> tuple[str, ...]:
 
 
 def find_oom(raw: Path, log: Path | None = None) -> OutOfMemory | None:
-    """The OutOfMemoryError of a server, by its error file, its exceptions log or its own log; None without one."""
+    """The OutOfMemoryError of a server, by its error file, its exceptions log or its own log; None without one.
+
+    The first may have no text: the JVM made it before it ran out. What ran out is then said by one that comes later.
+    """
     crashes = sorted(raw.glob("hs_err*.log"))
     rotated = sorted(raw.glob("exceptions.log*"), key=lambda path: path.stat().st_mtime_ns)
     for paths, pattern in ((crashes, _CRASH), (rotated, _THROWN), ([log] if log else [], _LOGGED)):
-        for path in paths:
-            for line in _lines(path):
-                if match := pattern.search(line):
-                    text = (match["text"] or "").strip()
-                    at_ns = _moment(match.groupdict().get("at")) or path.stat().st_mtime_ns
-                    return OutOfMemory(kind=_kind(text), text=text, source=path.name, at_ns=at_ns)
+        if first := next(_found(paths, pattern), None):
+            said = next((one for one in _found(paths, pattern) if one.text), first)
+            return dataclasses.replace(said, at_ns=first.at_ns)
     return None
+
+
+def _found(paths: Iterable[Path], pattern: re.Pattern[str]) -> Iterator[OutOfMemory]:
+    for path in paths:
+        for line in _lines(path):
+            if match := pattern.search(line):
+                text = (match["text"] or "").strip()
+                at_ns = _moment(match.groupdict().get("at")) or path.stat().st_mtime_ns
+                yield OutOfMemory(kind=_kind(text), text=text, source=path.name, at_ns=at_ns)
 
 
 def _lines(path: Path) -> Iterator[str]:
