@@ -1,4 +1,4 @@
-"""What the benchmarks beside this module share: a sink that is ready, a load of ours, a verdict."""
+"""What the benchmarks beside this module share: a server that is ready, a load of ours or Locust's, a verdict."""
 
 from __future__ import annotations
 
@@ -15,15 +15,25 @@ from ingest_bench import catalog, load, network, targets
 from ingest_bench.analysis import student
 from ingest_bench.analysis.samples import Samples
 from ingest_bench.jvm.process import serve
-from ingest_bench.load import LoadPlan
+from ingest_bench.load import LoadPlan, bodies
 from ingest_bench.model.load import LoadOptions, WorkerReport
 from ingest_bench.model.target import Endpoint, TargetOptions
 from ingest_bench.store import RunFolder
 from ingest_bench.targets.http import Http, ask
-from ingest_bench.targets.sink import Sink
 
 WORKLOAD = catalog.workload("nyc_taxis")
 PATH = f"/{WORKLOAD.index}/_bulk"
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A server that is ready."""
+
+    link: network.Link
+    listen: Endpoint
+    http: Http
+    folder: Path
+    jvm_pid: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,26 +72,50 @@ class Bench:
 def opened(users: int, seconds: float, *, profile: str = "loopback", **setting: str) -> Iterator[Bench]:
     """The sink, with settings such as `stall="1s"` (targets/sink.py), ready behind a link."""
     chosen = {f"sink.{name}": value for name, value in setting.items()}
-    sink, asked = Sink(), TargetOptions(name="sink", heap_bytes=512 << 20, setting=chosen)
-    java = targets.fetch(sink.requirements(asked))
+    with served(TargetOptions(name="sink", heap_bytes=512 << 20, setting=chosen), profile) as here:
+        yield Bench(here.link, here.listen, here.http, here.folder, users, seconds)
+
+
+@contextlib.contextmanager
+def served(asked: TargetOptions, profile: str) -> Iterator[Served]:
+    """A new server to which nothing was added, ready behind a link."""
+    target = targets.named(asked.name)
+    java = targets.fetch(target.requirements(asked))
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
         folder.chmod(0o755)
         link = stack.enter_context(network.link(catalog.profile(profile, {})))
         listen = Endpoint(link.server_address, 9200)
-        plan = sink.launch_plan(asked, java, folder / "home", listen, ())
+        plan = target.launch_plan(asked, java, folder / "home", listen, ())
         http = stack.enter_context(ask(link.client.command, listen))
-        stack.enter_context(
-            serve(
-                plan,
-                enter=link.server.command,
-                log=folder / "server.log",
-                listen=listen,
-                ready=lambda: sink.is_ready(http),
-                timeout_s=60,
-            )
+        serving = serve(
+            plan,
+            enter=link.server.command,
+            log=folder / "server.log",
+            listen=listen,
+            ready=lambda: target.is_ready(http),
+            timeout_s=60,
         )
-        yield Bench(link, listen, http, folder, users, seconds)
+        server = stack.enter_context(serving)
+        yield Served(link, listen, http, folder, server.jvm_pid)
+
+
+def one_body(documents: int, folder: Path) -> Path:
+    """A file with the one bulk body that every sender sends again and again."""
+    body = folder / "body.ndjson"
+    body.write_bytes(next(bodies.pool(WORKLOAD, bulk_documents=documents, seed=1, pool_bytes=1).cycle(0, 1)).data)
+    return body
+
+
+def poster(base: Any, body: Path, host: str, **own: Any) -> Any:
+    """A class of Locust's own users that posts this body, for a process in which Locust has been imported."""
+    data = body.read_bytes()
+    headers = {"Content-Type": "application/x-ndjson"}
+
+    def post(user: Any) -> None:
+        user.client.post(PATH, data=data, headers=headers)
+
+    return type("Poster", (base,), {"tasks": [post], "host": host, "abstract": False, **own})
 
 
 def interval(values: Sequence[float]) -> tuple[float, float, float]:

@@ -18,14 +18,12 @@ import statistics
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from lab import PATH, WORKLOAD, Bench, Verdict, busy_share, opened
+from lab import Bench, Verdict, busy_share, one_body, opened, poster
 
 from ingest_bench import system
 from ingest_bench.analysis.samples import Samples, Window, window_of
-from ingest_bench.load import bodies
 from ingest_bench.model.load import Arrivals, Rate
 
 DOCUMENTS = 8
@@ -69,8 +67,7 @@ def ours(bench: Bench, name: str, rate: float) -> tuple[Samples, Window]:
 
 def locust(bench: Bench, rate: float) -> dict[str, float]:
     """What Locust's own statistics say after the same warm-up and time."""
-    body = bench.folder / "body.ndjson"
-    body.write_bytes(next(bodies.pool(WORKLOAD, bulk_documents=DOCUMENTS, seed=1, pool_bytes=1).cycle(0, 1)).data)
+    body = one_body(DOCUMENTS, bench.folder)
     argv = (sys.executable, __file__, "--as-locust", str(rate), str(bench.seconds), str(body), f"http://{bench.listen}")
     said = system.run(bench.link.client.command(argv), timeout_s=bench.seconds + 60)
     return dict(json.loads(said.splitlines()[-1]))
@@ -82,15 +79,8 @@ def be_locust(rate: float, seconds: float, body: Path, host: str) -> None:
     import locust as framework  # noqa: PLC0415
     from locust.env import Environment  # noqa: PLC0415
 
-    data = body.read_bytes()
-    headers = {"Content-Type": "application/x-ndjson"}
-
-    def post(user: Any) -> None:
-        user.client.post(PATH, data=data, headers=headers)
-
-    own = {"tasks": [post], "host": host, "abstract": False}
-    own["wait_time"] = framework.constant_throughput(rate / USERS)
-    environment = Environment(user_classes=[type("Poster", (framework.FastHttpUser,), own)])
+    paced = poster(framework.FastHttpUser, body, host, wait_time=framework.constant_throughput(rate / USERS))
+    environment = Environment(user_classes=[paced])
     runner = environment.create_local_runner()
     runner.start(USERS, spawn_rate=USERS)
     gevent.sleep(WARM_UP_S)

@@ -18,25 +18,22 @@ import math
 import os
 import statistics
 import sys
-import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
+from lab import Verdict, served
 
-from ingest_bench import catalog, load, network, probes, procedure, targets
+from ingest_bench import catalog, load, probes, procedure
 from ingest_bench.analysis import samples
 from ingest_bench.jvm.attach import Attached, attach
-from ingest_bench.jvm.process import ServerProcess, serve
 from ingest_bench.load import LoadPlan
 from ingest_bench.model.experiment import Cell
 from ingest_bench.model.load import LoadOptions, WorkerReport
-from ingest_bench.model.target import Endpoint, Place, TargetOptions
-from ingest_bench.network.link import Link
-from ingest_bench.targets.http import Http, ask
+from ingest_bench.model.target import Place, TargetOptions
+from ingest_bench.store import RunFolder
 
 DEFAULT_PROBES = ("reads", "gc")
 # What the project promises (README): the largest allowed ratio of CPU time with the probes to that without.
@@ -45,9 +42,8 @@ SERVERS = {
     "opensearch": TargetOptions(name="opensearch", version="2.19.6", heap_bytes=1 << 30),
     "sink": TargetOptions(name="sink", heap_bytes=512 << 20),
 }
-NETWORK = catalog.profile("ethernet", {})
+NETWORK = "ethernet"
 CONFIDENCE = 0.95
-PORT = 9200
 # Until most of the server's code is compiled; for what a switch itself costs; for the switch.
 WARM_UP_S = 25.0
 SETTLE_S = 0.5
@@ -60,7 +56,7 @@ class Look:
     """A time (CLOCK_MONOTONIC) and the CPU seconds of the server in it."""
 
     start_ns: int
-    end_ns: int
+    seconds: int
     cpu_s: float
 
 
@@ -69,7 +65,7 @@ class Seen:
     """What the server did in such a time."""
 
     documents: float
-    seconds: float
+    seconds: int
     cpu_s: float
 
     @property
@@ -100,58 +96,35 @@ def cell(target: str, length_s: float) -> Cell:
     options = LoadOptions(
         workload="nyc_taxis", users=4, bulk_documents=1000, warm_up_ns=0, measure_ns=round(length_s * 1e9)
     )
-    return Cell(name=target, levels={}, network=NETWORK, target=SERVERS[target], load=options)
+    return Cell(name=target, levels={}, network=catalog.profile(NETWORK, {}), target=SERVERS[target], load=options)
 
 
-@contextlib.contextmanager
-def served(link: Link, chosen: Cell, folder: Path) -> Iterator[tuple[Http, ServerProcess]]:
-    """A new server to which nothing was added."""
-    target, listen = targets.named(chosen.target.name), Endpoint(link.server_address, PORT)
-    java = targets.fetch(target.requirements(chosen.target))
-    plan = target.launch_plan(chosen.target, java, folder / "home", listen, ())
-    with (
-        ask(link.server.command, listen) as http,
-        serve(
-            plan,
-            enter=link.server.command,
-            log=folder / "server.log",
-            listen=listen,
-            ready=lambda: target.is_ready(http),
-        ) as server,
-    ):
-        yield http, server
-
-
-def measure(target: str, rounds: int, seconds: float) -> dict[str, list[Seen]]:
+def measure(target: str, rounds: int, seconds: int) -> dict[str, list[Seen]]:
     """What the server did in each round, without and with the probes."""
     each_s = seconds + 2 * SETTLE_S + SWITCH_S
     chosen = cell(target, WARM_UP_S + 2 * rounds * each_s)
-    with contextlib.ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
-        folder.chmod(0o755)
-        link = stack.enter_context(network.link(NETWORK))
-        http, server = stack.enter_context(served(link, chosen, folder))
+    with served(SERVERS[target], NETWORK) as here:
         looks: dict[str, list[Look]] = {"without": [], "with": []}
 
         def send(plan: LoadPlan) -> WorkerReport:
-            sender = load.start(plan, link.client.command)
+            sender = load.start(plan, here.link.client.command)
             with ThreadPoolExecutor(1) as waiting:
                 # What is started in between must be started by this thread: it would end with another one.
                 told = waiting.submit(sender.wait, lambda _: None)
                 try:
-                    look(attach(server.jvm_pid), folder, rounds, seconds, looks)
+                    look(attach(here.jvm_pid), here.folder, rounds, seconds, looks)
                 finally:
                     sender.stop()
                 return told.result()
 
-        place = Place(endpoint=Endpoint(link.server_address, PORT))
-        to_do = procedure.of(chosen, place, folder / "load", may_delete=True)
-        procedure.carry_out(to_do, http, send, lambda _: contextlib.nullcontext(), folder / "load")
-        sent = np.concatenate([np.fromfile(path, samples.DTYPE) for path in folder.glob("load/samples-*.bin")])
+        out = here.folder / "load"
+        to_do = procedure.of(chosen, Place(endpoint=here.listen), out, may_delete=True)
+        procedure.carry_out(to_do, here.http, send, lambda _: contextlib.nullcontext(), out)
+        sent = RunFolder(here.folder).samples()
     return {side: [seen(sent, one) for one in those] for side, those in looks.items()}
 
 
-def look(jvm: Attached, folder: Path, rounds: int, seconds: float, looks: Mapping[str, list[Look]]) -> None:
+def look(jvm: Attached, folder: Path, rounds: int, seconds: int, looks: Mapping[str, list[Look]]) -> None:
     """Each round's two looks at the server under load."""
     time.sleep(WARM_UP_S)
     for number in range(rounds):
@@ -161,21 +134,18 @@ def look(jvm: Attached, folder: Path, rounds: int, seconds: float, looks: Mappin
             watching = probes.attach(DEFAULT_PROBES, jvm, raw, 600) if side == "with" else contextlib.nullcontext()
             with watching:
                 time.sleep(SETTLE_S)
-                before = time.monotonic_ns(), cpu_seconds(jvm.pid)
+                start_ns, before_s = time.monotonic_ns(), cpu_seconds(jvm.pid)
                 time.sleep(seconds)
-                looks[side].append(Look(before[0], time.monotonic_ns(), cpu_seconds(jvm.pid) - before[1]))
+                looks[side].append(Look(start_ns, seconds, cpu_seconds(jvm.pid) - before_s))
             if side == "with" and not (raw / "recording.jfr").stat().st_size:
                 raise SystemExit("the probes left no recording")
             time.sleep(SETTLE_S)
 
 
 def seen(sent: samples.Samples, looked: Look) -> Seen:
-    """The documents of that time: of each bulk the share that its own time has in it."""
-    begin = np.maximum(sent["sent_ns"], looked.start_ns)
-    inside = np.clip(np.minimum(sent["done_ns"], looked.end_ns) - begin, 0, None)
-    whole = np.maximum(sent["done_ns"] - sent["sent_ns"], 1)
-    documents = float((sent["documents_acked"] * inside / whole).sum())
-    return Seen(documents, (looked.end_ns - looked.start_ns) / 1e9, looked.cpu_s)
+    """The documents of that time, those of a bulk evenly over its own."""
+    documents = float(samples.acked_per_second(sent, looked.start_ns, looked.seconds).sum())
+    return Seen(documents, looked.seconds, looked.cpu_s)
 
 
 def cpu_seconds(pid: int) -> float:
@@ -198,13 +168,13 @@ def ratio(without: Sequence[float], those_with: Sequence[float]) -> Ratio:
     return Ratio(statistics.median(found), low, high)
 
 
-def table(found: Mapping[str, Mapping[str, Sequence[Seen]]]) -> tuple[str, list[str]]:
-    """Markdown, and what it means for each promise; a line that begins with "missed" is one that was not kept."""
+def table(found: Mapping[str, Mapping[str, Sequence[Seen]]]) -> tuple[str, Verdict]:
+    """Markdown, and which promises it keeps."""
     lines = [
         f"| server | reads+gc | documents/s, median (range) | CPU s per million documents | ratio ({CONFIDENCE:.0%}) |",
         "|---|---|---|---|---|",
     ]
-    said = []
+    said, verdict = [], Verdict()
     for target, sides in found.items():
         cpu = {side: [one.cpu_s_per_million for one in seen] for side, seen in sides.items()}
         for side, seen in sides.items():
@@ -216,15 +186,9 @@ def table(found: Mapping[str, Mapping[str, Sequence[Seen]]]) -> tuple[str, list[
         rates = {side: [one.documents_per_s for one in seen] for side, seen in sides.items()}
         said.append(f"{target}: throughput with the probes by without: {ratio(rates['without'], rates['with'])}")
         if (limit := PROMISED.get(target)) is not None:
-            said.append(f"{verdict(cost, limit)}: CPU on {target} {cost}, promised at most {limit:g}")
-    return "\n".join(lines), said
-
-
-def verdict(cost: Ratio, limit: float) -> str:
-    """Missed only when the whole interval is beyond the promise; kept only when none of it is."""
-    if cost.low > limit:
-        return "missed"
-    return "kept" if cost.high <= limit else "not decided" if cost.median > limit else "kept by the median"
+            judged = f"CPU on {target} {cost}, promised at most {limit:g}"
+            verdict.judge(judged, (cost.low, cost.high), (-math.inf, limit))
+    return "\n".join([*lines, *said]), verdict
 
 
 def _middle(values: Sequence[float], form: str) -> str:
@@ -234,16 +198,16 @@ def _middle(values: Sequence[float], form: str) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--seconds", type=float, default=3)
+    parser.add_argument("--seconds", type=int, default=3)
     parser.add_argument("--targets", default="opensearch,sink")
     parser.add_argument("--out", type=Path)
     chosen = parser.parse_args()
     found = {target: measure(target, chosen.rounds, chosen.seconds) for target in chosen.targets.split(",")}
-    text, said = table(found)
-    print(text, *said, sep="\n")
+    text, verdict = table(found)
+    print(text)
     if chosen.out is not None:
         chosen.out.write_text(json.dumps(found, default=dataclasses.asdict, indent=1))
-    return 1 if any(line.startswith("missed") for line in said) else 0
+    return verdict.told()
 
 
 if __name__ == "__main__":

@@ -24,6 +24,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from lab import Verdict
+
 from ingest_bench import probes, system
 from ingest_bench.jvm.compile import classes
 from ingest_bench.jvm.java import Java, find
@@ -140,8 +142,7 @@ def main() -> int:
     print(table(found))
     if chosen.out is not None:
         chosen.out.write_text(json.dumps(found, default=dataclasses.asdict, indent=1))
-    print("\n".join(["missed:", *broken]) if broken else "\nEvery promise is kept.")
-    return 1 if broken else 0
+    return Verdict(missed=broken).told()
 
 
 if __name__ == "__main__":

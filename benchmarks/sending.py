@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from lab import PATH, WORKLOAD, Bench, opened
+from lab import PATH, WORKLOAD, Bench, Verdict, one_body, opened, poster
 
 from ingest_bench import load, system
 from ingest_bench.load import LoadPlan, bodies
@@ -85,15 +85,8 @@ def be_locust(kind: str, users: int, seconds: float, body: Path, host: str) -> N
     import locust as framework  # noqa: PLC0415
     from locust.env import Environment  # noqa: PLC0415
 
-    data = body.read_bytes()
-    headers = {"Content-Type": "application/x-ndjson"}
-
-    def post(user: framework.HttpUser) -> None:
-        user.client.post(PATH, data=data, headers=headers)
-
-    base = getattr(framework, kind)
-    user_class = type("Poster", (base,), {"tasks": [post], "host": host, "abstract": False})
-    runner = Environment(user_classes=[user_class]).create_local_runner()
+    users_of_it = poster(getattr(framework, kind), body, host)
+    runner = Environment(user_classes=[users_of_it]).create_local_runner()
     before_s = time.process_time()
     runner.start(users, spawn_rate=users)
     gevent.sleep(seconds)
@@ -115,8 +108,7 @@ def measure(bench: Bench, rounds: int) -> dict[str, dict[str, list[float]]]:
     """CPU seconds per GB: body, sender, one value a round. The round before the first warms the server up."""
     found: dict[str, dict[str, list[float]]] = {size: {name: [] for name in SENDERS} for size in BODIES}
     for size, documents in BODIES.items():
-        body = bench.folder / "body.ndjson"
-        body.write_bytes(next(bodies.pool(WORKLOAD, bulk_documents=documents, seed=1, pool_bytes=1).cycle(0, 1)).data)
+        body = one_body(documents, bench.folder)
         SENDERS["ingest-bench"](bench, documents, body)
         for number in range(rounds):
             names = list(SENDERS)
@@ -160,8 +152,7 @@ def main() -> int:
         for (size, name), limit in TARGETS.items()
         if (ratio := statistics.median(found[size]["ingest-bench"]) / statistics.median(found[size][name])) > limit
     ]
-    print("\n".join(["missed:", *missed]) if missed else "\nEvery promise is kept.")
-    return 1 if missed else 0
+    return Verdict(missed=missed).told()
 
 
 if __name__ == "__main__":
