@@ -17,8 +17,7 @@ from ingest_bench.targets.http import Http
 
 # As the servers have it, without what would be a pattern, several names, or an index of the server itself.
 _PLAIN_NAME = re.compile(r'[^\s"*\\<>|,/?#:A-Z._+-][^\s"*\\<>|,/?#:A-Z]*')
-
-
+# When it is looked again for what a bulk that was under way has made.
 _LATE_S = 1.0
 
 

@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 from ingest_bench.model.target import Scheme, Url
 
-_PORTS: dict[str, int] = {"http": 9200, "https": 9200}
+_PORT = 9200
 
 
 def parse(text: str) -> Url:
@@ -21,11 +21,11 @@ def parse(text: str) -> Url:
             "a URL with a user or a password in it would stand in results and process lists; give them in the "
             "environment, as INGEST_BENCH_USER and INGEST_BENCH_PASSWORD, or as INGEST_BENCH_API_KEY"
         )
-    if parts.scheme not in _PORTS or not parts.hostname:
+    if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError("this is no URL of a server; write it like https://search.example:9200")
     if parts.path not in ("", "/") or parts.query or parts.fragment:
         raise ValueError(
             "a path or a query after the port has no meaning here; write it like https://search.example:9200"
         )
     scheme: Scheme = "https" if parts.scheme == "https" else "http"
-    return Url(scheme=scheme, host=parts.hostname, port=port or _PORTS[scheme])
+    return Url(scheme=scheme, host=parts.hostname, port=port or _PORT)
