@@ -5,17 +5,17 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from ingest_bench import analyse, attaching, calibration, conduct, plan, records, seek, spec, store
+from ingest_bench import analyse, calibration, conduct, seek, store
 from ingest_bench.cli import report, screen, worker
+from ingest_bench.cli.what import What, plans
 from ingest_bench.errors import Interrupted, SpecError
 from ingest_bench.facts import facts
-from ingest_bench.load import track as tracks
 from ingest_bench.model.experiment import Plan, Search
-from ingest_bench.model.load import LoadOptions, TrackChoice
+from ingest_bench.model.load import LoadOptions
 from ingest_bench.runner import NetemBackend, RunOptions
 from ingest_bench.store import Results
 
@@ -85,11 +85,25 @@ def run(  # noqa: PLR0917 - typer takes them all by name
     bind: worker.Bind = None,
 ) -> int:
     """Run an experiment: every cell, measured and drawn."""
+    what = What(
+        experiment=experiment,
+        sets=sets,
+        replicates=replicates,
+        measure=measure,
+        warm_up=warm_up,
+        documents=documents,
+        track=track,
+        track_params=track_params,
+        challenge=challenge,
+        test_mode=test_mode,
+        url=url,
+        attach=attach,
+        ca_file=ca_file,
+    )
     options = RunOptions(netem=netem, java_home=java_home, allow_delete=allow_delete)
     remote = worker.asked(workers, bind)
     if resume is not None:
-        where = track or track_params or challenge or test_mode or url or attach or ca_file
-        if experiment or sets or replicates or measure or warm_up or documents or where or find_max:
+        if what != What() or find_max:
             raise SpecError("--resume takes its plan from the folder: give no experiment and no settings beside it")
         results = store.open_results(resume)
         worker.check(remote, [results.plan])
@@ -97,19 +111,18 @@ def run(  # noqa: PLR0917 - typer takes them all by name
         _fetch([results.plan], options)
         with worker.joined(remote) as joined:
             return _carried_out(results, dataclasses.replace(options, joined=joined), told)
-    chosen = _track(track, track_params, challenge, test_mode)
-    plans = _plans(experiment, sets, replicates, measure, warm_up, documents, chosen, url, attach, ca_file)
+    planned = plans(what)
     if find_max is not None:
-        plans = [seek.plan_of(ordered, Search(goal=find_max, most_runs=most_runs)) for ordered in plans]
-    worker.check(remote, plans)
-    known = [conduct.preflight(ordered, options) for ordered in plans]
+        planned = [seek.plan_of(ordered, Search(goal=find_max, most_runs=most_runs)) for ordered in planned]
+    worker.check(remote, planned)
+    known = [conduct.preflight(ordered, options) for ordered in planned]
     store.check_writable(out)
-    _fetch(plans, options)
+    _fetch(planned, options)
     with worker.joined(remote) as joined:
         options = dataclasses.replace(options, joined=joined)
         codes = [
             _carried_out(store.create(out, ordered, facts()), options, told)
-            for ordered, told in zip(plans, known, strict=True)
+            for ordered, told in zip(planned, known, strict=True)
         ]
     return max(codes)
 
@@ -151,8 +164,22 @@ def show_plan(  # noqa: PLR0917 - typer takes them all by name
     ca_file: CaFile = None,
 ) -> None:
     """Show what would run, in which order, and for how long."""
-    chosen = _track(track, track_params, challenge, test_mode)
-    for ordered in _plans(experiment, sets, replicates, measure, warm_up, documents, chosen, url, attach, ca_file):
+    what = What(
+        experiment=experiment,
+        sets=sets,
+        replicates=replicates,
+        measure=measure,
+        warm_up=warm_up,
+        documents=documents,
+        track=track,
+        track_params=track_params,
+        challenge=challenge,
+        test_mode=test_mode,
+        url=url,
+        attach=attach,
+        ca_file=ca_file,
+    )
+    for ordered in plans(what):
         _show(ordered)
     screen.say("Nothing was started.")
 
@@ -179,52 +206,3 @@ def _seconds(load: LoadOptions) -> float:
         if load.track or load.measure_documents
         else (load.longest_warm_up_ns + load.measure_ns) / 1e9 + _AROUND_A_RUN_S
     )
-
-
-def _track(folder: Path | None, parameters: str, challenge: str | None, test_mode: bool) -> TrackChoice | None:
-    if folder is None:
-        if parameters or challenge or test_mode:
-            raise SpecError("--track-params, --challenge and --test-mode belong to --track DIR: which track?")
-        return None
-    # The plan keeps it: a run may be resumed from another folder.
-    path = str(folder.absolute())
-    return TrackChoice(path=path, parameters=tracks.parameters_of(parameters), challenge=challenge, test_mode=test_mode)
-
-
-def _plans(experiment: str | None, *chosen: Any) -> list[Plan]:
-    """One plan, or one for each experiment that this one includes."""
-    names = spec.included(experiment) if experiment is not None else (None,)
-    return [_plan(name, *chosen) for name in names]
-
-
-def _plan(
-    experiment: str | None,
-    sets: list[str],
-    replicates: int | None,
-    measure: str | None,
-    warm_up: str | None,
-    documents: str | None,
-    track: TrackChoice | None,
-    url: str | None,
-    attach: int | None,
-    ca_file: Path | None,
-) -> Plan:
-    running = {key: value for key, value in {"url": url, "attach": attach}.items() if value is not None}
-    if experiment is None and track is None and not running:
-        raise SpecError("which experiment? Try: ingest-bench run quickstart (`ingest-bench list` shows all)")
-    fixed: dict[str, Any] = {"measure": measure, "warm_up": warm_up}
-    if documents is not None and documents.isdecimal():
-        if measure is not None or int(documents) < 1:
-            raise SpecError(f"--documents {documents}: at least 1, and in place of --measure: the last one ends a run")
-        fixed["measure_documents"] = int(documents)
-    elif documents is not None:
-        # Absolute, as the track's: --resume may be called from another folder.
-        fixed["documents"] = str(Path(documents).absolute())
-    if track is not None:
-        fixed["track"] = {key: value for key, value in records.to_json(track).items() if value is not None}
-    fixed["ca_file"] = str(ca_file.absolute()) if ca_file else None
-    usual = "track" if track is not None else "running" if attach is None else "attached"
-    found = spec.load(experiment or usual, sets, fixed=fixed, running=running or None, replicates=replicates)
-    if experiment is None and track is not None:
-        found = dataclasses.replace(found, name=Path(track.path).name)
-    return attaching.pinned(plan.order(found))
