@@ -1,18 +1,28 @@
-"""Run a command, start a process: the one seam to the operating system that tests replace."""
+"""Run a command, start a process: the one seam to the operating system that tests replace.
+
+Whatever is started may run as root, in a folder and with an environment that somebody else chose. So a child finds its
+programs by `PATH` alone, and a Python child imports nothing from the current folder: `python` and `script`.
+"""
 
 from __future__ import annotations
 
 import os
 import shlex
 import shutil
+import site
 import subprocess
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ingest_bench.errors import RunFailed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
+
+# Where programs are looked for, whatever the caller's PATH says: cron's has no /usr/sbin, where ip and tc are, and one
+# with "." in it would run somebody's program.
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 # Not by a preexec_fn: Python then runs the hooks of os.register_at_fork, where a Ctrl-C is printed and forgotten.
 _DYING = ("setpriv", "--pdeathsig", "KILL", "--")
@@ -45,6 +55,7 @@ def run(
             input=stdin,
             check=False,
             pass_fds=pass_fds,
+            env=environment(),
         )
     except subprocess.TimeoutExpired:
         raise RunFailed(f"{shlex.join(argv)}: no end after {timeout_s:g} s") from None
@@ -64,12 +75,11 @@ def start(
     stderr: int | None = subprocess.STDOUT,
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
-    user: int | None = None,
 ) -> subprocess.Popen[bytes]:
     """A child that the kernel ends with us (parent-death signal) and that Ctrl-C of the terminal does not reach.
 
-    Call it from the main thread: the death signal follows the thread that forked. `user` drops to that uid and gid.
-    A path as `stdout` is appended to.
+    Call it from the main thread: the death signal follows the thread that forked. A path as `stdout` is appended to.
+    `env` is its whole environment; without it the child has `environment()`.
     """
     _check_program(argv)
     opened = None if stdout is None or isinstance(stdout, int) else stdout.open("ab")
@@ -81,15 +91,34 @@ def start(
             stdout=output,
             stderr=stderr,
             cwd=cwd,
-            env=env,
+            env=environment() if env is None else env,
             start_new_session=True,
-            user=user,
-            group=user,
-            extra_groups=None if user is None else [],
         )
     finally:
         if opened is not None:
             opened.close()
+
+
+def start_in_terminal(argv: Sequence[str], *, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """A child with our terminal: Ctrl-C reaches it too. It lives on without us."""
+    _check_program(argv)
+    return subprocess.Popen(argv, env=env)
+
+
+def start_survivor(argv: Sequence[str], *, pass_fds: tuple[int, ...]) -> subprocess.Popen[bytes]:
+    """A child that lives on when we are killed, deaf to the terminal, with nothing of ours but these descriptors."""
+    _check_program(argv)
+    null = subprocess.DEVNULL
+    return subprocess.Popen(
+        argv,
+        stdin=null,
+        stdout=null,
+        stderr=null,
+        pass_fds=pass_fds,
+        cwd="/",
+        env=environment(),
+        start_new_session=True,
+    )
 
 
 def stop(process: subprocess.Popen[bytes], *, grace_s: float = 5.0) -> int:
@@ -101,6 +130,29 @@ def stop(process: subprocess.Popen[bytes], *, grace_s: float = 5.0) -> int:
         except subprocess.TimeoutExpired:
             process.kill()
     return process.wait()
+
+
+def environment(**more: str) -> dict[str, str]:
+    """Our environment for a child: with `PATH` in place of the caller's, and with what is given."""
+    return {**os.environ, "PATH": PATH, **more}
+
+
+def which(program: str) -> str | None:
+    """Where a program is that a child would run; None when it is not installed."""
+    return shutil.which(program, path=PATH)
+
+
+def python(module: str, *arguments: str) -> tuple[str, ...]:
+    """The argv of this Python that runs an installed module, and imports nothing from the current folder.
+
+    Nothing from the user's own site-packages either, unless the command itself is installed there.
+    """
+    return (sys.executable, "-P", *(() if _is_in_user_site() else ("-s",)), "-m", module, *arguments)
+
+
+def script(path: str | Path, *arguments: str) -> tuple[str, ...]:
+    """The argv of this Python that runs a file which needs the standard library alone."""
+    return (sys.executable, "-I", "-S", str(path), *arguments)
 
 
 def is_root() -> bool:
@@ -116,6 +168,10 @@ def with_us(argv: Sequence[str]) -> tuple[str, ...]:
 def _check_program(argv: Sequence[str]) -> None:
     """RunFailed for a program that cannot be run, in place of the error of whoever should start it."""
     for program in (_DYING[0], argv[0]):
-        if shutil.which(program) is None:
+        if which(program) is None:
             trouble = "this user may not run it" if os.path.exists(program) else "this program is not installed"  # noqa: PTH110
             raise RunFailed(f"{program}: {trouble} (tried: {shlex.join(argv)})")
+
+
+def _is_in_user_site() -> bool:
+    return Path(__file__).is_relative_to(site.getusersitepackages())

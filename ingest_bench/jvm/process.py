@@ -97,8 +97,7 @@ def reachable(plan: LaunchPlan) -> bool:
 
 def environment(plan: LaunchPlan) -> dict[str, str]:
     """The server's whole environment: nothing of ours gets in, such as JAVA_TOOL_OPTIONS."""
-    path = os.environ.get("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
-    return {"PATH": path, "LANG": "C.UTF-8", "HOME": str(plan.cwd), **plan.env}
+    return {"PATH": system.PATH, "LANG": "C.UTF-8", "HOME": str(plan.cwd), **plan.env}
 
 
 def give(folder: Path) -> None:

@@ -13,12 +13,12 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ingest_bench import system
 from ingest_bench.errors import InvalidRun, RunFailed, SpecError
 from ingest_bench.ledger import book, sessions
 from ingest_bench.ledger.steps import setting_step
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     Stage = Callable[[str], None]
 
 # Tests put a driver here that is killed at a chosen moment.
-COMMAND: tuple[str, ...] = (sys.executable, "-m", "ingest_bench.ledger")
+COMMAND: tuple[str, ...] = system.python("ingest_bench.ledger")
 
 _START_LIMIT_S = 60.0
 # The watchdog's own patience for a change that is under way, and then some commands.
@@ -159,18 +159,7 @@ def _watched(path: Path, until_boottime_ns: int, lock: int, on_stage: Stage) -> 
 
 
 def _start(arguments: tuple[str, ...], pipes: tuple[int, int], lock: int) -> subprocess.Popen[bytes]:
-    package = str(Path(__file__).parents[2])
-    known = os.environ.get("PYTHONPATH")
-    return subprocess.Popen(
-        (*COMMAND, *arguments, *map(str, pipes)),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        pass_fds=(*pipes, lock),
-        cwd="/",
-        env={**os.environ, "PYTHONPATH": f"{package}:{known}" if known else package},
-        start_new_session=True,
-    )
+    return system.start_survivor((*COMMAND, *arguments, *map(str, pipes)), pass_fds=(*pipes, lock))
 
 
 def _end(dog: subprocess.Popen[bytes], path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ingest_bench import system
@@ -132,7 +131,7 @@ def start_local(plan: LoadPlan, enter: Enter) -> LocalWorker:
     """A worker in the namespace that `enter` enters, preparing."""
     for old in (plan.samples, plan.queries, plan.report):
         old.unlink(missing_ok=True)
-    argv = enter((sys.executable, "-m", "ingest_bench.load.worker", str(plan.write())))
+    argv = enter(system.python("ingest_bench.load.worker", str(plan.write())))
     with plan.log.open("wb") as log:
         popen = system.start(argv, stdout=subprocess.PIPE, stdin=subprocess.PIPE, stderr=log.fileno())
     return LocalWorker(plan, popen)

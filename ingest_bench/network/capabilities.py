@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from typing import TYPE_CHECKING
 
 from ingest_bench import system
@@ -27,7 +26,7 @@ _PROGRAMS = {
 
 def capabilities() -> tuple[Capability, ...]:
     """Programs, namespaces and what works in them for the user that we are, and the backends of netem."""
-    missing = [program for program in _PROGRAMS if shutil.which(program) is None]
+    missing = [program for program in _PROGRAMS if system.which(program) is None]
     if missing:
         packages = " ".join(sorted({_PROGRAMS[program] for program in missing}))
         return (_absent("programs", f"{', '.join(missing)} not found", f"Install {packages}."),)

@@ -13,11 +13,11 @@ A fault lives in the link's namespaces: it goes with them, also when we are kill
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
+from ingest_bench import system
 from ingest_bench.errors import MissingCapability, RunFailed, SpecError
 from ingest_bench.network import commands, holes
 from ingest_bench.network.places import DIRECTIONS
@@ -106,7 +106,7 @@ def reset(link: Link) -> int:
 
 
 def _reset_at(end: End, among: Sequence[int]) -> list[int]:
-    argv = (sys.executable, "-P", "-m", "ingest_bench.network.resets", end.device, end.address, end.peer)
+    argv = system.python("ingest_bench.network.resets", end.device, end.address, end.peer)
     answer = json.loads(end.namespace.run((*argv, str(_RESET_LIMIT_S), *map(str, among))))
     ports: list[int] = answer["ports"]
     if answer["left"]:

@@ -32,19 +32,20 @@ _LISTEN_LIMIT_S = 120.0
 
 
 def environment(link: Link) -> dict[str, str]:
-    """Our environment, and who is who on the link."""
-    return {**os.environ, "INGEST_BENCH_CLIENT": link.client_address, "INGEST_BENCH_SERVER": link.server_address}
+    """A child's environment, and who is who on the link."""
+    return system.environment(INGEST_BENCH_CLIENT=link.client_address, INGEST_BENCH_SERVER=link.server_address)
 
 
 def argv(place: Namespace, command: Sequence[str]) -> tuple[str, ...]:
-    """The argv that runs a command in a namespace, bound to our process."""
+    """The argv that runs a user's command in a namespace, found by the user's own PATH, and bound to our process."""
     processes = (*_PROCESSES, "--mount-proc") if _sees_own_processes(place) else _PROCESSES
-    return place.command(system.with_us((*processes, "--", *_SHELL, *command)))
+    as_typed = ("env", f"PATH={os.environ.get('PATH', system.PATH)}", "--", *command)
+    return place.command(system.with_us((*processes, "--", *_SHELL, *as_typed)))
 
 
 def run(link: Link, command: Sequence[str]) -> int:
     """The exit status of a command on the client's side. It has our terminal, so Ctrl-C reaches it too."""
-    process = subprocess.Popen(argv(link.client, command), env=environment(link))
+    process = system.start_in_terminal(argv(link.client, command), env=environment(link))
     try:
         return _status(process.wait())
     except KeyboardInterrupt:
@@ -59,9 +60,7 @@ def run(link: Link, command: Sequence[str]) -> int:
 @contextmanager
 def server(link: Link, command: Sequence[str], *, port: int | None = None) -> Iterator[None]:
     """A command on the server's side during the block; with a port, the block begins when it listens there."""
-    process = subprocess.Popen(
-        argv(link.server, command), env=environment(link), stdin=subprocess.DEVNULL, start_new_session=True
-    )
+    process = system.start(argv(link.server, command), env=environment(link), stderr=None)
     try:
         if port is not None:
             _await_listener(link, process, port)

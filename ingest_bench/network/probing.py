@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import select
 import subprocess
-import sys
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -106,7 +105,7 @@ def meters(link: Link, *, pairs: int = 1) -> Iterator[list[tuple[Remote, Remote]
 
 
 def _start(end: End, stack: ExitStack) -> subprocess.Popen[bytes]:
-    argv = (sys.executable, "-P", "-m", "ingest_bench.network.meter", end.address, end.device)
+    argv = system.python("ingest_bench.network.meter", end.address, end.device)
     pipe = subprocess.PIPE
     process = system.start(end.namespace.command(argv), stdin=pipe, stdout=pipe, stderr=pipe)
     stack.callback(_close, process)

@@ -9,10 +9,8 @@ and lost up to 1% of the packets of a stream of 50 to 300 Mbit/s on a busy machi
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
-import sys
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache
@@ -204,7 +202,7 @@ def uml_box(opened: Sandbox, client: Namespace, server: Namespace, *, mtu_bytes:
 @cache
 def complaint() -> str:
     """Why there is no such box on this machine, and the remedy; empty when there is one. Found by trying cheaply."""
-    missing = [program for program in ("linux.uml", "busybox") if shutil.which(program) is None]
+    missing = [program for program in ("linux.uml", "busybox") if system.which(program) is None]
     if missing:
         return f"User-Mode Linux: {' and '.join(missing)} not found. {REMEDY}"
     version = system.run(("linux.uml", "--version")).strip()
@@ -226,7 +224,7 @@ def _wire(middle: Namespace, client: Namespace, server: Namespace) -> None:
 
 
 def _start(middle: Namespace, mtu_bytes: int) -> tuple[subprocess.Popen[bytes], int]:
-    sockets = (sys.executable, "-I", "-S", packet_sockets.__file__, *(side.outside for side in SIDES), "--")
+    sockets = system.script(packet_sockets.__file__, *(side.outside for side in SIDES), "--")
     killed_with = ("setpriv", "--pdeathsig", "KILL")
     own = ("unshare", "--mount", "--pid", "--fork", "--kill-child=KILL")
     process = system.start(

@@ -63,7 +63,7 @@ def frame_sizes(raw: Path) -> tuple[Histogram, ...]:
 
 
 def _start(end: End, sampled: int, stack: ExitStack) -> subprocess.Popen[bytes]:
-    argv = (sys.executable, "-P", "-m", "ingest_bench.network.wire", end.device, end.address, str(sampled))
+    argv = system.python("ingest_bench.network.wire", end.device, end.address, str(sampled))
     pipe = subprocess.PIPE
     watcher = system.start(end.namespace.command(argv), stdin=pipe, stdout=pipe, stderr=pipe)
     stack.callback(_close, watcher)

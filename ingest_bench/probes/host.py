@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -50,7 +49,7 @@ class Host:
     @contextmanager
     def watch(self, server_pid: int, raw: Path) -> Iterator[None]:
         """The child samples as long as this stands."""
-        argv = (sys.executable, "-m", "ingest_bench.probes.proc", str(server_pid), str(raw / _FILE))
+        argv = system.python("ingest_bench.probes.proc", str(server_pid), str(raw / _FILE))
         child = system.start(argv, stdout=raw / "host.log")
         try:
             yield

@@ -9,7 +9,6 @@ import json
 import os
 import select
 import subprocess
-import sys
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -90,7 +89,7 @@ def _visible_pid(pid: int) -> int:
 
 
 def _start(ports: tuple[int, ...], pid: int, out: Path, log: Path) -> subprocess.Popen[bytes]:
-    argv = (sys.executable, "-m", "ingest_bench.probes.tap", ",".join(map(str, ports)), str(pid), str(out))
+    argv = system.python("ingest_bench.probes.tap", ",".join(map(str, ports)), str(pid), str(out))
     with log.open("wb") as errors:
         child = system.start(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors.fileno())
     assert child.stdout is not None  # noqa: S101 - for the type: it is a pipe

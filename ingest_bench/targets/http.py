@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import subprocess
-import sys
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -101,7 +100,7 @@ def ask(
 ) -> Iterator[Http]:
     """Questions to the server at `endpoint`, asked where `enter` leads."""
     program = Path(__file__).with_name("asker.py")
-    argv = enter((sys.executable, "-I", str(program), endpoint.host, str(endpoint.port)))
+    argv = enter(system.script(program, endpoint.host, str(endpoint.port)))
     asker = system.start(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     name = host_header or str(endpoint)
     http = Http(f"{'http' if tls is None else 'https'}://{name}", asker, headers or {})
