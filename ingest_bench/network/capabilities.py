@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from ingest_bench import system
 from ingest_bench.errors import IngestBenchError
 from ingest_bench.model.capability import Capability
+from ingest_bench.network import offload
 from ingest_bench.network.box import BOXES
 from ingest_bench.network.sandbox import sandbox
 
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 _PROGRAMS = {
     "ip": "iproute2",
     "tc": "iproute2",
-    "ethtool": "ethtool",
     "nsenter": "util-linux",
     "unshare": "util-linux",
     "setpriv": "util-linux",
@@ -50,7 +50,7 @@ def _tried(place: Namespace) -> tuple[Capability, ...]:
     tries = (
         ("veth pairs", ("ip", "link", "add", "name", "try0", "type", "veth", "peer", "name", "try1"), "veth"),
         ("token bucket", ("tc", "qdisc", "add", "dev", "try0", "root", "tbf", *bucket), "sch_tbf"),
-        ("offloads", ("ethtool", "-K", "try0", "tso", "off"), "veth"),
+        ("offloads", offload.argv("try0", {"tso": False}), "veth"),
     )
     found = []
     for name, argv, module in tries:
