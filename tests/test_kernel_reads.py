@@ -188,7 +188,7 @@ def test_the_capability_is_found_by_trying() -> None:
 def test_an_ordinary_user_is_told_what_is_missing() -> None:
     program = "from ingest_bench.probes import capability; c = capability(); print(c.present, c.detail, c.remedy)"
     said = system.run([*ordinary_user.before(), sys.executable, "-c", program])
-    assert said.startswith("False kernel-reads: the kernel would not let us watch reads (")
+    assert said.startswith("False the kernel would not let us watch reads (")
     assert "Run as root" in said
 
 
