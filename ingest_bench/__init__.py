@@ -20,5 +20,6 @@ Imports run downward only (tests/test_architecture.py):
     report, gate -> analysis model units (report also data; gate also records errors)     analysis -> model units
     advise   -> store analysis model
     spec, plan, store, facts -> records data model units errors (facts also system)
+    trials   -> system model errors (what a machine can do: for targets, network, probes and cli)
     model    -> nothing
 """

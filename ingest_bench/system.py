@@ -1,7 +1,7 @@
 """Run a command, start a process: the one seam to the operating system that tests replace.
 
 Whatever is started may run as root, in a folder and with an environment that somebody else chose. So a child finds its
-programs by `PATH` alone, and a Python child imports nothing from the current folder: `python` and `script`.
+programs by `PATH` alone, and a Python child imports nothing from the current folder: `python`, `program` and `script`.
 """
 
 from __future__ import annotations
@@ -147,7 +147,12 @@ def python(module: str, *arguments: str) -> tuple[str, ...]:
 
     Nothing from the user's own site-packages either, unless the command itself is installed there.
     """
-    return (sys.executable, "-P", *(() if _is_in_user_site() else ("-s",)), "-m", module, *arguments)
+    return (*_isolated(), "-m", module, *arguments)
+
+
+def program(path: str | Path, *arguments: str) -> tuple[str, ...]:
+    """The argv of this Python that runs a file which needs installed packages, but not the one that it is in."""
+    return (*_isolated(), str(path), *arguments)
 
 
 def script(path: str | Path, *arguments: str) -> tuple[str, ...]:
@@ -171,6 +176,10 @@ def _check_program(argv: Sequence[str]) -> None:
         if which(program) is None:
             trouble = "this user may not run it" if os.path.exists(program) else "this program is not installed"  # noqa: PTH110
             raise RunFailed(f"{program}: {trouble} (tried: {shlex.join(argv)})")
+
+
+def _isolated() -> tuple[str, ...]:
+    return (sys.executable, "-P", *(() if _is_in_user_site() else ("-s",)))
 
 
 def _is_in_user_site() -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -14,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from ingest_bench.network import offload
 
 CLIENT, SERVER, PORT = "198.18.40.1", "198.18.40.2", 9200
 HAS_IPV6 = Path("/proc/sys/net/ipv6").exists()
@@ -40,11 +43,11 @@ ip addr add {SERVER}/24 dev eth0
 ip link set eth0 up
 ip link set eth1 up
 """
-# Everything that ip, tc, ethtool and sysctl say of a namespace.
-_SNAPSHOT = """
+# Everything that ip, tc and sysctl say of a namespace, and the features of eth0.
+_SNAPSHOT = f"""
 ip -j -d link show; ip -j addr show; ip -j -4 route show table all; ip -j -6 route show table all; ip -j rule show
 tc -j qdisc show; tc -j filter show dev eth0; tc -j filter show dev eth0 ingress
-ethtool -k eth0; sysctl -e net.ipv4.tcp_rmem net.ipv4.tcp_wmem net.ipv6.conf.eth0.mtu
+{shlex.join(offload.argv("eth0", {}))}; sysctl -e net.ipv4.tcp_rmem net.ipv4.tcp_wmem net.ipv6.conf.eth0.mtu
 """
 
 

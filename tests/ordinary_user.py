@@ -1,4 +1,4 @@
-"""A file of tests once more, as an ordinary user."""
+"""What an ordinary user sees: a command, or a file of tests once more."""
 
 from __future__ import annotations
 
@@ -13,6 +13,16 @@ import pytest
 NOBODY = 65534
 
 
+def before() -> tuple[str, ...]:
+    """What goes before a command to run it as an ordinary user; a skip where that one cannot use this Python."""
+    if os.geteuid() != 0:
+        return ()
+    user = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
+    if subprocess.run((*user, sys.executable, "-c", "import ingest_bench, pytest"), check=False).returncode:
+        pytest.skip("this Python is not readable for other users")
+    return user
+
+
 def repeat(file: str, *, promised: str, limit_s: int, marks: str = "", names: str = "not ordinary_user") -> None:
     """Those tests of the file that have these marks and names pass; a skip where there is no other user to be.
 
@@ -20,9 +30,7 @@ def repeat(file: str, *, promised: str, limit_s: int, marks: str = "", names: st
     """
     if os.geteuid() != 0:
         pytest.skip("this is the ordinary user")
-    user = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
-    if subprocess.run((*user, sys.executable, "-c", "import ingest_bench, pytest"), check=False).returncode:
-        pytest.skip("this Python is not readable for other users")
+    user = before()
     with tempfile.TemporaryDirectory() as folder:
         os.chown(folder, NOBODY, NOBODY)
         chosen = (f"--promised={promised}", "-m", marks, "-k", names, f"--basetemp={folder}/tests")

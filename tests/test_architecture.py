@@ -12,7 +12,7 @@ import ingest_bench
 
 PACKAGE = Path(ingest_bench.__file__).parent
 BASE = {"model", "units", "errors"}
-PARTS = {"records", "rates", "urls", "credentials", "coherence", "catalog", "data", "system", "ledger", *BASE}
+PARTS = {"records", "rates", "urls", "credentials", "coherence", "catalog", "data", "system", "trials", "ledger", *BASE}
 REACHED = {"targets", "network", "probes", "load", "jvm", "store", "facts", "analysis"}
 # Each part and what it may import of ours. A part that is not here may import everything: only `cli` may.
 MAY_IMPORT: dict[str, set[str]] = {
@@ -30,6 +30,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "plan": {"spec", *BASE},
     "store": {"records", *BASE},
     "system": {"errors"},
+    "trials": {"system", *BASE},
     "ledger": {"system", "records", *BASE},
     "facts": {"system", *BASE},
     "jvm": PARTS,

@@ -159,6 +159,15 @@ def test_a_cache_that_cannot_be_written_is_explained(tmp_path: Path, monkeypatch
         cache.filled("one", lambda path: path.mkdir())
 
 
+def test_a_cache_that_cannot_be_read_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Root may read any folder; nobody can follow a link to itself.
+    (tmp_path / "loop").symlink_to("loop")
+    monkeypatch.setenv("INGEST_BENCH_CACHE", str(tmp_path / "loop"))
+    for look in (lambda: cache.has("one"), lambda: cache.filled("one", lambda path: path.mkdir())):
+        with pytest.raises(MissingCapability, match=r"cannot be read .*\nSet INGEST_BENCH_CACHE"):
+            look()
+
+
 def fake_java(home: Path, version: str, *, javac: bool = False) -> Path:
     (home / "bin").mkdir(parents=True)
     for program in ("java", "javac") if javac else ("java",):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import ordinary_user
 import pytest
 
 from ingest_bench import system
@@ -186,9 +187,8 @@ def test_the_capability_is_found_by_trying() -> None:
 @pytest.mark.processes
 def test_an_ordinary_user_is_told_what_is_missing() -> None:
     program = "from ingest_bench.probes import capability; c = capability(); print(c.present, c.detail, c.remedy)"
-    ordinary = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"] if system.is_root() else []
-    said = system.run([*ordinary, sys.executable, "-c", program])
-    assert said.startswith("False kernel-reads: the kernel would not let us watch reads (")
+    said = system.run([*ordinary_user.before(), sys.executable, "-c", program])
+    assert said.startswith("False the kernel would not let us watch reads (")
     assert "Run as root" in said
 
 

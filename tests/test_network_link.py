@@ -16,8 +16,8 @@ import pytest
 from ingest_bench import catalog
 from ingest_bench.errors import MissingCapability, SpecError
 from ingest_bench.model.network import Impairment, Profile
-from ingest_bench.network import link
-from ingest_bench.network.link import Link
+from ingest_bench.network import features, link, offload
+from ingest_bench.network.link import End, Link
 from ingest_bench.network.sandbox import Namespace, sandbox
 
 pytestmark = pytest.mark.netns
@@ -55,6 +55,10 @@ print(connection.getsockopt(6, 2), congestion_control, connection.getsockname()[
 def details(place: Namespace, device: str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(place.run(("ip", "-d", "-j", "link", "show", "dev", device)))[0]
     return found
+
+
+def features_of(end: End) -> features.States:
+    return features.answer(end.namespace.run(offload.argv(end.device, {}))).after
 
 
 def call(made: Link, timeout_s: float = 20) -> list[str]:
@@ -100,9 +104,10 @@ def test_the_profile_is_what_the_devices_say() -> None:
             }
             qdiscs = json.loads(end.namespace.run(("tc", "-j", "qdisc", "show", "dev", end.device)))
             assert [(qdisc["kind"], qdisc["options"]["rate"] * 8) for qdisc in qdiscs] == [("tbf", rate_bps)]
-            features = end.namespace.run(("ethtool", "-k", end.device))
-            assert "tcp-segmentation-offload: off" in features
-            assert "generic-receive-offload: on" in features
+            states = features_of(end)
+            assert not states["tx-tcp-segmentation"].on
+            assert not states["tx-tcp6-segmentation"].on
+            assert states["rx-gro"].on
 
 
 @pytest.mark.parametrize(
@@ -152,8 +157,10 @@ def test_a_link_that_is_changed_back_has_nothing_left_of_the_state_between() -> 
     def everything(made: Link) -> list[str]:
         sysctls = ("sysctl", "net.ipv4.tcp_rmem", "net.ipv4.tcp_wmem")
         shown = [("ip", "-d", "link"), ("ip", "route"), ("tc", "qdisc"), sysctls, ("ip", "neigh")]
-        features = [end.namespace.run(("ethtool", "-k", end.device)) for end in made.ends]
-        return [end.namespace.run(argv) for end in made.ends for argv in shown] + features
+        return [
+            *(end.namespace.run(argv) for end in made.ends for argv in shown),
+            *(str(features_of(end)) for end in made.ends),
+        ]
 
     between = Profile(
         name="between",

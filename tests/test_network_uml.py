@@ -195,10 +195,8 @@ def test_the_guest_makes_itself_a_router_with_netem() -> None:
         "modules=/usr/lib/uml/modules/$(busybox uname -r)/kernel/net/sched",
         "busybox insmod $modules/sch_netem.ko",
         "busybox insmod $modules/sch_tbf.ko",
-        "ip link set dev vec0 name to-server address 02:00:c6:12:02:fe",
-        "ip link set dev vec1 name to-client address 02:00:c6:12:01:fe",
-        "ethtool -K to-server gro off",
-        "ethtool -K to-client gro off",
+        "ip link set dev vec0 name to-server address 02:00:c6:12:02:fe gro_max_size 1",
+        "ip link set dev vec1 name to-client address 02:00:c6:12:01:fe gro_max_size 1",
         "echo 1 > /proc/sys/net/ipv4/ip_forward",
     ]
 

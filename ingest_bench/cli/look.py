@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import Annotated
 
 import typer
@@ -10,6 +11,7 @@ from ingest_bench import analyse, catalog, data, facts, network, probes, targets
 from ingest_bench.cli import screen
 from ingest_bench.model.target import TargetOptions
 from ingest_bench.targets.capabilities import capabilities as server_capabilities
+from ingest_bench.trials import Trial, tried
 
 
 def add_to(app: typer.Typer) -> None:
@@ -46,15 +48,19 @@ def fetch(
 
 def doctor() -> None:
     """Say what this machine can do, and what to do about what it cannot."""
+    screen.say(tried(Trial(name="machine", attempt=_machine)).detail)
+    for each in (*network.capabilities(), probes.capability(), *server_capabilities(targets.TARGETS)):
+        screen.mark(each.present, each.name, each.detail)
+        if each.remedy:
+            screen.say(textwrap.indent(each.remedy, " " * 6))
+
+
+def _machine() -> str:
     known = facts.facts()
-    screen.say(
+    return (
         f"{known['distribution']}, kernel {known['kernel']}, {known['cores']} cores, "
         f"{known['memory_bytes'] / 2**30:.0f} GiB, Python {known['python']}, uid {known['uid']}"
     )
-    for each in (*network.capabilities(), probes.capability(), *server_capabilities(targets.TARGETS)):
-        screen.mark(each.present, each.name, each.detail)
-        if not each.present and each.remedy:
-            screen.say(f"      {each.remedy}")
 
 
 def _first_line(thing: object) -> str:

@@ -56,7 +56,7 @@ def fetch(artifact: Artifact, progress: Progress = no_progress) -> Path:
     """The verified file in the cache; RunFailed that names the artifact when it cannot be had."""
     name = f"artifacts/{artifact.group}/{artifact.file_name}"
     here = cache.folder() / name
-    if here.exists() and _sha256(here) != artifact.sha256:
+    if cache.has(name) and _sha256(here) != artifact.sha256:
         cache.remove(here)
     return cache.filled(name, lambda partial: _download(artifact, partial, progress))
 
@@ -74,7 +74,7 @@ def unpacked(artifact: Artifact, progress: Progress = no_progress) -> Path:
 
 def is_here(artifact: Artifact) -> bool:
     """Whether the cache has the artifact's file."""
-    return (cache.folder() / "artifacts" / artifact.group / artifact.file_name).exists()
+    return cache.has(f"artifacts/{artifact.group}/{artifact.file_name}")
 
 
 def unpack_zip(archive: Path, into: Path, wanted: Callable[[str], bool] = lambda _: True) -> None:

@@ -29,6 +29,19 @@ def folder() -> Path:
     return ROOTS_FOLDER if system.is_root() else Path(platformdirs.user_cache_dir("ingest-bench"))
 
 
+def has(name: str) -> bool:
+    """Whether the cache has the file or folder of that name; MissingCapability where we may not look."""
+    try:
+        (folder() / name).stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise MissingCapability(
+            f"cache: {folder()} cannot be read ({error.strerror})\nSet INGEST_BENCH_CACHE to a folder of your own."
+        ) from None
+    return True
+
+
 def filled(name: str, fill: Callable[[Path], None]) -> Path:
     """The file or folder of that name below the cache, made by `fill` once.
 
@@ -36,7 +49,7 @@ def filled(name: str, fill: Callable[[Path], None]) -> Path:
     leaves nothing that looks whole, and the next one to come clears it away. A lock lets one at a time fill a name.
     """
     place = folder() / name
-    if place.exists():
+    if has(name):
         return place
     try:
         with _working_folder(place) as work:

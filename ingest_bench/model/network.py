@@ -65,7 +65,7 @@ class Profile:
     gso_max_size_bytes: int | None = None
     gro_max_size_bytes: int | None = None
     offloads: dict[str, bool] = field(default_factory=dict)
-    """ethtool's feature names ("tso", "gso", "gro", "lro", "tx-checksum-ip-generic" …) to on or off."""
+    """Features by ethtool's names ("tso", "gso", "gro", "lro" …) or the kernel's ("rx-udp-gro-forwarding" …)."""
     congestion_control: str | None = "cubic"
     tcp_rmem: str | None = None
     """"min default max" in bytes, as net.ipv4.tcp_rmem."""

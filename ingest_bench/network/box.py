@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Protocol
 
+from ingest_bench import system
 from ingest_bench.errors import MissingCapability, SpecError
 from ingest_bench.network import commands, places, uml
 from ingest_bench.network.sandbox import has_ipv6, sandbox
@@ -47,6 +48,8 @@ def kernel_box(opened: Sandbox, client: Namespace, server: Namespace, *, mtu_byt
 @cache
 def kernel_complaint() -> str:
     """Why this kernel has no netem for us; empty when it has. Found by trying."""
+    if system.which("tc") is None:
+        return "netem: tc not found. Install iproute2."
     with sandbox() as opened:
         said = opened.add().run(("tc", "qdisc", "add", "dev", "lo", "root", "netem", "delay", "1ms"), check=False)
     return f'netem: this kernel has no sch_netem (tc: "{said.strip().removeprefix("Error: ")}").' if said else ""

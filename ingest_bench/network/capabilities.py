@@ -2,78 +2,92 @@
 
 from __future__ import annotations
 
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ingest_bench import system
-from ingest_bench.errors import IngestBenchError
-from ingest_bench.model.capability import Capability
+from ingest_bench.errors import MissingCapability
+from ingest_bench.model.network import Profile
+from ingest_bench.network import offload
 from ingest_bench.network.box import BOXES
+from ingest_bench.network.link import link
 from ingest_bench.network.sandbox import sandbox
+from ingest_bench.trials import PACKAGES, Trial, installing, not_tried, tried
 
 if TYPE_CHECKING:
-    from ingest_bench.network.sandbox import Namespace
+    from collections.abc import Iterator
 
-_PROGRAMS = {
-    "ip": "iproute2",
-    "tc": "iproute2",
-    "ethtool": "ethtool",
-    "nsenter": "util-linux",
-    "unshare": "util-linux",
-    "setpriv": "util-linux",
-    "sysctl": "procps",
-}
+    from ingest_bench.model.capability import Capability
+
+_VETH = "ip link add name try0 type veth peer name try1"
+_BUCKET = "tc qdisc add dev lo root tbf rate 1gbit burst 250000b limit 1m"
 
 
 def capabilities() -> tuple[Capability, ...]:
     """Programs, namespaces and what works in them for the user that we are, and the backends of netem."""
-    missing = [program for program in _PROGRAMS if system.which(program) is None]
-    if missing:
-        packages = " ".join(sorted({_PROGRAMS[program] for program in missing}))
-        return (_absent("programs", f"{', '.join(missing)} not found", f"Install {packages}."),)
-    return (_present("programs", ", ".join(_PROGRAMS)), *_inside(), *map(_box, BOXES))
-
-
-def _inside() -> tuple[Capability, ...]:
-    user = "root" if system.is_root() else "an ordinary user, in a user namespace"
-    try:
-        with sandbox() as opened:
-            first = opened.add()
-            opened.add()
-            return (_present("namespaces", f"as {user}"), *_tried(first))
-    except IngestBenchError as error:
-        said, _, remedy = str(error).partition("\n")
-        return (_absent("namespaces", said, remedy),)
-
-
-def _tried(place: Namespace) -> tuple[Capability, ...]:
-    bucket = ("rate", "1gbit", "burst", "250000b", "limit", "1m")
-    tries = (
-        ("veth pairs", ("ip", "link", "add", "name", "try0", "type", "veth", "peer", "name", "try1"), "veth"),
-        ("token bucket", ("tc", "qdisc", "add", "dev", "try0", "root", "tbf", *bucket), "sch_tbf"),
-        ("offloads", ("ethtool", "-K", "try0", "tso", "off"), "veth"),
+    namespaces = tried(Trial(name="namespaces", attempt=_namespaces, needs=("nsenter", "setpriv", "unshare")))
+    return (
+        tried(Trial(name="programs", attempt=_programs)),
+        namespaces,
+        *(tried(trial) if namespaces.present else not_tried(trial, "namespaces") for trial in _in_namespaces()),
+        tried(Trial(name="congestion control", attempt=_congestion_control)),
     )
-    found = []
-    for name, argv, module in tries:
-        try:
-            place.run(argv)
-            found.append(_present(name, "works"))
-        except IngestBenchError as error:
-            found.append(_absent(name, str(error), f"As root: modprobe {module}"))
-    known = place.run(("sysctl", "-n", "net.ipv4.tcp_available_congestion_control"), check=False).strip()
-    return (*found, _present("congestion control", known))
 
 
-def _box(name: str) -> Capability:
+def _in_namespaces() -> Iterator[Trial]:
+    yield Trial(name="veth pairs", attempt=partial(_inside, _VETH), needs=("ip",), remedy="As root: modprobe veth")
+    yield Trial(
+        name="token bucket", attempt=partial(_inside, _BUCKET), needs=("tc",), remedy="As root: modprobe sch_tbf"
+    )
+    yield Trial(name="offloads", attempt=_offloads)
+    yield Trial(name="links", attempt=_link, needs=("ip", "tc", "sysctl"))
+    yield Trial(
+        name="netem by kernel",
+        attempt=partial(_box, "kernel"),
+        needs=("tc",),
+        remedy="As root: modprobe sch_netem; or use --netem uml.",
+    )
+    yield Trial(name="netem by uml", attempt=partial(_box, "uml"))
+
+
+def _programs() -> str:
+    missing = [program for program in PACKAGES if system.which(program) is None]
+    if missing:
+        raise MissingCapability(f"{', '.join(missing)} not found\n{installing(missing)}")
+    return ", ".join(PACKAGES)
+
+
+def _namespaces() -> str:
+    with sandbox() as opened:
+        opened.add()
+        opened.add()
+    return "as root" if system.is_root() else "as an ordinary user, in a user namespace"
+
+
+def _inside(command: str) -> str:
+    with sandbox() as opened:
+        opened.add().run(command.split())
+    return "works"
+
+
+def _offloads() -> str:
+    with sandbox() as opened:
+        offload.apply(opened.add(), "lo", {"tso": False})
+    return "works"
+
+
+def _congestion_control() -> str:
+    return Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text(encoding="ascii").strip()
+
+
+def _link() -> str:
+    with link(Profile(name="any", congestion_control=None)):
+        return "works"
+
+
+def _box(name: str) -> str:
     said = BOXES[name].complaint()
-    if not said:
-        return _present(f"netem by {name}", "works")
-    remedy = "As root: modprobe sch_netem; or use --netem uml." if name == "kernel" else ""
-    return _absent(f"netem by {name}", said, remedy)
-
-
-def _present(name: str, detail: str) -> Capability:
-    return Capability(name=name, present=True, detail=detail)
-
-
-def _absent(name: str, detail: str, remedy: str) -> Capability:
-    return Capability(name=name, present=False, detail=detail, remedy=remedy)
+    if said:
+        raise MissingCapability(said)
+    return "works"

@@ -1,4 +1,4 @@
-"""Profile to the lines of `ip -batch`, and the argv of sysctl and ethtool. Pure."""
+"""Profile to the lines of `ip -batch`, and the argv of sysctl. Pure."""
 
 from __future__ import annotations
 

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 _PROCESSES = ("unshare", "--pid", "--fork", "--kill-child=KILL")
 # The first process of a namespace is deaf to signals that it does not handle. It stays a shell; the command is the
-# second one and ends by Ctrl-C as ever.
-_SHELL = ("sh", "-c", '"$@"; exit $?', "sh")
+# second one and ends by Ctrl-C as ever. `env PATH=… -- COMMAND` was rejected: to env, "--" is then the command.
+_SHELL = ("sh", "-c", 'PATH=$1; shift; "$@"; exit $?', "sh")
 _GRACE_S = 5.0
 _LISTEN_LIMIT_S = 120.0
 
@@ -39,8 +39,8 @@ def environment(link: Link) -> dict[str, str]:
 def argv(place: Namespace, command: Sequence[str]) -> tuple[str, ...]:
     """The argv that runs a user's command in a namespace, found by the user's own PATH, and bound to our process."""
     processes = (*_PROCESSES, "--mount-proc") if _sees_own_processes(place) else _PROCESSES
-    as_typed = ("env", f"PATH={os.environ.get('PATH', system.PATH)}", "--", *command)
-    return place.command(system.with_us((*processes, "--", *_SHELL, *as_typed)))
+    users_path = os.environ.get("PATH", system.PATH)
+    return place.command(system.with_us((*processes, "--", *_SHELL, users_path, *command)))
 
 
 def run(link: Link, command: Sequence[str]) -> int:

@@ -1,18 +1,17 @@
-"""What is known of a real interface before anything is changed, from the words of ip, tc and ethtool."""
+"""What is known of a real interface before anything is changed, from the words of ip and tc, and its features."""
 
 from __future__ import annotations
 
 import ipaddress
 import json
 import os
-import re
 import socket
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from ingest_bench import records, system
 from ingest_bench.errors import RunFailed, SpecError
-from ingest_bench.network import offload
+from ingest_bench.network import features, offload
 from ingest_bench.network.interface_rules import Found, Qdisc
 
 if TYPE_CHECKING:
@@ -21,12 +20,7 @@ if TYPE_CHECKING:
 
     from ingest_bench.model.target import Endpoint
 
-# ethtool's headings in `ethtool -k` to the other names that `ethtool -K` or a profile has for them.
-_OTHER_NAMES = {long: short for short, long in offload.LONG_NAMES.items()}
-T = TypeVar("T")
-
 _SIZES = ("gso_max_segs", "gso_max_size", "gso_ipv4_max_size", "gro_max_size", "gro_ipv4_max_size")
-_FEATURE = re.compile(r"(?P<member>\t?)(?P<name>[a-z0-9_-]+): (?P<value>on|off)(?: \[(?P<note>[a-z ]+)\])?")
 
 
 def find(interface: str, to: Endpoint) -> Found:
@@ -36,7 +30,6 @@ def find(interface: str, to: Endpoint) -> Found:
     route = _way(address)
     family = f"-{address.version}"
     target = f"{address}/{address.max_prefixlen}"
-    offloads = system.run(("ethtool", "-k", interface))
     sizes = {name: int(link[name]) for name in _SIZES if name in link}
     ipv6_mtu = _text(Path(f"/proc/sys/net/ipv6/conf/{interface}/mtu"))
     return Found(
@@ -46,9 +39,7 @@ def find(interface: str, to: Endpoint) -> Found:
         sizes=sizes,
         qdiscs=qdiscs(_json("tc", "-j", "qdisc", "show", "dev", interface)),
         default_qdisc=_text(Path("/proc/sys/net/core/default_qdisc")),
-        features=features(offloads),
-        fixed=fixed(offloads),
-        unsettled=unsettled(offloads),
+        features=features_of(interface),
         address=address,
         route_device=str(route.get("dev", "")),
         gateway=route.get("gateway"),
@@ -83,63 +74,15 @@ def qdiscs(listed: Iterable[Mapping[str, Any]]) -> tuple[Qdisc, ...]:
     return tuple(Qdisc(kind=str(entry["kind"]), handle=str(entry["handle"])) for entry in listed)
 
 
-def features(text: str) -> dict[str, dict[str, bool]]:
-    """Each name that a profile may have for an offload to the single features behind it and their values.
-
-    Fixed ones are left out: they cannot be changed. A heading with members is their sum, not a feature of its own.
-    """
-    found: dict[str, dict[str, bool]] = {}
-    for heading, members in _groups(text).items():
-        for _, name, on, is_fixed in members:
-            if not is_fixed:
-                found[name] = {_short(name): on}
-        inner = {_short(name): on for is_member, name, on, is_fixed in members if is_member and not is_fixed}
-        if inner:
-            found[heading] = inner
-        elif len(members) > 1:
-            found.pop(heading, None)
-    return _with_other_names(found)
-
-
-def fixed(text: str) -> dict[str, bool]:
-    """Each name of an offload that the driver fixes to its value."""
-    return _with_other_names(
-        {name: on for group in _groups(text).values() for _, name, on, is_fixed in group if is_fixed}
-    )
-
-
-def unsettled(text: str) -> frozenset[str]:
-    """The features that are not what was asked of them, since another one does not allow it."""
-    matches = filter(None, map(_FEATURE.fullmatch, text.splitlines()))
-    return frozenset(match["name"] for match in matches if (match["note"] or "").startswith("requested"))
+def features_of(interface: str) -> features.States:
+    """Its features as they are now."""
+    return features.answer(system.run(offload.argv(interface, {}))).after
 
 
 def ssh_ends(connection: str) -> tuple[str, str] | None:
     """The client's and our own address in SSH_CONNECTION; None when it is none."""
     words = connection.split()
     return (words[0], words[2]) if len(words) == 4 else None
-
-
-def _groups(text: str) -> dict[str, list[tuple[bool, str, bool, bool]]]:
-    """Heading to (is a member of it, name, is on, is fixed), the heading itself first."""
-    groups: dict[str, list[tuple[bool, str, bool, bool]]] = {}
-    heading = ""
-    for match in filter(None, map(_FEATURE.fullmatch, text.splitlines())):
-        heading = heading if match["member"] else match["name"]
-        line = (bool(match["member"]), match["name"], match["value"] == "on", match["note"] == "fixed")
-        groups.setdefault(heading, []).append(line)
-    return groups
-
-
-def _with_other_names(found: dict[str, T]) -> dict[str, T]:
-    """The same under ethtool's short names and the common aliases too."""
-    short = {_short(name): value for name, value in found.items()}
-    aliases = {alias: short[name] for alias, name in offload.ALIASES.items() if name in short}
-    return {**found, **short, **aliases}
-
-
-def _short(name: str) -> str:
-    return _OTHER_NAMES.get(name, name)
 
 
 def _link(interface: str) -> dict[str, Any]:

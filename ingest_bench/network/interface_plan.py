@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ingest_bench.ledger import Action, Step, Undo
-from ingest_bench.network import netem, offload
+from ingest_bench.network import features, netem, offload
 from ingest_bench.network.interface_rules import refuse, shapes, tcp_words, wanted_sizes, wanted_sysctls
 
 if TYPE_CHECKING:
@@ -57,14 +57,14 @@ def _sysctls(found: Found, profile: Profile) -> Iterator[Step]:
 def _offloads(found: Found, profile: Profile) -> Iterator[Step]:
     """One command for all offloads, and one back: some allow others, and one by one the way back would fail.
 
-    A name such as "tso" is several features, and each has its own old value.
+    What comes back is what was asked of each feature, also where another one does not allow it.
     """
-    wanted = {name: on for name, on in profile.offloads.items() if set(found.features.get(name, {}).values()) - {on}}
-    if wanted:
-        old = {feature: value for name in wanted for feature, value in found.features[name].items()}
+    changes = features.changes(profile.offloads, found.features)
+    if changes:
+        old = {name: found.features[name].wanted for name in changes}
         yield Step(
             name="offloads",
-            do=Action(argv=offload.argv(found.interface, wanted)),
+            do=Action(argv=offload.argv(found.interface, changes)),
             undo=(_while_there(found, *offload.argv(found.interface, old)),),
         )
 

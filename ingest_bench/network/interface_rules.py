@@ -5,14 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ingest_bench import records
 from ingest_bench.errors import SpecError
 from ingest_bench.model.network import Impairment
+from ingest_bench.network import features
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from ipaddress import IPv4Address, IPv6Address
 
     from ingest_bench.model.network import Profile
+    from ingest_bench.network.features import State
 
 _IPV6_LEAST_MTU = 1280
 
@@ -37,12 +40,7 @@ class Found:
     qdiscs: tuple[Qdisc, ...]
     default_qdisc: str | None
     """net.core.default_qdisc; None where it cannot be read, as in a namespace."""
-    features: Mapping[str, Mapping[str, bool]]
-    """ethtool's names (short ones too) to the single features behind them, with their values."""
-    fixed: Mapping[str, bool] = field(default_factory=dict)
-    """Names of features that the driver fixes, with their values."""
-    unsettled: frozenset[str] = frozenset()
-    """Features that are not what was asked of them."""
+    features: Mapping[str, State]
     address: IPv4Address | IPv6Address
     """The host's."""
     route_device: str
@@ -143,16 +141,12 @@ def _why_not_this(found: Found, asked: Asked) -> Iterator[str]:
         )
     if not 0 < asked.port < 65536:
         yield f"{asked.port} is no port; a port is a number from 1 to 65535"
-    offloads = {name for name, on in profile.offloads.items() if found.fixed.get(name) != on}
-    unknown = sorted(offloads - set(found.features))
-    if unknown:
-        yield f"it has no offload {', '.join(unknown)} that can be changed; see ethtool -k {found.interface}"
-    unsettled = sorted(found.unsettled & {f for name in profile.offloads for f in found.features.get(name, ())})
-    if unsettled:
-        yield (
-            f"its offload {', '.join(unsettled)} is not what was asked of it, so it could not be put back as it was; "
-            "settle it first with ethtool -K"
-        )
+    for name in profile.offloads:
+        if not features.members(name, found.features):
+            yield f'offloads: unknown feature "{name}"; {records.nearest(name, features.names(found.features))}'
+    changes = features.changes(profile.offloads, found.features)
+    for reason in features.unmet(profile.offloads, features.changed(found.features, changes)):
+        yield f"offloads: {reason}; leave the key out"
 
 
 def _shared(found: Found, profile: Profile) -> list[str]:
@@ -160,7 +154,7 @@ def _shared(found: Found, profile: Profile) -> list[str]:
     changed = [
         f"{name}={'on' if on else 'off'}"
         for name, on in profile.offloads.items()
-        if any(old != on for old in found.features.get(name, {}).values())
+        if features.changes({name: on}, found.features)
     ]
     changed += [name for name, size in wanted_sizes(profile).items() if found.sizes.get(name) != size]
     return changed + [name for name, value in wanted_sysctls(profile).items() if found.sysctls.get(name) != value]

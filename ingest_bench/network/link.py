@@ -53,7 +53,7 @@ class Link:
     idle_rtt_ms: float | None = None
     """The median round trip that `check` measured."""
     _kernels_offloads: dict[str, dict[str, bool]] = field(default_factory=dict)
-    """Of each end, what a profile changed, as the kernel had it."""
+    """Of each end, the features that profiles changed, as the kernel had them."""
 
     @property
     def ends(self) -> tuple[End, End]:

@@ -26,7 +26,7 @@ def lines(profile: Profile, backend: str, *, has_ipv6: bool = True) -> tuple[str
     """One command a line, each after the name of the namespace that it runs in: "client: ip link …".
 
     `backend` is a link's: "plain", "kernel" or "uml". The namespaces themselves have no name and no command: they
-    are those of processes that do nothing. Of the offloads, those that a device has already are not set again.
+    are those of processes that do nothing.
     """
     profile = profile if backend == "plain" else BOXES[backend].carried(profile)
     made = _loopback(profile) if profile.medium == "loopback" else _veth(profile, backend, has_ipv6)

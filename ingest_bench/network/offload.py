@@ -1,32 +1,15 @@
-"""ethtool's offloads of a device: set, and read back."""
+"""The offloads of a device, set as a profile says, and read back: `features` is the program that does it."""
 
 from __future__ import annotations
 
-import json
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from ingest_bench import records
+from ingest_bench import records, system
 from ingest_bench.errors import MissingCapability, SpecError
+from ingest_bench.network import features
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-# The short words of `ethtool -K` and the long ones of `ethtool -k` (ethtool.c, off_flag_def).
-LONG_NAMES = {
-    "rx": "rx-checksumming",
-    "tx": "tx-checksumming",
-    "sg": "scatter-gather",
-    "tso": "tcp-segmentation-offload",
-    "gso": "generic-segmentation-offload",
-    "gro": "generic-receive-offload",
-    "lro": "large-receive-offload",
-    "rxvlan": "rx-vlan-offload",
-    "txvlan": "tx-vlan-offload",
-    "ntuple": "ntuple-filters",
-    "rxhash": "receive-hashing",
-}
-# Common words that ethtool itself does not take.
-ALIASES = {"tx-checksum": "tx", "rx-checksum": "rx", "tx-checksumming": "tx", "rx-checksumming": "rx"}
 
 
 class Place(Protocol):
@@ -37,42 +20,20 @@ class Place(Protocol):
 
 
 def argv(device: str, offloads: Mapping[str, bool]) -> tuple[str, ...]:
-    """The argv that sets them all at once."""
-    words = (word for name, on in offloads.items() for word in (ALIASES.get(name, name), "on" if on else "off"))
-    return ("ethtool", "-K", device, *words)
-
-
-def parse(text: str) -> dict[str, tuple[bool, bool]]:
-    """Feature to (is on, is fixed) from `ethtool --json -k DEVICE`."""
-    table: dict[str, Any] = json.loads(text)[0]
-    return {
-        name: (bool(state["active"]), bool(state["fixed"])) for name, state in table.items() if isinstance(state, dict)
-    }
+    """The argv that sets them all at once and tells what came of it; without any it only tells."""
+    return system.program(features.__file__, device, *features.words(offloads))
 
 
 def apply(place: Place, device: str, offloads: Mapping[str, bool]) -> dict[str, bool]:
-    """What was changed, with what it was before; proven by reading it back: ethtool ends well without a change."""
+    """The features that were changed, with what was asked of them before. Proven by reading them back.
+
+    MissingCapability when one is not as it shall be.
+    """
     if not offloads:
         return {}
-    before = parse(place.run(("ethtool", "--json", "-k", device)))
-    for name in offloads:
-        if _long(name) not in before:
-            known = {*LONG_NAMES, *ALIASES, *before}
-            raise SpecError(f'offloads: unknown feature "{name}"; {records.nearest(name, known)}')
-    changes = {name: on for name, on in offloads.items() if before[_long(name)][0] != on}
-    if not changes:
-        return {}
-    place.run(argv(device, changes), check=False)
-    after = parse(place.run(("ethtool", "--json", "-k", device)))
-    for name, on in offloads.items():
-        active, fixed = after[_long(name)]
-        if active != on:
-            why = "the device's driver fixes it" if fixed else "the kernel did not take it"
-            state = "on" if on else "off"
-            raise MissingCapability(f"offloads: {name} cannot be {state} on this link: {why}. Leave the key out.")
-    return {name: not on for name, on in changes.items()}
-
-
-def _long(name: str) -> str:
-    short = ALIASES.get(name, name)
-    return LONG_NAMES.get(short, short)
+    answer = features.answer(place.run(argv(device, offloads)))
+    for name in answer.unknown:
+        raise SpecError(f'offloads: unknown feature "{name}"; {records.nearest(name, features.names(answer.before))}')
+    for reason in features.unmet(offloads, answer.after):
+        raise MissingCapability(f"offloads: on this link {reason}. Leave the key out.")
+    return {name: state.wanted for name, state in answer.before.items() if answer.after[name].wanted != state.wanted}

@@ -11,6 +11,7 @@ import select
 import subprocess
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,10 +19,10 @@ import numpy as np
 from ingest_bench import system
 from ingest_bench.errors import MissingCapability, RunFailed
 from ingest_bench.jvm import listening
-from ingest_bench.model.capability import Capability
 from ingest_bench.model.results import Histogram, Measured, Reading, Remark
 from ingest_bench.probes import recording
 from ingest_bench.probes.tap import RECORD
+from ingest_bench.trials import Trial, tried
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ingest_bench.jvm.logs import Log
+    from ingest_bench.model.capability import Capability
     from ingest_bench.probes.context import Events, ReadContext
 
 _READS, _SAID, _LOG = "kernel-reads.bin", "kernel-reads.json", "kernel-reads.log"
@@ -75,12 +77,13 @@ class KernelReads:
 
 def capability() -> Capability:
     """Whether this probe can be used here, found by using it."""
-    try:
-        child = _start((1,), 0, Path(os.devnull), Path(os.devnull))
-    except MissingCapability as error:
-        return Capability(name="kernel-reads", present=False, detail=str(error), remedy=REMEDY)
-    _end(child)
-    return Capability(name="kernel-reads", present=True, detail="BPF programs on tracepoints of the kernel run")
+    return tried(Trial(name="kernel-reads", attempt=_try, needs=("setpriv",)))
+
+
+def _try() -> str:
+    with TemporaryDirectory() as folder:
+        _end(_start((1,), 0, Path(os.devnull), Path(folder) / _LOG))
+    return "BPF programs on tracepoints of the kernel run"
 
 
 def _visible_pid(pid: int) -> int:
@@ -99,7 +102,7 @@ def _start(ports: tuple[int, ...], pid: int, out: Path, log: Path) -> subprocess
     system.stop(child)
     said = log.read_text(errors="replace").strip().splitlines() if log.is_file() else []
     raise MissingCapability(
-        f"kernel-reads: the kernel would not let us watch reads ({said[-1] if said else 'it said nothing'}). {REMEDY}"
+        f"kernel-reads: the kernel would not let us watch reads ({said[-1] if said else 'it said nothing'})\n{REMEDY}"
     )
 
 

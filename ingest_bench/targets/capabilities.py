@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
-from ingest_bench.errors import IngestBenchError
 from ingest_bench.jvm import artifacts, java
-from ingest_bench.model.capability import Capability
 from ingest_bench.model.target import TargetOptions
+from ingest_bench.trials import Trial, tried
 
 if TYPE_CHECKING:
+    from ingest_bench.model.capability import Capability
     from ingest_bench.targets import Target
 
 
@@ -18,15 +19,15 @@ def capabilities(targets: Mapping[str, Target]) -> Iterator[Capability]:
     """One line for each version of each target."""
     for name, target in targets.items():
         for version in target.versions:
-            needed = target.requirements(TargetOptions(name=name, version=version))
-            missing = [str(artifact) for artifact in needed.artifacts if not artifacts.is_here(artifact)]
-            try:
-                runtime = _runtime(needed.java_version, full=needed.full_jdk)
-            except IngestBenchError as error:
-                yield Capability(name=f"{name} {version}", present=False, detail=str(error))
-                continue
-            fetched = f"to be fetched: {len(missing)} files" if missing else "in the cache"
-            yield Capability(name=f"{name} {version}", present=True, detail=f"{fetched}; {runtime}")
+            options = TargetOptions(name=name, version=version)
+            yield tried(Trial(name=f"{name} {version}", attempt=partial(_startable, target, options)))
+
+
+def _startable(target: Target, options: TargetOptions) -> str:
+    needed = target.requirements(options)
+    missing = [artifact for artifact in needed.artifacts if not artifacts.is_here(artifact)]
+    fetched = f"to be fetched: {len(missing)} files" if missing else "in the cache"
+    return f"{fetched}; {_runtime(needed.java_version, full=needed.full_jdk)}"
 
 
 def _runtime(version: int, *, full: bool) -> str:
