@@ -15,7 +15,7 @@ from ingest_bench.jvm.compile import classes
 from ingest_bench.jvm.java import find
 from ingest_bench.model.results import Reading, Remark
 from ingest_bench.model.target import Collector, TargetOptions
-from ingest_bench.probes import ReadContext, jvm_options, read, recording
+from ingest_bench.probes import ReadContext, gclog, jvm_options, read, recording
 
 pytestmark = [pytest.mark.jvm, pytest.mark.netns]
 
@@ -64,3 +64,17 @@ def test_recording_and_log_of_a_running_server_agree(java: int, gc: Collector, t
     assert seen["gc_pauses"] == seen["gc_pauses_log"] > 0
     assert 0 < seen["gc_pause_ms_max"] <= seen["gc_pause_ms_total"]
     assert 0 < seen["heap_after_gc_max_bytes"] <= 64 << 20
+
+
+def test_humongous_regions_are_counted_without_a_line_for_each_object_in_a_pause(tmp_path: Path) -> None:
+    raw = tmp_path / "home" / "raw"
+    raw.mkdir(parents=True)
+    # Half of G1's smallest region of 1 MiB: each receive buffer is humongous.
+    asked = TargetOptions(name="sink", version="java17", heap_bytes=64 << 20, receive_predictor_bytes=(512 << 10,))
+    with served(tmp_path, asked, jvm_options(["gc"], raw, 17)) as server:
+        for _ in range(24):
+            assert server.http.request("POST", "/test/_bulk", BODY, BULK).status == 200
+    log = raw / "gc.log"
+    assert "[gc,humongous" not in log.read_text()
+    with log.open() as lines:
+        assert max(before for _, before, _ in gclog.parse(lines).humongous_regions) > 0

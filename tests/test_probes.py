@@ -46,7 +46,7 @@ def test_probes_share_one_recording(tmp_path: Path) -> None:
     assert options == (
         f"-XX:StartFlightRecording=name=ingest-bench,{where},dumponexit=true,disk=true,maxsize=0",
         f"-XX:FlightRecorderOptions=repository={tmp_path}/jfr,stackdepth=128",
-        f"-Xlog:gc*=info,gc+humongous=debug:file={tmp_path}/gc.log:time,uptime,level,tags:filecount=0",
+        f"-Xlog:gc*=info:file={tmp_path}/gc.log:time,uptime,level,tags:filecount=0",
         *oom.jvm_options(tmp_path),
     )
 

@@ -54,7 +54,8 @@ class Gc:
         **{f"jdk.{name}": {"enabled": "true"} for name in _PLAIN_EVENTS},
         "jdk.DirectBufferStatistics": {"period": "1 s"},
     }
-    logs: tuple[Log, ...] = (Log(name="gc.log", what="gc*=info,gc+humongous=debug"),)
+    # Not gc+humongous=debug: it adds a line for each humongous object to each pause, and nothing here needs them.
+    logs: tuple[Log, ...] = (Log(name="gc.log", what="gc*=info"),)
 
     def watch(self, server_pid: int, raw: Path) -> AbstractContextManager[None]:  # noqa: ARG002
         """Nothing: the JVM itself writes recording and log."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-# Ours: `-Xlog:gc*=info,gc+humongous=debug:file=…:time,uptime,level,tags`.
+# Ours: `-Xlog:gc*=info:file=…:time,uptime,level,tags`.
 _LINE = re.compile(
     r"\[(?P<time>[0-9T:.+-]+)\]\[[0-9.,]+s\]\[\w+ *\]\[(?P<tags>[a-z,0-9]+) *\] (?:GC\((?P<gc>[0-9]+)\) )?(?P<text>.*)"
 )
