@@ -24,7 +24,7 @@ PROMISED_TO_ANYBODY = "netns,jvm,opensearch,elasticsearch"
 ORDINARY = tuple(f"tests/test_{name}.py" for name in ("run", "run_crash", "nodes", "sink", "load_sink", "attach"))
 # The uid and gid "nobody" of Debian: an ordinary user without a home.
 NOBODY = "65534"
-TESTS = ("pytest", "pytest-xdist")
+TESTS = ("hypothesis", "pytest", "pytest-xdist")
 
 
 def install(session: nox.Session, *tools: str) -> None:

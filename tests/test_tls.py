@@ -52,7 +52,7 @@ def connection_to(address: Endpoint, traffic: Traffic, ca: Path | None, name: st
 
 
 def exchanged(connection: tls.TlsConnection, body: bytes = BODY) -> tuple[int, bytes]:
-    status, start, end = connection.exchange(head(body), body)
+    status, start, end = connection.exchange(head(body), body, 60 * 10**9)
     return status, bytes(connection.buffer[start:end])
 
 
