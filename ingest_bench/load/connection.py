@@ -20,7 +20,7 @@ from ingest_bench.load.framing import AnswerBuffer, BrokenAnswerError
 if TYPE_CHECKING:
     from ingest_bench.model.target import Endpoint
 
-_READ, _WRITE = 1, 2  # libev's EV_READ and EV_WRITE, as `hub.loop.io` takes them
+READ, WRITE = 1, 2  # libev's EV_READ and EV_WRITE, as `hub.loop.io` takes them
 
 
 class ConnectionBrokenError(Exception):
@@ -138,9 +138,9 @@ class Connection:
         self._sock = sock
         self._expired = ""
         sock.setsockopt(_socket.IPPROTO_TCP, _socket.TCP_NODELAY, 1)
-        self._readable = self._hub.loop.io(sock.fileno(), _READ)
-        self._writable = self._hub.loop.io(sock.fileno(), _WRITE)
-        self._either = self._hub.loop.io(sock.fileno(), _READ | _WRITE)
+        self._readable = self._hub.loop.io(sock.fileno(), READ)
+        self._writable = self._hub.loop.io(sock.fileno(), WRITE)
+        self._either = self._hub.loop.io(sock.fileno(), READ | WRITE)
         failed = sock.connect_ex(self._address)
         if failed == errno.EINPROGRESS:
             self._wait(self._writable)
@@ -158,7 +158,7 @@ class Connection:
         view = view[max(0, self.bytes_sent - len(head)) :]
         self._answer.begin()
         while view:
-            if self._wait_for_either() & _READ and self._is_answering(sock):
+            if self._wait_for_either() & READ and self._is_answering(sock):
                 return self._receive_early()
             try:
                 sent_bytes = sock.send(view)
@@ -172,7 +172,7 @@ class Connection:
         return self._receive()
 
     def _wait_for_either(self) -> int:
-        """Which of `_READ` and `_WRITE` can be done, as soon as one can."""
+        """Which of `READ` and `WRITE` can be done, as soon as one can."""
         waiter = Waiter(self._hub)
         self._either.start(waiter.switch, pass_events=True)
         try:
@@ -206,7 +206,7 @@ class Connection:
             with contextlib.suppress(OSError):
                 got = sock.recv_into(self._answer.room())
         if not got:
-            raise self._broken(f"{os.strerror(error.errno or 0)} in the middle of the request")
+            raise self._broken(f"{error.strerror} in the middle of the request")
         self._came(got)
         return self._receive_early()
 
@@ -258,7 +258,7 @@ class Connection:
         return "in the middle of its answer" if self.first_byte_ns else "before it answered"
 
     def _lost(self, error: OSError) -> ConnectionBrokenError:
-        return self._broken(f"{os.strerror(error.errno or 0)} {self._moment}")
+        return self._broken(f"{error.strerror} {self._moment}")
 
     def _broken(self, said: str) -> ConnectionBrokenError:
         self.close()
