@@ -15,15 +15,15 @@ class Certificates:
     server: Path
 
 
-def made(folder: Path, names: str = "DNS:localhost,IP:127.0.0.1") -> Certificates:
-    """A new CA, and a server's certificate for these names."""
+def made(folder: Path, names: str = "DNS:localhost,IP:127.0.0.1", days: int = 2) -> Certificates:
+    """A new CA, and a server's certificate for these names; it expired long ago with `days` below 0."""
     _openssl(folder, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=a CA of a test",
              "-keyout", "ca.key", "-out", "ca.pem", "-addext", "keyUsage=critical,keyCertSign")  # fmt: skip
     _openssl(folder, "req", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=a server of a test",
              "-keyout", "server.key", "-out", "server.csr")  # fmt: skip
     (folder / "names").write_text(f"subjectAltName={names}\n")
     _openssl(folder, "x509", "-req", "-in", "server.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial",
-             "-days", "2", "-extfile", "names", "-out", "server.crt")  # fmt: skip
+             "-days", str(days), "-extfile", "names", "-out", "server.crt")  # fmt: skip
     both = folder / "server.pem"
     both.write_text((folder / "server.crt").read_text() + (folder / "server.key").read_text())
     return Certificates(folder / "ca.pem", both)

@@ -5,42 +5,7 @@ import json
 import pytest
 from bulk_server import bulk_answer
 
-from ingest_bench.load.answers import BrokenAnswerError, all_acked, dechunk, judge, judge_search, parse_head
-
-
-def test_a_head_says_how_long_its_body_is_in_any_case_of_letters() -> None:
-    head = parse_head(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-LENGTH:  12 ")
-    assert (head.status, head.length_bytes, head.chunked, head.close) == (200, 12, False, False)
-
-
-def test_a_chunked_head_has_no_length_and_close_is_noticed() -> None:
-    head = parse_head(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nConnection: Close")
-    assert (head.length_bytes, head.chunked, head.close) == (None, True, True)
-
-
-def test_an_answer_of_http_1_0_ends_with_its_connection() -> None:
-    assert parse_head(b"HTTP/1.0 200 OK").close
-
-
-@pytest.mark.parametrize(
-    "raw",
-    [b"SSH-2.0-OpenSSH", b"HTTP/1.1 OK", b"HTTP/1.1 200 OK\r\nnonsense", b"HTTP/1.1 200\r\ncontent-length: -4", b""],
-)
-def test_what_is_not_http_is_called_broken(raw: bytes) -> None:
-    with pytest.raises(BrokenAnswerError):
-        parse_head(raw)
-
-
-def test_chunks_come_together_whatever_byte_they_break_at() -> None:
-    raw = b"5;x=y\r\nhello\r\n7\r\n, world\r\n0\r\ntrailer: 1\r\n\r\n"
-    assert all(dechunk(raw, 0, end) is None for end in range(len(raw)))
-    assert dechunk(raw, 0, len(raw)) == (b"hello, world", len(raw))
-
-
-@pytest.mark.parametrize("raw", [b"zz\r\nhello", b"2\r\nhello\r\n0\r\n\r\n", b"1" * 2000])
-def test_broken_chunks_are_called_broken(raw: bytes) -> None:
-    with pytest.raises(BrokenAnswerError):
-        dechunk(raw, 0, len(raw))
+from ingest_bench.load.answers import all_acked, judge, judge_search
 
 
 def test_an_answer_without_errors_is_known_by_its_beginning() -> None:

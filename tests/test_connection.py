@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import select
 import socket
+import threading
+import time
 from collections.abc import Iterator
 
 import gevent
@@ -14,6 +17,7 @@ from ingest_bench.load.deadlines import Deadlines
 from ingest_bench.model.target import Endpoint
 
 BODY = b'{"index":{}}\n{"a":1}\n' * 10
+LONG_NS = 60 * 10**9
 
 
 def head(body: bytes) -> bytes:
@@ -36,7 +40,7 @@ def connected(server: BulkServer, traffic: Traffic) -> Connection:
 
 
 def exchanged(connection: Connection, body: bytes = BODY) -> tuple[int, bytes]:
-    status, start, end = connection.exchange(head(body), body)
+    status, start, end = connection.exchange(head(body), body, LONG_NS)
     return status, bytes(connection.buffer[start:end])
 
 
@@ -109,7 +113,7 @@ def test_a_server_that_says_close_is_connected_to_again(traffic: Traffic) -> Non
         (b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nabcd", "broken-answer", "2 bytes more"),
         (b"HTTP/1.1 200 OK\r\ncontent-length: four\r\n\r\nabcd", "broken-answer", "content-length"),
         (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n", "broken-answer", "chunk size"),
-        (b"HTTP/1.1 200 OK\r\nx: " + b"y" * 100_000, "broken-answer", "no end"),
+        (b"HTTP/1.1 200 OK\r\nx: " + b"y" * 100_000, "broken-answer", "has no end"),
     ],
 )
 def test_each_broken_answer_has_its_outcome_and_the_next_request_works(
@@ -167,12 +171,118 @@ def test_a_success_before_the_whole_body_was_taken_is_not_believed(traffic: Traf
     listener.close()
 
 
+class ByHand:
+    """A server whose every byte the test sends, and one request to it that is under way."""
+
+    def __init__(self, traffic: Traffic, body: bytes = BODY) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._opened: list[socket.socket] = []
+        self.connection = Connection(Endpoint(*self._listener.getsockname()), traffic)
+        self.ask(body)
+
+    def ask(self, body: bytes = BODY) -> None:
+        self.request = gevent.spawn(exchanged, self.connection, body)
+        gevent.sleep(0)
+        with gevent.Timeout(60):
+            while not self.connection.bytes_sent:
+                gevent.sleep(0)
+        self.accepted = self._listener.accept()[0]
+        self._opened.append(self.accepted)
+
+    def say(self, data: bytes) -> None:
+        """Bytes that are in the client's kernel when this comes back: nothing else had its turn."""
+        self.accepted.sendall(data)
+
+    def is_read(self) -> None:
+        """The client has taken everything that was said, and waits again."""
+        sock = self.connection._sock
+        assert sock is not None
+        with gevent.Timeout(60):
+            while select.select([sock], [], [], 0)[0]:
+                gevent.sleep(0)
+
+    def close(self) -> None:
+        self.connection.close()
+        for one in (*self._opened, self._listener):
+            one.close()
+
+
+@pytest.fixture
+def by_hand(traffic: Traffic) -> Iterator[ByHand]:
+    made = ByHand(traffic)
+    yield made
+    made.close()
+
+
+def test_an_answer_and_its_expiry_in_one_turn_leave_the_next_request_alone(by_hand: ByHand) -> None:
+    by_hand.say(answer(b"in time"))
+    by_hand.connection.expire("timeout")
+    assert by_hand.request.get(timeout=60) == (200, b"in time")
+    by_hand.ask()
+    by_hand.say(answer(b"and the next"))
+    assert by_hand.request.get(timeout=60) == (200, b"and the next")
+
+
+def test_the_first_byte_of_an_answer_is_not_its_last(by_hand: ByHand) -> None:
+    assert by_hand.connection.first_byte_ns == 0
+    first, rest = answer(b"hello")[:1], answer(b"hello")[1:]
+    by_hand.say(first)
+    by_hand.is_read()
+    between_ns = time.monotonic_ns()
+    by_hand.say(rest)
+    assert by_hand.request.get(timeout=60) == (200, b"hello")
+    assert by_hand.connection.sent_ns < by_hand.connection.first_byte_ns < between_ns
+
+
+def test_interim_answers_are_skipped_and_are_not_the_first_byte(by_hand: ByHand) -> None:
+    for interim in (b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n"):
+        by_hand.say(interim)
+        by_hand.is_read()
+    between_ns = time.monotonic_ns()
+    by_hand.say(answer(b"hello"))
+    assert by_hand.request.get(timeout=60) == (200, b"hello")
+    assert by_hand.connection.first_byte_ns > between_ns
+
+
+def test_an_interim_answer_does_not_end_the_sending_of_a_request(traffic: Traffic) -> None:
+    body = b"x" * 20_000_000
+    by_hand = ByHand(traffic, body)
+    by_hand.say(b"HTTP/1.1 102 Processing\r\n\r\nHTTP/1.1 103 Ear")
+    by_hand.is_read()
+    by_hand.say(b"ly Hints\r\n\r\n")
+    by_hand.is_read()
+    missing = len(head(body) + body)
+    with gevent.Timeout(60):
+        while missing:
+            gevent.sleep(0)
+            if select.select([by_hand.accepted], [], [], 0)[0]:
+                missing -= len(by_hand.accepted.recv(1 << 20))
+    by_hand.say(answer(b"all of it"))
+    assert by_hand.request.get(timeout=60) == (200, b"all of it")
+    assert by_hand.connection.bytes_sent == len(head(body) + body)
+    by_hand.close()
+
+
+def test_a_server_that_drips_is_given_the_time_of_one_exchange(traffic: Traffic) -> None:
+    over = threading.Event()
+
+    def drip(_body: bytes, _number: int) -> None:
+        for byte in answer(b"x" * 1000):
+            if over.wait(0.01):
+                return
+            server.send(bytes([byte]))
+
+    with bulk_server(drip) as server:
+        assert expired(Deadlines(), connected(server, traffic)) == "timeout"
+        over.set()
+
+
 def test_nobody_listening_is_a_connection_error(traffic: Traffic) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         connection = Connection(Endpoint(*unused.getsockname()), traffic)
         with pytest.raises(ConnectionBrokenError, match=r"connect to .*refused"):
-            connection.exchange(head(BODY), BODY)
+            connection.exchange(head(BODY), BODY, LONG_NS)
     assert connection.sent_ns == 0
 
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import ssl
+import subprocess
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
+from typing import cast
 
 import certificates
+import gevent
 import pytest
 from bulk_server import BulkServer, answer, bulk_server
 from certificates import Certificates
@@ -52,7 +57,7 @@ def connection_to(address: Endpoint, traffic: Traffic, ca: Path | None, name: st
 
 
 def exchanged(connection: tls.TlsConnection, body: bytes = BODY) -> tuple[int, bytes]:
-    status, start, end = connection.exchange(head(body), body)
+    status, start, end = connection.exchange(head(body), body, 60 * 10**9)
     return status, bytes(connection.buffer[start:end])
 
 
@@ -162,6 +167,72 @@ def test_a_certificate_that_is_not_verified_sends_nothing(
         assert raised.value.outcome == "connection-error"
         assert server.bytes_read == traffic.bytes_written == 0
         assert connection.sent_ns == 0
+
+
+def test_an_expired_certificate_sends_nothing(tmp_path: Path, traffic: Traffic) -> None:
+    expired = certificates.made(tmp_path, days=-1)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(expired.server)
+    with bulk_server(tls=context) as server:
+        with pytest.raises(ConnectionBrokenError, match="has expired"):
+            exchanged(connection_to(server.address, traffic, expired.ca))
+        assert server.bytes_read == traffic.bytes_written == 0
+
+
+def test_an_answer_that_ends_with_close_notify_is_read(
+    made: Certificates, server_side: ssl.SSLContext, traffic: Traffic
+) -> None:
+    def reply(_body: bytes, number: int) -> bytes | None:
+        if number > 1:
+            return answer(b"later")
+        server.send(b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\nall of it")
+        with suppress(OSError):
+            cast("ssl.SSLSocket", server._open[-1]).unwrap()
+        return None
+
+    with bulk_server(reply, tls=server_side) as server:
+        connection = connection_to(server.address, traffic, made.ca)
+        assert exchanged(connection) == (200, b"all of it")
+        assert exchanged(connection) == (200, b"later")
+        connection.close()
+
+
+@pytest.mark.parametrize(
+    ("version", "command"),
+    [("-tls1_2", b"r\n"), ("-tls1_3", b"k\n"), ("-tls1_3", b"K\n")],
+    ids=["renegotiation", "new keys", "new keys on both sides"],
+)
+def test_what_tls_says_between_two_answers_is_answered_and_is_no_answer(
+    made: Certificates, traffic: Traffic, version: str, command: bytes
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = Endpoint(*free.getsockname())
+    argv = ["openssl", "s_server", version, "-accept", f"{address.host}:{address.port}", "-cert", str(made.server)]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
+        assert server.stdin is not None
+        assert server.stdout is not None
+        while server.stdout.readline().strip() != b"ACCEPT":
+            pass
+        connection = connection_to(address, traffic, made.ca)
+        for body in (BODY + b"the end", b"x" * 300_000 + b"the end"):
+            request = gevent.spawn(exchanged, connection, body)
+            heard = b""
+            while not heard.endswith(b"the end"):
+                gevent.sleep(0)
+                assert not request.dead
+                if select.select([server.stdout], [], [], 0)[0]:
+                    heard += server.stdout.read1(65536)  # type: ignore[attr-defined] # as subprocess opens pipes
+            for said in (command, answer(b"hello").replace(b"content", b"Content")):
+                server.stdin.write(said)
+                server.stdin.flush()
+                # Each command has to be a read of its own.
+                deadline_ns = time.monotonic_ns() + 200_000_000
+                while time.monotonic_ns() < deadline_ns:
+                    gevent.sleep(0.01)
+            assert request.get(timeout=30) == (200, b"hello")
+        connection.close()
+        server.kill()
+    assert traffic.connects == 1
 
 
 def test_a_server_without_tls_is_a_connection_error(made: Certificates, traffic: Traffic) -> None:

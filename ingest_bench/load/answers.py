@@ -3,34 +3,18 @@
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_STATUS_LINE = re.compile(rb"HTTP/1\.[01] ([0-9]{3})(?: [^\r\n]*)?")
 _SAID_BYTES = 300
 # "errors" is the second or third member of the answer (after "took" and "ingest_took"): no need to read on.
 _ERRORS_WITHIN_BYTES = 256
 
 OK, PARTIAL, REJECTED, HTTP_ERROR, BROKEN_ANSWER = "ok", "partial", "rejected", "http-error", "broken-answer"
-
-
-class BrokenAnswerError(ValueError):
-    """An answer that is not HTTP, or not the answer to a bulk."""
-
-
-class Head(NamedTuple):
-    """The part of an HTTP answer that says how long its body is."""
-
-    status: int
-    length_bytes: int | None
-    """None: chunked, or until the server closes."""
-    chunked: bool
-    close: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,67 +36,6 @@ class Verdict:
         """The same, when nothing is sent again: what was rejected has failed."""
         failures = Counter(self.failures) + Counter(self.rejections)
         return replace(self, failed=self.failed + len(self.rejected), failures=failures, rejected=(), rejections={})
-
-
-def parse_head(raw: bytes) -> Head:
-    """The head of an answer, given up to and without its blank line; BrokenAnswerError says what was found instead."""
-    status_line, _, rest = raw.partition(b"\r\n")
-    match = _STATUS_LINE.fullmatch(status_line)
-    if match is None:
-        raise BrokenAnswerError(f"not an HTTP answer: it began with {raw[:40]!r}")
-    headers: dict[bytes, bytes] = {}
-    for line in rest.split(b"\r\n") if rest else ():
-        name, colon, value = line.partition(b":")
-        if not colon or not name.strip():
-            raise BrokenAnswerError(f"broken HTTP: the header line {line[:60]!r} has no colon")
-        headers[name.strip().lower()] = value.strip().lower()
-    status = int(match[1])
-    chunked = b"chunked" in headers.get(b"transfer-encoding", b"")
-    length = headers.get(b"content-length")
-    if length is not None and not length.isdigit():
-        raise BrokenAnswerError(f"broken HTTP: content-length is {length[:40]!r}")
-    bodiless = status in (204, 304) or 100 <= status < 200
-    return Head(
-        status=status,
-        length_bytes=0 if bodiless else None if chunked or length is None else int(length),
-        chunked=chunked and not bodiless,
-        close=b"close" in headers.get(b"connection", b"") or status_line.startswith(b"HTTP/1.0"),
-    )
-
-
-def dechunk(raw: bytes | bytearray, start: int, end: int) -> tuple[bytes, int] | None:
-    """The body of a chunked answer and where it ends in `raw`; None while bytes are still missing."""
-    parts: list[bytes] = []
-    while True:
-        line_end = raw.find(b"\r\n", start, end)
-        if line_end < 0:
-            if end - start > 1000:
-                raise BrokenAnswerError("broken HTTP: a chunk size without an end")
-            return None
-        size_text = bytes(raw[start:line_end]).partition(b";")[0].strip()
-        try:
-            size_bytes = int(size_text, 16)
-        except ValueError:
-            raise BrokenAnswerError(f"broken HTTP: the chunk size is {size_text[:40]!r}") from None
-        start = line_end + 2
-        if size_bytes == 0:
-            return _trailer(raw, start, end, parts)
-        if start + size_bytes + 2 > end:
-            return None
-        parts.append(bytes(raw[start : start + size_bytes]))
-        start += size_bytes + 2
-        if raw[start - 2 : start] != b"\r\n":
-            raise BrokenAnswerError("broken HTTP: a chunk is longer than it said")
-
-
-def _trailer(raw: bytes | bytearray, start: int, end: int, parts: list[bytes]) -> tuple[bytes, int] | None:
-    while True:
-        line_end = raw.find(b"\r\n", start, end)
-        if line_end < 0:
-            return None
-        if line_end == start:
-            return b"".join(parts), start + 2
-        start = line_end + 2
 
 
 def all_acked(status: int, raw: bytes | bytearray, start: int, end: int) -> bool:

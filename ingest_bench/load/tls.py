@@ -1,6 +1,6 @@
 """The same connection over TLS: certificate and host name are always verified.
 
-OpenSSL works on memory; the socket below stays the plain C one, and its errors mean what they mean without TLS.
+OpenSSL reads and writes the non-blocking socket itself; what it has to wait for is waited for as everything else is.
 """
 
 from __future__ import annotations
@@ -10,13 +10,16 @@ import errno
 import ssl
 from typing import TYPE_CHECKING, Any, cast
 
-from ingest_bench.load.connection import Connection, Traffic
+from ingest_bench.load.connection import READ, WRITE, Connection, Traffic
 
 if TYPE_CHECKING:
+    import socket
+
     from ingest_bench.model.target import Endpoint, Tls
 
-# A multiple of TLS's largest record (16 KiB): what is encrypted ahead of the kernel.
-_AHEAD_BYTES = 256 * 1024
+_RECORD_BYTES = 16 * 1024
+# Given to OpenSSL in one call, which takes all or nothing: how exactly it is known what a server was sent.
+_PIECE_BYTES = 16 * _RECORD_BYTES
 
 
 def context(tls: Tls) -> ssl.SSLContext:
@@ -31,158 +34,137 @@ class TlsConnection(Connection):
         super().__init__(address, traffic)
         self._verifying = verifying
         self._name = name
-        self._wait = self._wait_unless_read
+        self._wait = self._wait_as_told
 
-    def _wait_unless_read(self, watcher: Any) -> None:
-        """A wait that does not wait for bytes that were read already, and only have to be decrypted."""
-        if watcher is self._readable and isinstance(self._sock, TlsSocket) and self._sock.has_more:
-            return
+    def _wait_as_told(self, watcher: Any) -> None:
+        """A wait for what OpenSSL needs, and none for bytes that it has read already."""
+        sock = self._sock
+        if isinstance(sock, TlsSocket):
+            if watcher is self._readable and sock.has_more:
+                return
+            watcher = self._writable if sock.needs == WRITE else self._readable
         self._hub.wait(watcher)
+
+    def _wait_for_either(self) -> int:
+        if isinstance(self._sock, TlsSocket) and self._sock.needs == READ:
+            self._hub.wait(self._readable)
+            return WRITE
+        return super()._wait_for_either()
 
     def _connect(self) -> _socket.socket:
         sock = TlsSocket(super()._connect(), self._verifying, self._name)
         self._sock = cast("_socket.socket", sock)
         while True:
             try:
-                done = sock.shake_hands()
+                sock.shake_hands()
+            except BlockingIOError:
+                self._wait(None)
             except ssl.SSLCertVerificationError as error:
                 raise self._broken(
                     f"TLS: the certificate of {self._name} is not verified: {error.verify_message}"
                 ) from None
             except OSError as error:
                 raise self._broken(f"TLS with {self._name}: {error.strerror or error}") from None
-            if done:
+            else:
                 return cast("_socket.socket", sock)
-            self._hub.wait(self._writable if sock.has_unsent else self._readable)
 
 
 class TlsSocket:
-    """What `Connection` needs of a socket, encrypted. BlockingIOError, as there: the kernel has to be waited for."""
+    """What `Connection` needs of a socket, encrypted. BlockingIOError, as there: `needs` says what to wait for."""
 
     def __init__(self, sock: _socket.socket, verifying: ssl.SSLContext, name: str) -> None:
-        self._sock = sock
-        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self._tls = verifying.wrap_bio(self._incoming, self._outgoing, server_hostname=name)
-        self._unsent = memoryview(b"")
-        self._owed_bytes = 0
-        """Plain bytes that `_unsent` holds, and that the caller does not know to be taken yet."""
-        self._early = b""
-        """Plain bytes that were only looked at."""
-        self.has_more = False
-        """Whether plain bytes may be had without asking the kernel."""
+        self._tls = verifying.wrap_socket(
+            cast("socket.socket", sock), do_handshake_on_connect=False, server_hostname=name
+        )
+        self._is_corked = False
+        self.needs = 0
+        """READ or WRITE, whatever the call was that could not be done; 0: it was done."""
 
     @property
-    def has_unsent(self) -> bool:
-        """Whether the kernel did not take everything yet."""
-        return bool(self._unsent)
+    def has_more(self) -> bool:
+        """Whether plain bytes may be had without asking the kernel."""
+        return self._tls.pending() > 0
 
-    def shake_hands(self) -> bool:
-        """Whether the handshake is done; False: the kernel has to be waited for."""
-        while True:
-            try:
-                self._tls.do_handshake()
-                done = True
-            except ssl.SSLWantReadError:
-                done = False
-            finally:
-                # An alert says to the server why we go.
-                self._unsent = memoryview(bytes(self._unsent) + self._outgoing.read())
-                self._flush()
-            if self._unsent:
-                return False
-            if done:
-                return True
-            try:
-                self._fetch()
-            except BlockingIOError:
-                return False
+    def shake_hands(self) -> None:
+        """A connection that is verified and encrypted."""
+        try:
+            self._tls.do_handshake()
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError) as error:
+            raise self._blocked(error) from None
+        self.needs = 0
 
     def sendmsg(self, parts: tuple[bytes, bytes | bytearray]) -> int:
-        """How many bytes of both together the kernel took, encrypted."""
-        return self.send(memoryview(b"".join(parts)))
+        """How many bytes of both together were taken."""
+        head, body = parts
+        view = memoryview(body)
+        beside_head = max(0, _RECORD_BYTES - len(head))
+        if len(body) > beside_head:
+            # OpenSSL writes each record by itself. One 55 kB request over loopback: 20% less CPU in one segment.
+            self._cork(True)
+        sent_bytes = self._write(memoryview(head + view[:beside_head]))
+        try:
+            return sent_bytes + self.send(view[beside_head:])
+        except OSError:
+            return sent_bytes  # the next call tells it again
 
     def send(self, view: memoryview) -> int:
-        """How many bytes the kernel took, encrypted. The next call begins with the first byte that it did not take."""
+        """How many bytes of the end of a request were taken. The next call begins with the first one that was not."""
+        taken = self._write(view)
+        if self._is_corked and taken == len(view):
+            self._cork(False)
+        return taken
+
+    def _write(self, view: memoryview) -> int:
         taken = 0
-        while True:
-            if not self._flush():
-                break
-            taken, self._owed_bytes = taken + self._owed_bytes, 0
-            if taken == len(view):
-                return taken
-            piece = view[taken : taken + _AHEAD_BYTES]
+        while taken < len(view):
             try:
-                self._owed_bytes = self._tls.write(piece)
+                taken += self._tls.write(view[taken : taken + _PIECE_BYTES])
+            except (ssl.SSLWantReadError, ssl.SSLWantWriteError) as error:
+                blocked = self._blocked(error)
+                if taken:
+                    return taken
+                raise blocked from None
+            except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
+                raise BrokenPipeError(errno.EPIPE, "the server ended TLS") from None
             except ssl.SSLError as error:
                 raise _protocol(error) from None
-            self._unsent = memoryview(self._outgoing.read())
-        if not taken:
-            raise BlockingIOError(errno.EAGAIN, "not now")
+        self.needs = 0
         return taken
+
+    def _cork(self, is_corked: bool) -> None:
+        """Whether the kernel waits for whole segments before it sends."""
+        self._tls.setsockopt(_socket.IPPROTO_TCP, _socket.TCP_CORK, is_corked)
+        self._is_corked = is_corked
 
     def recv_into(self, view: memoryview) -> int:
         """How many bytes are there now, as many as fit; 0: the server has closed."""
-        filled = len(self._early)
-        if filled:
-            view[:filled], self._early = self._early, b""
-        while True:
-            filled, closed = self._decrypt(view, filled)
-            if filled or closed:
-                return filled
-            self._fetch()
-
-    def recv(self, size_bytes: int, flags: int = 0) -> bytes:
-        """The first bytes that are there, which stay there: it is only ever looked whether there are any."""
-        del flags
-        room = bytearray(size_bytes)
-        if not self._early:
-            filled = self.recv_into(memoryview(room))
-            self._early = bytes(room[:filled])
-        return self._early
+        try:
+            got = self._tls.recv_into(view)
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError) as error:
+            raise self._blocked(error) from None
+        except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
+            return 0
+        except ssl.SSLError as error:
+            raise _protocol(error) from None
+        self.needs = 0
+        return got
 
     def shutdown(self, how: int) -> None:
-        """No more bytes, in either direction."""
-        self._sock.shutdown(how)
+        """No more bytes, in either direction; what was received already can still be decrypted."""
+        # SSLSocket's own would read on without TLS.
+        borrowed = _socket.socket(fileno=self._tls.fileno())
+        try:
+            borrowed.shutdown(how)
+        finally:
+            borrowed.detach()
 
     def close(self) -> None:
         """The kernel's socket is closed; nobody is told before, as without TLS."""
-        self._sock.close()
+        self._tls.close()
 
-    def _decrypt(self, view: memoryview, filled: int) -> tuple[int, bool]:
-        """How much of the view is filled, and whether the server has said its last."""
-        self.has_more = True
-        while filled < len(view):
-            try:
-                # typeshed knows bytearrays only; any writable buffer will do.
-                got = cast("int", self._tls.read(len(view) - filled, cast("bytearray", view[filled:])))
-            except ssl.SSLWantReadError:
-                self.has_more = False
-                return filled, False
-            except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
-                return filled, True
-            except ssl.SSLError as error:
-                raise _protocol(error) from None
-            if not got:
-                return filled, True
-            filled += got
-        return filled, False
-
-    def _fetch(self) -> None:
-        """What the kernel has goes to OpenSSL."""
-        got = self._sock.recv(_AHEAD_BYTES)
-        if got:
-            self._incoming.write(got)
-        else:
-            self._incoming.write_eof()
-
-    def _flush(self) -> bool:
-        """Whether the kernel has taken everything that is encrypted."""
-        while self._unsent:
-            try:
-                self._unsent = self._unsent[self._sock.send(self._unsent) :]
-            except BlockingIOError:
-                return False
-        return True
+    def _blocked(self, error: ssl.SSLError) -> BlockingIOError:
+        self.needs = READ if isinstance(error, ssl.SSLWantReadError) else WRITE
+        return BlockingIOError(errno.EAGAIN, "not now")
 
 
 def _protocol(error: ssl.SSLError) -> OSError:

@@ -57,16 +57,14 @@ class SearchUser(User):
     def search(self, planned_ns: int, query: bytes) -> int:
         """One query and its sample; its outcome."""
         connection = self._connection
-        connection.deadline_ns = time.monotonic_ns() + self.timeout_ns
         try:
-            status, start, end = connection.exchange(self.head + b"%d\r\n\r\n" % len(query), query)
+            status, start, end = connection.exchange(self.head + b"%d\r\n\r\n" % len(query), query, self.timeout_ns)
         except ConnectionBrokenError as error:
             status, outcome, said = 0, error.outcome, str(error)
         else:
             outcome, said = judge_search(status, connection.buffer, start, end)
         finally:
             done_ns = time.monotonic_ns()
-            connection.deadline_ns = 0
         sent_ns = connection.sent_ns or done_ns
         index = OUTCOME_INDEX[outcome]
         self.recorder.add(planned_ns, sent_ns, done_ns, connection.bytes_sent, 0, 0, 0, status, index, self.number)
