@@ -14,8 +14,9 @@ from typing import Any
 from ingest_bench import catalog, load, network, targets
 from ingest_bench.analysis import student
 from ingest_bench.analysis.samples import Samples
+from ingest_bench.documents import body as bodies
 from ingest_bench.jvm.process import serve
-from ingest_bench.load import LoadPlan, bodies
+from ingest_bench.load import LoadPlan
 from ingest_bench.model.load import LoadOptions, WorkerReport
 from ingest_bench.model.target import Endpoint, TargetOptions
 from ingest_bench.store import RunFolder

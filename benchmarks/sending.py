@@ -22,7 +22,8 @@ from pathlib import Path
 from lab import PATH, WORKLOAD, Bench, Verdict, one_body, opened, poster
 
 from ingest_bench import load, system
-from ingest_bench.load import LoadPlan, bodies
+from ingest_bench.documents import body as bodies
+from ingest_bench.load import LoadPlan
 from ingest_bench.model.load import LoadOptions
 
 # Documents to a body of about 4 kB, 55 kB (a bulk that fits into one send) and 1 MB.

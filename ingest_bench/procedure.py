@@ -18,9 +18,12 @@ from typing import Any
 from urllib.parse import quote
 
 from ingest_bench import catalog, records, targets
+from ingest_bench.documents import body as bodies
+from ingest_bench.documents import corpus
+from ingest_bench.documents import tracks as track
+from ingest_bench.documents.tracks import supply
 from ingest_bench.errors import RunFailed, SpecError
-from ingest_bench.load import LoadPlan, bodies, corpus, reports, track
-from ingest_bench.load.track import supply
+from ingest_bench.load import LoadPlan, reports
 from ingest_bench.model.experiment import Cell
 from ingest_bench.model.load import Arrivals, LoadOptions, TrackChoice, WorkerReport
 from ingest_bench.model.target import Endpoint, Place

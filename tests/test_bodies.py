@@ -10,9 +10,9 @@ import json
 import pytest
 
 from ingest_bench import catalog
+from ingest_bench.documents import body as bodies
+from ingest_bench.documents.body import BodyPool, pool
 from ingest_bench.errors import SpecError
-from ingest_bench.load import bodies
-from ingest_bench.load.bodies import BodyPool, pool
 from ingest_bench.model.workload import BulkAction, DocumentField
 
 FIELDS = (

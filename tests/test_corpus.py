@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 import zstandard
 
+from ingest_bench.documents import lines
+from ingest_bench.documents.body import BodyPool, BulkSize
+from ingest_bench.documents.corpus import check
+from ingest_bench.documents.source import BodyStream, open_bodies
 from ingest_bench.errors import RunFailed, SpecError
-from ingest_bench.load import lines
-from ingest_bench.load.bodies import BodyPool, BulkSize
-from ingest_bench.load.corpus import check
-from ingest_bench.load.streams import BodyStream, open_bodies
 from ingest_bench.model.workload import BulkAction
 
 DOCUMENTS = [json.dumps({"n": number, "text": "ü" * (number % 7)}) for number in range(1000)]

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from ingest_bench.documents import tracks as track
+from ingest_bench.documents.body import IdPool
+from ingest_bench.documents.tracks import supply
 from ingest_bench.errors import SpecError
-from ingest_bench.load import track
-from ingest_bench.load.bodies import IdPool
-from ingest_bench.load.track import supply
 from ingest_bench.model.load import Rate
 from ingest_bench.model.track import Step, Track
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from locust.env import Environment
 
-    from ingest_bench.load.bodies import Body
+    from ingest_bench.documents.body import Body
 
 
 class BulkFailedError(Exception):

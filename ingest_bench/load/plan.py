@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ingest_bench.load.bodies import POOL_BYTES, bulk_query
+from ingest_bench.documents.body import POOL_BYTES, bulk_query
 from ingest_bench.model.load import LoadOptions
 from ingest_bench.model.target import Endpoint, Tls
 from ingest_bench.model.track import Step

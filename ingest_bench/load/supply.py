@@ -6,15 +6,16 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ingest_bench.load import bodies, corpus, lines, streams
-from ingest_bench.load.bodies import IdPool
-from ingest_bench.load.corpus import Corpus
-from ingest_bench.load.track import supply as track
+from ingest_bench.documents import body as bodies
+from ingest_bench.documents import corpus, lines, source
+from ingest_bench.documents.body import IdPool
+from ingest_bench.documents.corpus import Corpus
+from ingest_bench.documents.tracks import supply as track
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ingest_bench.load.bodies import Bodies, Body
+    from ingest_bench.documents.body import Bodies, Body
     from ingest_bench.load.plan import LoadPlan
     from ingest_bench.model.track import Step
 
@@ -95,7 +96,7 @@ def _synthetic(plan: LoadPlan) -> Bodies:
 
 def _corpus(plan: LoadPlan, path: Path) -> Bodies:
     options = plan.options
-    return streams.open_bodies(
+    return source.open_bodies(
         Corpus(path=path, bulk=plan.corpus_is_bulk, documents=None),
         plan.workload.index,
         bodies.bulk_size(plan.workload, options.bulk_documents, options.bulk_bytes),

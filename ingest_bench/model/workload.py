@@ -15,7 +15,7 @@ class DocumentField:
 
     name: str
     kind: str
-    """A key of `load.generate.GENERATORS`."""
+    """A key of `documents.generate.GENERATORS`."""
     row: str = ""
     """Fields with the same row take their values from the same row of their tables, so they belong together."""
     present: float = 1.0

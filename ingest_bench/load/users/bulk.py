@@ -9,14 +9,14 @@ import gevent
 from locust import User, task
 from locust.exception import StopUser
 
+from ingest_bench.documents.body import only
 from ingest_bench.load.answers import all_acked, judge
-from ingest_bench.load.bodies import only
 from ingest_bench.load.connection import ConnectionBrokenError
 from ingest_bench.load.recorder import OUTCOME_INDEX
 
 if TYPE_CHECKING:
+    from ingest_bench.documents.body import Body
     from ingest_bench.load.answers import Verdict
-    from ingest_bench.load.bodies import Body
     from ingest_bench.load.work import Work
 
 _OK = OUTCOME_INDEX["ok"]

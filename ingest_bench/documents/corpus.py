@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from ingest_bench.documents.lines import OPENERS, action_and_index, action_of, chunks, lines
 from ingest_bench.errors import SpecError
-from ingest_bench.load.lines import OPENERS, action_and_index, action_of, chunks, lines
 
 # Every line up to here is parsed before anything starts, at about 150 MB/s; of a longer plain file also the last line.
 CHECK_BYTES = 256 * 1024**2

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 import zstandard
 
+from ingest_bench.documents.synthetic import Documents, example
 from ingest_bench.errors import SpecError
-from ingest_bench.load.documents import Documents, example
 from ingest_bench.model.workload import DocumentField, Workload
 
 

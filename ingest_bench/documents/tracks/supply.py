@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ingest_bench.load import corpus
-from ingest_bench.load.bodies import POOL_BYTES, Bodies, Body, BodyPool, BulkSize, IdPool
-from ingest_bench.load.corpus import Corpus
-from ingest_bench.load.streams import open_bodies
+from ingest_bench.documents import corpus
+from ingest_bench.documents.body import POOL_BYTES, Bodies, Body, BodyPool, BulkSize, IdPool
+from ingest_bench.documents.corpus import Corpus
+from ingest_bench.documents.source import open_bodies
 from ingest_bench.model.track import Step, Track
 
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast, get_args
 
+from ingest_bench.documents.tracks import admin, corpora
+from ingest_bench.documents.tracks.template import Templates
 from ingest_bench.errors import SpecError
-from ingest_bench.load.track import admin, corpora
-from ingest_bench.load.track.template import Templates
 from ingest_bench.model.load import Rate
 from ingest_bench.model.track import Operation, Step, TrackIndex
 from ingest_bench.model.workload import BulkAction

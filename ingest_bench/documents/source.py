@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ingest_bench.documents import body as bodies
+from ingest_bench.documents.body import POOL_BYTES, Body, BodyPool, BulkSize, IdPool
+from ingest_bench.documents.corpus import Corpus
+from ingest_bench.documents.lines import OPENERS, boundary, chunks, lines
 from ingest_bench.errors import RunFailed, SpecError
-from ingest_bench.load import bodies
-from ingest_bench.load.bodies import POOL_BYTES, Body, BodyPool, BulkSize, IdPool
-from ingest_bench.load.corpus import Corpus
-from ingest_bench.load.lines import OPENERS, boundary, chunks, lines
 from ingest_bench.model.workload import BulkAction
 
 

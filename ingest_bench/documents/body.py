@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 from urllib.parse import urlencode
 
+from ingest_bench.documents.ids import Template
+from ingest_bench.documents.synthetic import Documents
 from ingest_bench.errors import SpecError
-from ingest_bench.load.documents import Documents
-from ingest_bench.load.ids import Template
 from ingest_bench.model.workload import BulkAction, Workload
 
 POOL_BYTES = 64 * 1024**2

@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ingest_bench.documents.tracks.schedule import steps
+from ingest_bench.documents.tracks.template import Templates
 from ingest_bench.errors import SpecError
-from ingest_bench.load.track.schedule import steps
-from ingest_bench.load.track.template import Templates
 from ingest_bench.model.track import Track, TrackIndex
 from ingest_bench.records import nearest
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ingest_bench.documents.lines import OPENERS
+from ingest_bench.documents.tracks.template import Templates
 from ingest_bench.errors import SpecError
-from ingest_bench.load.lines import OPENERS
-from ingest_bench.load.track.template import Templates
 from ingest_bench.model.track import TrackFile, TrackIndex
 from ingest_bench.records import nearest
 
