@@ -22,7 +22,7 @@ from pathlib import Path
 from lab import PATH, WORKLOAD, Bench, Verdict, one_body, opened, poster
 
 from ingest_bench import load, system
-from ingest_bench.documents import body as bodies
+from ingest_bench.documents.pool import POOL_BYTES
 from ingest_bench.load import LoadPlan
 from ingest_bench.model.load import LoadOptions
 
@@ -98,7 +98,7 @@ def be_locust(kind: str, users: int, seconds: float, body: Path, host: str) -> N
 SENDERS: Mapping[str, Callable[[Bench, int, Path], float]] = {
     # A pool of one byte holds one body: the one that the others send.
     "ingest-bench": ours(1),
-    "ingest-bench, pool": ours(bodies.POOL_BYTES),
+    "ingest-bench, pool": ours(POOL_BYTES),
     "wrk": wrk,
     "FastHttpUser": locust("FastHttpUser"),
     "HttpUser": locust("HttpUser"),
