@@ -6,7 +6,7 @@ import dataclasses
 import gzip
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ import pytest
 from ingest_bench import catalog
 from ingest_bench.documents import bulk, source
 from ingest_bench.documents.body import Body
+from ingest_bench.documents.bulk import Packing
 from ingest_bench.documents.ids import Ids
 from ingest_bench.documents.pool import Bodies, BodyPool, IdPool
 from ingest_bench.errors import SpecError
@@ -75,6 +76,22 @@ def test_a_bulk_in_bytes_is_as_full_as_it_can_be_and_never_larger() -> None:
     assert all(19_000 < len(body.data) <= 20_000 for body in made.bodies)
 
 
+ACTIONS = {
+    "four indices": BulkAction(indices=4),
+    "ids": BulkAction(conflicts="sequential"),
+    "updates in four indices": BulkAction(
+        conflicts="random", on_conflict="update", conflict_probability_ppm=900_000, indices=4
+    ),
+}
+
+
+@pytest.mark.parametrize("action", ACTIONS.values(), ids=list(ACTIONS))
+def test_a_bulk_in_bytes_is_never_larger_whatever_its_action_lines_say(action: BulkAction) -> None:
+    made = pool(bulk_bytes=20_000, action=action)
+    bodies = list(itertools.islice(endless(made, conflicts=action.conflicts), 9))
+    assert all(18_000 < len(body.data) <= 20_000 for body in bodies)
+
+
 def test_a_document_larger_than_the_bulk_goes_alone() -> None:
     made = pool(bulk_bytes=10, pool_bytes=5_000)
     assert isinstance(made, BodyPool)
@@ -116,6 +133,50 @@ def test_only_the_refused_items_are_sent_again(compress: bool) -> None:
     again = body.only([3, 7])
     assert again.documents == 2
     assert items(again) == [items(body)[3], items(body)[7]]
+
+
+READY = (
+    b'{ "delete" : { "_id" : "7" } }\n',
+    b'{"index":{"_id":"1"}}\n{"text":\r "a"}\n',
+    b'\t{"create":{}}\n  {"n": 2}\r\n',
+    b'{"update":{"_id":"1"}}\n{"doc":{"n":\r3}}\n',
+    b'{"index" : {}}\n{"delete":{"_id":"4"}}\n',
+)
+
+
+def ready_body(parts: Sequence[bytes], compress: bool = False) -> Body:
+    packing = Packing((), BulkAction(), compress, ready=True)
+    made = packing.pack([part.removesuffix(b"\n") for part in parts], 1)
+    assert isinstance(made, Body)
+    return made
+
+
+@pytest.mark.parametrize("compress", [False, True])
+def test_items_are_told_by_their_place_whatever_stands_in_them(compress: bool) -> None:
+    body = ready_body(READY, compress)
+    assert bytes(body.text) == b"".join(READY)
+    assert items(body) == list(READY)
+    again = body.only([0, 2, 4])
+    assert items(again) == [READY[0], READY[2], READY[4]]
+    assert items(again.only([1])) == [READY[2]]
+    assert again.gzip == compress
+
+
+def test_what_is_sent_again_adds_what_those_items_would_have_added() -> None:
+    body = ready_body(READY)
+    assert (body.added(), body.added(without=[0, 1])) == (2, 2)
+    assert [body.only([item]).added() for item in range(5)] == [-1, 1, 1, 0, 1]
+    assert [body.again().only([item]).added() for item in range(5)] == [0, 0, 1, 0, 1]
+    assert body.only([1, 2]).again().added() == 1
+    made = pool(bulk_documents=100, action=BulkAction(conflicts="random", conflict_probability_ppm=500_000))
+    given = next(endless(made, conflicts="random"))
+    assert given.only(range(40)).added() + given.only(range(40, 100)).added() == given.added() < 100
+
+
+def test_items_whose_ids_the_server_makes_add_one_each_however_often() -> None:
+    body = ready_body([b'{"index":{}}\n{"n":1}\n'] * 3)
+    assert body.adds is None
+    assert body.again() is body
 
 
 def test_documents_go_to_several_indices_in_turn() -> None:

@@ -8,13 +8,14 @@ import itertools
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import zstandard
 
 from ingest_bench.documents import lines
 from ingest_bench.documents.body import Body
-from ingest_bench.documents.corpus import check
+from ingest_bench.documents.corpus import Corpus, check
 from ingest_bench.documents.ids import Ids
 from ingest_bench.documents.pool import Bodies, BodyPool, BulkSize
 from ingest_bench.documents.stream import BodyStream, open_file
@@ -82,6 +83,44 @@ def test_ready_bulk_bodies_are_sent_as_they_are(tmp_path: Path) -> None:
     assert isinstance(made, BodyPool)
     assert b"".join(bytes(body.data) for body in made.bodies) == bulk_text().encode()
     assert [body.documents for body in made.bodies] == [100] * 10 + [1]
+
+
+SPACED = """{ "delete" : { "_index" : "own", "_id" : "1" } }
+\t{"index" : { "_id":"2" } }
+  {"n": 0}
+{\t"create":{}}\r
+{"n": 1}\r
+{"update": {"_id": "2"}}
+{ "doc": {"n": 2} }
+{"delete":{"_id":"3"}}
+"""
+
+
+@pytest.mark.parametrize("pool_bytes", [10, 10**6])
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_action_lines_may_have_any_spacing_of_json(tmp_path: Path, pool_bytes: int, size: int) -> None:
+    found = check(write(tmp_path / "bulk.json", SPACED))
+    assert (found.bulk, found.documents) == (True, 5)
+    made = open_file(found, "i", BulkSize(documents=size), seed=1, pool_bytes=pool_bytes)
+    bodies = list(once(made))
+    assert b"".join(bytes(body.data) for body in bodies) == SPACED.encode()
+    assert [body.documents for body in bodies] == [size] * (5 // size) + ([5 % size] if 5 % size else [])
+    firsts = [bytes(body.data).split(b'"')[1] for body in bodies]
+    assert set(firsts) <= {b"delete", b"index", b"create", b"update"}
+
+
+@pytest.mark.parametrize("tail", ['{"index": {}}\n', '{"n": 1}\n{"n": 2}\n', '{"delete": {"_id": "1"}}\n{"n": 2}\n'])
+def test_bulk_bodies_that_break_beyond_the_checked_part_end_the_run(tmp_path: Path, tail: str) -> None:
+    path = write(tmp_path / "bulk.json", '{"index": {}}\n{"n": 1}\n' * 1000 + tail)
+    with pytest.raises(RunFailed, match=r"its document is missing|an action line of a bulk is missing"):
+        list(once(open_file(Corpus(path, bulk=True), "i", BulkSize(documents=10), seed=1, pool_bytes=1000)))
+
+
+def test_an_indented_document_is_a_document(tmp_path: Path) -> None:
+    path = write(tmp_path / "docs.json", '{"n": 0}\n  {"n": 1}\t\n{"n": 2}\r\n')
+    assert check(path).documents == 3
+    made = open_file(check(path), "i", BulkSize(documents=2), seed=1, pool_bytes=1)
+    assert [found for body in once(made) for found in numbers(bytes(body.data))] == [0, 1, 2]
 
 
 def test_a_flag_beats_the_first_line(tmp_path: Path) -> None:
@@ -219,6 +258,27 @@ def test_documents_of_a_file_can_have_ids(corpus: Path) -> None:
     made = open_file(check(corpus), "i", BulkSize(documents=100), seed=1, action=action)
     sent = [body for body in once(made) if body.added() == 100]
     assert len(sent) == 10
+
+
+@pytest.mark.parametrize("on_conflict", ["index", "update"])
+def test_documents_of_a_file_larger_than_the_pool_can_have_ids(
+    corpus: Path, on_conflict: Literal["index", "update"]
+) -> None:
+    action = BulkAction(conflicts="random", conflict_probability_ppm=250_000, on_conflict=on_conflict)
+    made = open_file(check(corpus), "i", BulkSize(documents=40), seed=1, action=action, pool_bytes=5000)
+    assert isinstance(made, BodyStream)
+    users = [endless(made, user, 2) for user in range(2)]
+    known: list[set[str]] = [set(), set()]
+    sent: list[int] = []
+    for turn in range(25):
+        body = next(users[turn % 2])
+        found = [json.loads(line) for line in body.data.splitlines()]
+        ids = [next(iter(line.values()))["_id"] for line in found[0::2]]
+        assert len(set(ids) - known[turn % 2]) == body.added() < 40
+        known[turn % 2] |= set(ids)
+        sent += [document.get("doc", document)["n"] for document in found[1::2]]
+    assert sent == list(range(1000))
+    assert not known[0] & known[1]
 
 
 def test_a_file_is_read_again_only_when_it_has_changed(corpus: Path) -> None:
