@@ -285,7 +285,8 @@ def test_ready_bulk_bodies_are_counted_exactly_however_often_they_are_sent(tmp_p
 def large(folder: Path, tail: str) -> Path:
     """A file that is not looked through to its end before the start, with something at its end."""
     path = folder / "large.json"
-    path.write_text('{"n": 1}\n' * 20_000 + tail)
+    # Several of the pieces in which a file is read, so that the load has begun when the last one comes.
+    path.write_text('{"n": 1}\n' * 1_500_000 + tail)
     return path
 
 
@@ -309,7 +310,7 @@ def test_a_file_that_breaks_while_it_is_sent_ends_the_load_with_its_text(
     tmp_path: Path, make: Callable[[Path], Path], is_bulk: bool, said: str
 ) -> None:
     with bulk_server() as server:
-        plan = plan_for(server.address, tmp_path, documents=None, measure_ns=60 * 10**9)
+        plan = plan_for(server.address, tmp_path, documents=None, bulk_documents=5000, measure_ns=60 * 10**9)
         plan = dataclasses.replace(plan, corpus=str(make(tmp_path)), corpus_is_bulk=is_bulk, pool_bytes=1000)
         with pytest.raises(RunFailed, match=said):
             loaded(plan)
