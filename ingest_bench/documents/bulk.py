@@ -28,9 +28,14 @@ _META = frozenset(
         *("_retry_on_conflict", "retry_on_conflict", "_source", "_timestamp", "_ttl"),
     )
 )
-# The beginning of an action line in any spacing that JSON allows, and whether it has an id: to parse every line of a
-# corpus as JSON while it is sent would make the sender the limit.
-_ACTION_LINE = re.compile(rb'\s*\{\s*"(index|create|update|delete)"\s*:\s*\{(?:[^\n]*"(_id)"\s*:)?')
+# The beginning of an action line, in any spacing that JSON allows. To parse every line of a corpus as JSON while it is
+# sent would make the sender the limit.
+_OTHER_ACTION = re.compile(rb'\s*\{\s*"(?:index|create|update)"\s*:')
+_DELETION = re.compile(rb'\s*\{\s*"delete"\s*:')
+# Its last group says what an item adds to the index, at first and once more: by its action, and whether it has an id.
+_KIND = re.compile(rb'\s*\{\s*"(?:(?:index|create)"\s*:\s*\{(?:[^\n]*?("_id")\s*:)?|(update)"|(delete)")')
+_ADDS = np.array([1, 1, 0, -1], dtype=np.int8)
+_ADDS_AGAIN = np.array([1, 0, 0, 0], dtype=np.int8)
 
 
 def action_and_index(line: bytes) -> tuple[str, str]:
@@ -59,14 +64,12 @@ def items(blocks: Iterator[list[bytes]], path: Path) -> Iterator[list[bytes]]:
             if waiting:
                 found.append(b"%s\n%s" % (waiting, line))
                 waiting = b""
-                continue
-            action = _ACTION_LINE.match(line)
-            if action is None:
-                raise RunFailed(f"{path}: an action line of a bulk is missing where this stands: {line[:60]!r}")
-            if action[1] == b"delete":
+            elif _OTHER_ACTION.match(line):
+                waiting = line
+            elif _DELETION.match(line):
                 found.append(line)
             else:
-                waiting = line
+                raise RunFailed(f"{path}: an action line of a bulk is missing where this stands: {line[:60]!r}")
         yield found
     if waiting:
         raise RunFailed(f"{path}: ends after the action line {waiting[:60]!r}: its document is missing")
@@ -118,20 +121,14 @@ class Packing:
 
         Two with the same id are not noticed here, that would take a table of all ids: the server's answers tell.
         """
-        adds, again = [], []
-        for part in parts:
-            action = _ACTION_LINE.match(part)
-            name, has_id = (b"", None) if action is None else action.groups()
-            adds.append({b"delete": -1, b"update": 0}.get(name, 1))
-            again.append(int(name in (b"index", b"create") and has_id is None))
-        sizes = np.fromiter(map(len, parts), dtype=np.int64, count=len(parts)) + 1
-        fixed = sum(again) == len(parts)
+        kinds = [kind.lastindex or 0 if (kind := _KIND.match(part)) else 0 for part in parts]
+        fixed = not any(kinds)
         return Body(
             b"\n".join((*parts, b"")),
             len(parts),
-            sizes=sizes,
-            adds=None if fixed else np.array(adds, dtype=np.int8),
-            adds_again=None if fixed else np.array(again, dtype=np.int8),
+            sizes=np.fromiter(map(len, parts), dtype=np.int64, count=len(parts)) + 1,
+            adds=None if fixed else _ADDS[kinds],
+            adds_again=None if fixed else _ADDS_AGAIN[kinds],
         )
 
     def _template(self, documents: Sequence[bytes], seed: int) -> Template:

@@ -35,9 +35,10 @@ class Reader:
 
     def groups(self) -> Iterator[list[bytes]]:
         """The documents (of bulk bodies: the items), a list for each bulk."""
-        path, is_bulk = self.corpus.path, self.corpus.bulk
-        blocks = (_plausible(block, path) for block in lines.lines(lines.chunks(path, self.start, self.end)))
-        documents = bulk.items(blocks, path) if is_bulk else blocks
+        path = self.corpus.path
+        blocks = lines.lines(lines.chunks(path, self.start, self.end))
+        found = bulk.items(blocks, path) if self.corpus.bulk else blocks
+        documents: Iterator[list[bytes]] = (_plausible(block, path) for block in found)
         if self.limit is not None:
             documents = pool.first(documents, self.limit)
         return pool.group(documents, self.size, self.packing.overhead_bytes)
@@ -129,8 +130,10 @@ def _range(corpus: Corpus, part: int, parts: int, limit: int | None) -> tuple[in
 
 
 def _plausible(block: list[bytes], path: Path) -> list[bytes]:
-    # Parsing every line again would make the sender the limit. This finds a cut or foreign line.
+    # Parsing every line again would make the sender the limit. This finds a cut or foreign line; of an item, which has
+    # an action line of its own, it looks at the end.
     for line in block:
-        if not line.lstrip().startswith(b"{") or not line.rstrip().endswith(b"}"):
+        text = line.strip()
+        if not (text.startswith(b"{") and text.endswith(b"}")):
             raise RunFailed(f"{path}: a line is no JSON object: {line[:60]!r}")
     return block
