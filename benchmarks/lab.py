@@ -14,8 +14,9 @@ from typing import Any
 from ingest_bench import catalog, load, network, targets
 from ingest_bench.analysis import student
 from ingest_bench.analysis.samples import Samples
+from ingest_bench.documents import source
 from ingest_bench.jvm.process import serve
-from ingest_bench.load import LoadPlan, bodies
+from ingest_bench.load import LoadPlan
 from ingest_bench.model.load import LoadOptions, WorkerReport
 from ingest_bench.model.target import Endpoint, TargetOptions
 from ingest_bench.store import RunFolder
@@ -103,7 +104,8 @@ def served(asked: TargetOptions, profile: str) -> Iterator[Served]:
 def one_body(documents: int, folder: Path) -> Path:
     """A file with the one bulk body that every sender sends again and again."""
     body = folder / "body.ndjson"
-    body.write_bytes(next(bodies.pool(WORKLOAD, bulk_documents=documents, seed=1, pool_bytes=1).cycle(0, 1)).data)
+    made = source.open_source(WORKLOAD, LoadOptions(bulk_documents=documents), pool_bytes=1)
+    body.write_bytes(next(made.for_user(0)).data)
     return body
 
 

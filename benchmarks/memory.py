@@ -25,8 +25,8 @@ from lab import WORKLOAD, Bench, Verdict, opened
 
 from ingest_bench import load
 from ingest_bench.analysis import student
-from ingest_bench.load.bodies import POOL_BYTES
-from ingest_bench.load.export import write
+from ingest_bench.documents.export import write
+from ingest_bench.documents.pool import POOL_BYTES
 from ingest_bench.model.load import Arrivals, Rate
 from ingest_bench.model.results import Value
 

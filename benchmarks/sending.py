@@ -22,7 +22,8 @@ from pathlib import Path
 from lab import PATH, WORKLOAD, Bench, Verdict, one_body, opened, poster
 
 from ingest_bench import load, system
-from ingest_bench.load import LoadPlan, bodies
+from ingest_bench.documents.pool import POOL_BYTES
+from ingest_bench.load import LoadPlan
 from ingest_bench.model.load import LoadOptions
 
 # Documents to a body of about 4 kB, 55 kB (a bulk that fits into one send) and 1 MB.
@@ -97,7 +98,7 @@ def be_locust(kind: str, users: int, seconds: float, body: Path, host: str) -> N
 SENDERS: Mapping[str, Callable[[Bench, int, Path], float]] = {
     # A pool of one byte holds one body: the one that the others send.
     "ingest-bench": ours(1),
-    "ingest-bench, pool": ours(bodies.POOL_BYTES),
+    "ingest-bench, pool": ours(POOL_BYTES),
     "wrk": wrk,
     "FastHttpUser": locust("FastHttpUser"),
     "HttpUser": locust("HttpUser"),

@@ -16,7 +16,8 @@ Imports run downward only (tests/test_architecture.py):
     serving  -> attaching | targets network jvm (a server that we start, or one that is there)
     attaching -> targets jvm (the server of a JVM that is there)
     footprint -> serving procedure (what a run may touch on a server that is not ours)
-    targets, network, probes, load -> jvm system ledger model units errors, never each other
+    targets, network, probes, load -> jvm system ledger model units errors, never each other (load also documents)
+    documents -> records catalog model units errors (what is sent)
     report, gate -> analysis model units (report also data; gate also records errors)     analysis -> model units
     advise   -> store analysis model
     spec, plan, store, facts -> records data model units errors (facts also system)

@@ -8,8 +8,9 @@ import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
+from ingest_bench import urls
 from ingest_bench.errors import IngestBenchError, RunFailed, SpecError
 from ingest_bench.procedure import Ask, Procedure
 from ingest_bench.serving import Serving
@@ -71,7 +72,7 @@ def check(serving: Serving, procedure: Procedure) -> tuple[str, ...]:
             whose = "a run of ingest-bench left it that was killed" if left else "it is not touched"
             raise SpecError(
                 f'{serving.http.origin}: there is an index "{name}" already; {whose}. Delete it yourself when nobody '
-                f"needs it: curl -X DELETE {serving.http.origin}/{quote(name, safe='')}"
+                f"needs it: curl -X DELETE {serving.http.origin}{urls.path(name)}"
             )
     return tuple(absent)
 
@@ -115,7 +116,7 @@ def _remove(serving: Serving, footprint: Footprint, absent: tuple[str, ...], mar
             ours = mark.encode() in there if there is not None and name in footprint.made else name in absent
             if there is None or not ours:
                 continue
-            answer = http.request("DELETE", f"/{quote(name, safe='')}", timeout_s=120)
+            answer = http.request("DELETE", f"{urls.path(name)}", timeout_s=120)
             if answer.status not in (200, 404):
                 said = answer.body[:300].decode(errors="replace")
                 raise RunFailed(f'{http.origin}: the index "{name}" of this run could not be deleted: {said}')
@@ -123,7 +124,7 @@ def _remove(serving: Serving, footprint: Footprint, absent: tuple[str, ...], mar
 
 def _mapping(http: Http, name: str) -> bytes | None:
     """The mapping of an index or alias; None where there is none."""
-    answer = http.request("GET", f"/{quote(name, safe='')}/_mapping")
+    answer = http.request("GET", f"{urls.path(name, '_mapping')}")
     if answer.status == 404:
         return None
     if answer.status != 200:

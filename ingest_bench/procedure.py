@@ -15,12 +15,11 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
-from ingest_bench import catalog, records, targets
+from ingest_bench import catalog, records, targets, urls
+from ingest_bench.documents import bulk, corpus, tracks
 from ingest_bench.errors import RunFailed, SpecError
-from ingest_bench.load import LoadPlan, bodies, corpus, reports, track
-from ingest_bench.load.track import supply
+from ingest_bench.load import LoadPlan, reports
 from ingest_bench.model.experiment import Cell
 from ingest_bench.model.load import Arrivals, LoadOptions, TrackChoice, WorkerReport
 from ingest_bench.model.target import Endpoint, Place
@@ -86,7 +85,7 @@ def check(cell: Cell, *, may_delete: bool = True) -> Procedure:
     if cell.load.track is not None:
         if cell.faults:
             raise SpecError("a track and faults: their moments are counted in a measurement of known length; take one")
-        supply.check(_read(cell.load.track))
+        tracks.check(_read(cell.load.track))
     elif cell.load.warm_up_ns == "auto":
         _check_warm_up(cell)
     return of(cell, Place(endpoint=Endpoint("server", 0)), Path(), may_delete=may_delete)
@@ -169,7 +168,7 @@ def marked(mapping: Mapping[str, Any], mark: str) -> Mapping[str, Any]:
 def _of_workload(cell: Cell, target: Target, place: Place, out: Path, mark: str) -> Procedure:
     options = cell.load
     workload = catalog.workload(options.workload)
-    indices = bodies.index_names(workload, options.action)
+    indices = bulk.index_names(workload, options.action)
     notes: tuple[str, ...] = ()
     indices_known = True
     if options.documents is not None:
@@ -180,12 +179,12 @@ def _of_workload(cell: Cell, target: Target, place: Place, out: Path, mark: str)
         if not indices_known:
             notes = (f"{found.path.name}: too large to be read before the start; indices named later are not counted",)
     body = target.index_body(cell.target, marked(workload.mapping, mark))
-    create = tuple(AdminRequest(method="PUT", path=f"/{quote(name, safe='')}", body=body) for name in indices)
+    create = tuple(AdminRequest(method="PUT", path=urls.path(name), body=body) for name in indices)
     _check_queries(cell, workload)
     plan = LoadPlan(
         **_way(place),
         bulk_path=target.bulk_path(cell.target, workload),
-        search_path=f"/{','.join(quote(name, safe='') for name in indices)}/_search",
+        search_path=urls.path(indices, "_search"),
         workload=workload,
         options=options,
         out=out,
@@ -245,7 +244,7 @@ def _of_track(
 
 
 def _read(choice: TrackChoice) -> Track:
-    return track.read(
+    return tracks.read(
         Path(choice.path), parameters=choice.parameters, procedure=choice.challenge, test_mode=choice.test_mode
     )
 

@@ -1,8 +1,9 @@
-"""The URL of a server that runs already. Pure. No message repeats what may hold a password."""
+"""The URL of a server that runs already, and paths below it. Pure. No message repeats what may hold a password."""
 
 from __future__ import annotations
 
-from urllib.parse import urlsplit
+from collections.abc import Sequence
+from urllib.parse import quote, urlsplit
 
 from ingest_bench.model.target import Scheme, Url
 
@@ -29,3 +30,12 @@ def parse(text: str) -> Url:
         )
     scheme: Scheme = "https" if parts.scheme == "https" else "http"
     return Url(scheme=scheme, host=parts.hostname, port=port or _PORT)
+
+
+def path(*parts: str | Sequence[str]) -> str:
+    """The path of these parts, percent-encoded: a name of an index may hold whatever it likes.
+
+    A part of several names has commas between them. A `*` stays what it is: servers read it as a pattern.
+    """
+    names = ((part,) if isinstance(part, str) else part for part in parts)
+    return "".join("/" + ",".join(quote(name, safe="*") for name in part) for part in names)

@@ -5,7 +5,7 @@ import json
 import pytest
 from bulk_server import bulk_answer
 
-from ingest_bench.load.answers import all_acked, judge, judge_search
+from ingest_bench.load.answers import all_acked, judge, judge_search, told_added
 
 
 def test_an_answer_without_errors_is_known_by_its_beginning() -> None:
@@ -25,6 +25,39 @@ def test_failed_items_of_a_200_answer_are_counted_by_status_and_type() -> None:
     verdict = judge(200, bulk_answer([201, 429, 400, 200, 429]), 5)
     assert (verdict.outcome, verdict.acked, verdict.failed, verdict.rejected) == ("partial", 2, 1, (1, 4))
     assert (verdict.failures, verdict.rejections) == ({"400 kind_400": 1}, {"429 kind_429": 2})
+
+
+def told(*results: tuple[str, int, str]) -> bytes:
+    """The answer of a server that says what it did: action, status, result (or the type of the error)."""
+    items = [
+        {action: {"status": status} | ({"result": said} if status in (200, 201, 404) else {"error": {"type": said}})}
+        for action, status, said in results
+    ]
+    return json.dumps({"errors": any("error" in str(item) for item in items), "items": items}).replace(" ", "").encode()
+
+
+DONE = (("index", 201, "created"), ("index", 200, "updated"), ("delete", 200, "deleted"), ("delete", 404, "not_found"))
+
+
+def test_what_the_index_has_more_is_what_the_server_says() -> None:
+    answer = b"head" + told(*DONE, ("update", 201, "created"), ("update", 200, "noop"))
+    assert told_added(answer, 4, len(answer), 6) == 1
+    assert told_added(answer, 4, len(answer), 5) is None
+    silent = bulk_answer([201, 201])
+    assert told_added(silent, 0, len(silent), 2) is None
+
+
+def test_items_that_failed_beside_others_add_nothing_and_are_named() -> None:
+    verdict = judge(200, told(("index", 429, "full"), *DONE, ("index", 400, "bad"), ("create", 201, "created")), 7)
+    assert (verdict.acked, verdict.added) == (5, 1)
+    assert (verdict.rejected, verdict.refused, verdict.lost) == ((0,), (5,), (5, 0))
+    assert verdict.final().refused == (5, 0)
+    assert judge(200, bulk_answer([201, 429]), 2).added is None
+
+
+def test_a_deletion_that_finds_nothing_has_not_failed() -> None:
+    verdict = judge(200, told(("delete", 404, "not_found"), ("index", 400, "bad")), 2)
+    assert (verdict.acked, verdict.failed, verdict.added) == (1, 1, 0)
 
 
 def test_rejected_items_have_failed_once_nothing_is_sent_again() -> None:

@@ -6,14 +6,20 @@ import dataclasses
 import gzip
 import itertools
 import json
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 
 from ingest_bench import catalog
+from ingest_bench.documents import bulk, source
+from ingest_bench.documents.body import Body
+from ingest_bench.documents.bulk import Packing
+from ingest_bench.documents.ids import Ids
+from ingest_bench.documents.pool import Bodies, BodyPool, IdPool
 from ingest_bench.errors import SpecError
-from ingest_bench.load import bodies
-from ingest_bench.load.bodies import BodyPool, pool
-from ingest_bench.model.workload import BulkAction, DocumentField
+from ingest_bench.model.load import LoadOptions
+from ingest_bench.model.workload import BulkAction, Conflicts, DocumentField
 
 FIELDS = (
     DocumentField(name="n", kind="id"),
@@ -24,65 +30,98 @@ TAXIS = dataclasses.replace(catalog.workload("nyc_taxis"), fields=FIELDS)
 SMALL = 200_000
 
 
+def pool(*, pool_bytes: int = SMALL, part: int = 0, parts: int = 1, **options: Any) -> BodyPool | IdPool:
+    return source.synthetic(TAXIS, LoadOptions(**options), pool_bytes=pool_bytes, part=part, parts=parts)
+
+
+def endless(made: Bodies, user: int = 0, users: int = 1, conflicts: Conflicts = "none") -> Iterator[Body]:
+    return made.endless(user, users, Ids(user, users, conflicts, 1))
+
+
+def once(made: Bodies, user: int, users: int) -> Iterator[Body]:
+    return made.once(user, users, Ids(user, users, "none", 1))
+
+
+def items(body: Body) -> list[bytes]:
+    starts = body.starts().tolist()
+    return [bytes(body.text[start:end]) for start, end in itertools.pairwise(starts)]
+
+
 def lines(data: bytes) -> list[dict[str, dict[str, str]]]:
     assert data.endswith(b"\n")
     return [json.loads(line) for line in data.splitlines()]
 
 
 def test_a_body_has_an_action_line_before_each_document() -> None:
-    made = pool(TAXIS, bulk_documents=50, seed=1, pool_bytes=SMALL)
-    body = next(made.cycle(0, 1))
+    made = pool(bulk_documents=50)
+    body = next(endless(made))
     found = lines(bytes(body.data))
-    assert body.documents == body.documents_new == 50
+    assert body.documents == body.added() == 50
     assert found[0::2] == [{"index": {}}] * 50
     assert all("fare" in document for document in found[1::2])
 
 
 def test_the_pool_is_as_large_as_asked_and_the_size_defaults_to_the_published_one() -> None:
-    made = pool(TAXIS, seed=1, pool_bytes=SMALL)
+    made = pool()
     assert isinstance(made, BodyPool)
     assert [body.documents for body in made.bodies] == [TAXIS.bulk_documents]
-    smaller = pool(TAXIS, bulk_documents=100, seed=1, pool_bytes=SMALL)
+    smaller = pool(bulk_documents=100)
     assert isinstance(smaller, BodyPool)
     assert SMALL <= sum(len(body.data) for body in smaller.bodies) <= SMALL + 2 * 60_000
 
 
 def test_a_bulk_in_bytes_is_as_full_as_it_can_be_and_never_larger() -> None:
-    made = pool(TAXIS, bulk_bytes=20_000, seed=1, pool_bytes=SMALL)
+    made = pool(bulk_bytes=20_000)
     assert isinstance(made, BodyPool)
     assert all(19_000 < len(body.data) <= 20_000 for body in made.bodies)
 
 
+ACTIONS = {
+    "four indices": BulkAction(indices=4),
+    "ids": BulkAction(conflicts="sequential"),
+    "updates in four indices": BulkAction(
+        conflicts="random", on_conflict="update", conflict_probability_ppm=900_000, indices=4
+    ),
+}
+
+
+@pytest.mark.parametrize("action", ACTIONS.values(), ids=list(ACTIONS))
+def test_a_bulk_in_bytes_is_never_larger_whatever_its_action_lines_say(action: BulkAction) -> None:
+    made = pool(bulk_bytes=20_000, action=action)
+    bodies = list(itertools.islice(endless(made, conflicts=action.conflicts), 9))
+    assert all(18_000 < len(body.data) <= 20_000 for body in bodies)
+
+
 def test_a_document_larger_than_the_bulk_goes_alone() -> None:
-    made = pool(TAXIS, bulk_bytes=10, seed=1, pool_bytes=5_000)
+    made = pool(bulk_bytes=10, pool_bytes=5_000)
     assert isinstance(made, BodyPool)
     assert {body.documents for body in made.bodies} == {1}
 
 
 def test_users_take_disjoint_strides_and_come_round_again() -> None:
-    made = pool(TAXIS, bulk_documents=20, seed=1, pool_bytes=SMALL)
+    made = pool(bulk_documents=20)
     assert isinstance(made, BodyPool)
-    taken = [list(made.cycle(user, 3, once=True)) for user in range(3)]
+    taken = [list(once(made, user, 3)) for user in range(3)]
     assert sorted(id(body) for user in taken for body in user) == sorted(map(id, made.bodies))
-    cycled = list(itertools.islice(made.cycle(1, 3), len(taken[1]) + 1))
+    cycled = list(itertools.islice(endless(made, 1, 3), len(taken[1]) + 1))
     assert cycled[0] is cycled[-1]
 
 
 def test_more_users_than_bodies_share_them() -> None:
-    made = pool(TAXIS, bulk_documents=100, seed=1, pool_bytes=1)
-    assert [next(made.cycle(user, 5)).documents for user in range(5)] == [100] * 5
+    made = pool(bulk_documents=100, pool_bytes=1)
+    assert [next(endless(made, user, 5)).documents for user in range(5)] == [100] * 5
 
 
 def test_processes_send_different_documents() -> None:
-    first, second = (pool(TAXIS, seed=1, bulk_documents=50, pool_bytes=SMALL, part=n, parts=2) for n in range(2))
+    first, second = (pool(bulk_documents=50, part=n, parts=2) for n in range(2))
     assert isinstance(first, BodyPool)
     assert isinstance(second, BodyPool)
     assert not {body.data for body in first.bodies} & {body.data for body in second.bodies}
 
 
 def test_a_packed_body_is_the_same_body() -> None:
-    plain = next(pool(TAXIS, bulk_documents=50, seed=1, pool_bytes=1).cycle(0, 1))
-    packed = next(pool(TAXIS, bulk_documents=50, seed=1, pool_bytes=1, compress=True).cycle(0, 1))
+    plain = next(endless(pool(bulk_documents=50, pool_bytes=1)))
+    packed = next(endless(pool(bulk_documents=50, pool_bytes=1, gzip=True)))
     assert gzip.decompress(packed.data) == plain.data
     assert packed.gzip
     assert not plain.gzip
@@ -90,41 +129,85 @@ def test_a_packed_body_is_the_same_body() -> None:
 
 @pytest.mark.parametrize("compress", [False, True])
 def test_only_the_refused_items_are_sent_again(compress: bool) -> None:
-    body = next(pool(TAXIS, bulk_documents=50, seed=1, pool_bytes=1, compress=compress).cycle(0, 1))
-    again = bodies.only(body, [3, 7])
+    body = next(endless(pool(bulk_documents=50, pool_bytes=1, gzip=compress)))
+    again = body.only([3, 7])
     assert again.documents == 2
-    assert bodies.items(again) == [bodies.items(body)[3], bodies.items(body)[7]]
+    assert items(again) == [items(body)[3], items(body)[7]]
+
+
+READY = (
+    b'{ "delete" : { "_id" : "7" } }\n',
+    b'{"index":{"_id":"1"}}\n{"text":\r "a"}\n',
+    b'\t{"create":{}}\n  {"n": 2}\r\n',
+    b'{"update":{"_id":"1"}}\n{"doc":{"n":\r3}}\n',
+    b'{"index" : {}}\n{"delete":{"_id":"4"}}\n',
+)
+
+
+def ready_body(parts: Sequence[bytes], compress: bool = False) -> Body:
+    packing = Packing((), BulkAction(), compress, ready=True)
+    made = packing.pack([part.removesuffix(b"\n") for part in parts], 1)
+    assert isinstance(made, Body)
+    return made
+
+
+@pytest.mark.parametrize("compress", [False, True])
+def test_items_are_told_by_their_place_whatever_stands_in_them(compress: bool) -> None:
+    body = ready_body(READY, compress)
+    assert bytes(body.text) == b"".join(READY)
+    assert items(body) == list(READY)
+    again = body.only([0, 2, 4])
+    assert items(again) == [READY[0], READY[2], READY[4]]
+    assert items(again.only([1])) == [READY[2]]
+    assert again.gzip == compress
+
+
+def test_what_is_sent_again_adds_what_those_items_would_have_added() -> None:
+    body = ready_body(READY)
+    assert (body.added(), body.added(without=[0, 1])) == (2, 2)
+    assert [body.only([item]).added() for item in range(5)] == [-1, 1, 1, 0, 1]
+    assert [body.again().only([item]).added() for item in range(5)] == [0, 0, 1, 0, 1]
+    assert body.only([1, 2]).again().added() == 1
+    made = pool(bulk_documents=100, action=BulkAction(conflicts="random", conflict_probability_ppm=500_000))
+    given = next(endless(made, conflicts="random"))
+    assert given.only(range(40)).added() + given.only(range(40, 100)).added() == given.added() < 100
+
+
+def test_items_whose_ids_the_server_makes_add_one_each_however_often() -> None:
+    body = ready_body([b'{"index":{}}\n{"n":1}\n'] * 3)
+    assert body.adds is None
+    assert body.again() is body
 
 
 def test_documents_go_to_several_indices_in_turn() -> None:
     action = BulkAction(indices=3)
-    body = next(pool(TAXIS, bulk_documents=6, seed=1, pool_bytes=1, action=action).cycle(0, 1))
+    body = next(endless(pool(bulk_documents=6, pool_bytes=1, action=action)))
     targets = [line["index"]["_index"] for line in lines(bytes(body.data))[0::2]]
     assert targets == ["nyc_taxis-0", "nyc_taxis-1", "nyc_taxis-2"] * 2
-    assert bodies.index_names(TAXIS, action) == ("nyc_taxis-0", "nyc_taxis-1", "nyc_taxis-2")
+    assert bulk.index_names(TAXIS, action) == ("nyc_taxis-0", "nyc_taxis-1", "nyc_taxis-2")
 
 
 @pytest.mark.parametrize("conflicts", ["random", "sequential"])
-def test_ids_are_new_or_were_given_before_as_the_body_says(conflicts: str) -> None:
-    action = BulkAction(conflicts=conflicts, conflict_probability_ppm=250_000)  # type: ignore[arg-type]
-    made = pool(TAXIS, bulk_documents=200, seed=1, pool_bytes=SMALL, action=action)
+def test_ids_are_new_or_were_given_before_as_the_body_says(conflicts: Conflicts) -> None:
+    action = BulkAction(conflicts=conflicts, conflict_probability_ppm=250_000)
+    made = pool(bulk_documents=200, action=action)
     seen: set[str] = set()
     for user in range(2):
         own: set[str] = set()
-        for body in itertools.islice(made.cycle(user, 2), 8):
+        for body in itertools.islice(endless(made, user, 2, conflicts), 8):
             ids = [line["index"]["_id"] for line in lines(bytes(body.data))[0::2]]
-            assert len(set(ids) - own) == body.documents_new
+            assert len(set(ids) - own) == body.added()
             own |= set(ids)
-            assert 100 < body.documents_new < 190
+            assert 100 < body.added() < 190
         assert not seen & own
         seen |= own
 
 
 def test_a_conflict_can_be_an_update_of_a_document_that_was_sent() -> None:
     action = BulkAction(conflicts="random", conflict_probability_ppm=500_000, on_conflict="update")
-    made = pool(TAXIS, bulk_documents=100, seed=1, pool_bytes=1, action=action)
+    made = pool(bulk_documents=100, pool_bytes=1, action=action)
     known: set[str] = set()
-    for body in itertools.islice(made.cycle(0, 1), 3):
+    for body in itertools.islice(endless(made, conflicts="random"), 3):
         found = lines(bytes(body.data))
         for line, document in zip(found[0::2], found[1::2], strict=True):
             (name, meta), *_ = line.items()
@@ -135,20 +218,22 @@ def test_a_conflict_can_be_an_update_of_a_document_that_was_sent() -> None:
 
 def test_without_conflicts_to_draw_every_id_is_new() -> None:
     action = BulkAction(conflicts="sequential", conflict_probability_ppm=0)
-    made = pool(TAXIS, bulk_documents=100, seed=1, pool_bytes=1, action=action)
+    made = pool(bulk_documents=100, pool_bytes=1, action=action)
     ids = [
-        line["index"]["_id"] for body in itertools.islice(made.cycle(1, 4), 3) for line in lines(bytes(body.data))[0::2]
+        line["index"]["_id"]
+        for body in itertools.islice(endless(made, 1, 4, "sequential"), 3)
+        for line in lines(bytes(body.data))[0::2]
     ]
     assert ids == [f"{1 + 4 * number:010d}" for number in range(300)]
 
 
 def test_the_bulk_path_carries_pipeline_and_refresh() -> None:
-    assert bodies.bulk_query(BulkAction()) == ""
-    assert bodies.bulk_query(BulkAction(pipeline="a b", refresh="wait_for")) == "?pipeline=a+b&refresh=wait_for"
+    assert bulk.query(BulkAction()) == ""
+    assert bulk.query(BulkAction(pipeline="a b", refresh="wait_for")) == "?pipeline=a+b&refresh=wait_for"
 
 
 def test_a_bulk_of_two_sizes_or_of_nothing_is_refused() -> None:
     with pytest.raises(SpecError, match="not both"):
-        pool(TAXIS, bulk_documents=1, bulk_bytes=1, seed=1)
+        pool(bulk_documents=1, bulk_bytes=1)
     with pytest.raises(SpecError, match="at least 1"):
-        pool(TAXIS, bulk_documents=0, seed=1)
+        pool(bulk_documents=0)

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -196,6 +197,133 @@ def test_no_two_users_give_the_same_id(tmp_path: Path) -> None:
     ids = [json.loads(line)["index"]["_id"] for body in server.bodies for line in body.splitlines()[::2]]
     assert len(ids) == samples["documents_acked"].sum()
     assert len(set(ids)) == len(ids) - report.documents_repeated < len(ids)
+
+
+class Store:
+    """A server that keeps documents by their id, as Elasticsearch does, and rejects or refuses some items."""
+
+    def __init__(self, *, tells: bool, rejects: int, refuses: int = 0) -> None:
+        self.tells = tells
+        self.rejects = rejects
+        self.refuses = refuses
+        self.known: set[str] = set()
+        self.without_id = 0
+        self.items = 0
+        self._lock = threading.Lock()
+
+    @property
+    def counted(self) -> int:
+        return len(self.known) + self.without_id
+
+    def reply(self, body: bytes, _number: int) -> bytes:
+        lines = iter(body.split(b"\n")[:-1])
+        with self._lock:
+            items = [self._item(json.loads(line), lines) for line in lines]
+        errors = any("error" in result for item in items for result in item.values())
+        text = json.dumps({"took": 1, "errors": errors, "items": items}, separators=(",", ":"))
+        return answer(text.encode())
+
+    def _item(self, action: dict[str, Any], lines: Iterator[bytes]) -> dict[str, Any]:
+        ((name, meta),) = action.items()
+        if name != "delete":
+            json.loads(next(lines))
+        self.items += 1
+        if self.items % self.rejects == 0:
+            return {name: {"status": 429, "error": {"type": "full"}}}
+        if self.refuses and self.items % self.refuses == 0:
+            return {name: {"status": 400, "error": {"type": "bad"}}}
+        result = self._kept(name, meta.get("_id"))
+        status = {"created": 201, "not_found": 404}.get(result, 200)
+        return {name: {"status": status} | ({"result": result} if self.tells else {})}
+
+    def _kept(self, name: str, key: str | None) -> str:
+        if key is None:
+            self.without_id += 1
+            return "created"
+        known = key in self.known
+        if name == "delete":
+            self.known.discard(key)
+            return "deleted" if known else "not_found"
+        self.known.add(key)
+        return "updated" if known else "created"
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(("tells", "refuses"), [(True, 0), (True, 11), (False, 0)])
+def test_documents_that_replace_others_are_counted_exactly_when_some_are_rejected(
+    tmp_path: Path, tells: bool, refuses: int, packed: bool
+) -> None:
+    store = Store(tells=tells, rejects=7, refuses=refuses)
+    action = BulkAction(conflicts="random", conflict_probability_ppm=500_000)
+    unpacked = (lambda body, number: store.reply(gzip.decompress(body), number)) if packed else store.reply
+    with bulk_server(unpacked) as server:
+        # With so many retries nothing is given up, but for what is refused.
+        report, samples, _ = loaded(plan_for(server.address, tmp_path, action=action, retries=50, gzip=packed))
+    assert report.documents_resent > 0
+    assert report.documents_repeated > 0
+    assert samples["documents_acked"].sum() - report.documents_repeated == store.counted
+
+
+@pytest.mark.parametrize("pool_bytes", [1000, 10**6])
+def test_ready_bulk_bodies_are_counted_exactly_however_often_they_are_sent(tmp_path: Path, pool_bytes: int) -> None:
+    ready = tmp_path / "ready.json"
+    lines = (
+        f'{{ "index" : {{ "_id": "{n}" }} }}\n{{"n":\r{n}}}\n{{"create": {{}}}}\n{{"n": 1}}\n'
+        f'{{ "delete": {{"_id": "{n // 2}"}} }}\n{{"delete" :{{"_id": "none"}}}}\n'
+        for n in range(100)
+    )
+    ready.write_text("".join(lines), newline="")
+    store = Store(tells=True, rejects=101, refuses=13)
+    with bulk_server(store.reply) as server:
+        plan = plan_for(server.address, tmp_path, documents=str(ready), retries=50, users=2)
+        report, samples, _ = loaded(dataclasses.replace(plan, pool_bytes=pool_bytes))
+    assert report.documents_resent > 0
+    assert store.items > 2 * 400
+    assert samples["documents_acked"].sum() - report.documents_repeated == store.counted
+
+
+def large(folder: Path, tail: str) -> Path:
+    """A file that is not looked through to its end before the start, with something at its end."""
+    path = folder / "large.json"
+    # Several of the pieces in which a file is read, so that the load has begun when the last one comes.
+    path.write_text('{"n": 1}\n' * 1_500_000 + tail)
+    return path
+
+
+def cut_off(folder: Path) -> Path:
+    whole = gzip.compress(large(folder, "").read_bytes())
+    path = folder / "large.json.gz"
+    path.write_bytes(whole[: len(whole) // 2])
+    return path
+
+
+@pytest.mark.parametrize(
+    ("make", "is_bulk", "said"),
+    [
+        (lambda folder: large(folder, '"foreign"\n{"n": 2}\n'), False, "a line is no JSON object: b'\"foreign\"'"),
+        (cut_off, False, "large.json.gz: cannot be unpacked: .*cut off"),
+        (lambda folder: large(folder, ""), True, "an action line of a bulk is missing"),
+    ],
+    ids=["foreign", "cut-off", "no-action-line"],
+)
+def test_a_file_that_breaks_while_it_is_sent_ends_the_load_with_its_text(
+    tmp_path: Path, make: Callable[[Path], Path], is_bulk: bool, said: str
+) -> None:
+    with bulk_server() as server:
+        plan = plan_for(server.address, tmp_path, documents=None, bulk_documents=5000, measure_ns=60 * 10**9)
+        plan = dataclasses.replace(plan, corpus=str(make(tmp_path)), corpus_is_bulk=is_bulk, pool_bytes=1000)
+        with pytest.raises(RunFailed, match=said):
+            loaded(plan)
+
+
+def test_a_worker_without_file_descriptors_ends_the_load_and_says_so(tmp_path: Path) -> None:
+    def few(argv: Sequence[str]) -> tuple[str, ...]:
+        return ("sh", "-c", 'ulimit -n 32; exec "$@"', "sh", *argv)
+
+    with bulk_server() as server:
+        plan = plan_for(server.address, tmp_path, users=64, measure_ns=60 * 10**9)
+        with pytest.raises(RunFailed, match="Too many open files"):
+            start(plan, few).wait(lambda _: None)
 
 
 @pytest.mark.parametrize(("text", "said"), [("", "documents.json"), ('{"a":1}\n{"b":\n', "line 2 is not JSON")])

@@ -9,10 +9,10 @@ import pytest
 from servers import BULK, WORKLOAD, Served, served
 
 from ingest_bench import catalog, data, system, targets
+from ingest_bench.documents.synthetic import example
 from ingest_bench.errors import MissingCapability, SpecError
 from ingest_bench.jvm import artifacts
 from ingest_bench.jvm.java import Java
-from ingest_bench.load.documents import example
 from ingest_bench.model.target import TargetOptions
 from ingest_bench.model.workload import Workload
 from ingest_bench.targets import node_options

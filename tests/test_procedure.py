@@ -11,7 +11,8 @@ from typing import Any
 import made_runs
 import pytest
 
-from ingest_bench import catalog, conduct, plan, procedure, rates, records, spec
+from ingest_bench import catalog, conduct, plan, procedure, rates, records, spec, targets
+from ingest_bench.documents.tracks import admin
 from ingest_bench.errors import SpecError
 from ingest_bench.load import reports
 from ingest_bench.model.experiment import Cell, Fault, Plan
@@ -149,6 +150,19 @@ def test_the_indices_of_a_track_are_created_as_the_version_understands_it() -> N
     assert body is not None
     assert body["mappings"]["doc"]["properties"]["n"] == {"type": "integer"}
     assert sent(track("elasticsearch", "5.6.16"), "index-rides").plan.bulk_path == "/rides/doc/_bulk"
+
+
+@pytest.mark.parametrize("target", ["opensearch", "elasticsearch", "sink"])
+def test_an_index_is_created_filled_and_searched_by_the_same_name_whatever_is_in_it(target: str) -> None:
+    name = "<rides-{now/d}> ü"
+    encoded = "/%3Crides-%7Bnow%2Fd%7D%3E%20%C3%BC"
+    rides = sent(track(target), "index-rides").plan
+    chosen = cell(LoadOptions(), target).target
+    path = targets.named(target).bulk_path(chosen, dataclasses.replace(rides.workload, index=name))
+    assert path == f"{encoded}/_bulk"
+    (create,) = admin.create_index({"index": name, "body": {}}, ())
+    assert create.path == encoded
+    assert dataclasses.replace(rides, bulk_path=path).request_head.startswith(f"POST {encoded}/_bulk HTTP".encode())
 
 
 def test_a_track_that_deletes_is_refused_on_a_server_that_is_not_ours() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -10,14 +10,26 @@ from typing import Any
 
 import pytest
 
+from ingest_bench.documents import source, tracks
+from ingest_bench.documents.body import Body
 from ingest_bench.errors import SpecError
-from ingest_bench.load import track
-from ingest_bench.load.bodies import IdPool
-from ingest_bench.load.track import supply
-from ingest_bench.model.load import Rate
+from ingest_bench.model.load import LoadOptions, Rate
 from ingest_bench.model.track import Step, Track
+from ingest_bench.model.workload import BulkAction, Conflicts, Workload
 
 FOLDER = Path(__file__).parent / "data" / "track"
+WORKLOAD = Workload(
+    name="track",
+    description="",
+    source="",
+    index="i",
+    published_documents=1,
+    published_bytes=1,
+    bulk_documents=5,
+    users=1,
+    mapping={},
+    fields=(),
+)
 
 
 @pytest.fixture
@@ -47,7 +59,7 @@ def asked(found: Track, name: str) -> list[tuple[str, str, Any]]:
 
 
 def test_the_default_procedure_gives_its_steps_in_order_and_names_what_it_skips() -> None:
-    found = track.read(FOLDER)
+    found = tracks.read(FOLDER)
     assert found.procedure == "append"
     assert [one.operation for one in found.steps] == [
         "delete-index",
@@ -63,7 +75,7 @@ def test_the_default_procedure_gives_its_steps_in_order_and_names_what_it_skips(
 
 
 def test_the_admin_steps_are_requests_to_declared_indices() -> None:
-    found = track.read(FOLDER)
+    found = tracks.read(FOLDER)
     settings = {"index.number_of_shards": 1, "index.number_of_replicas": 0, "index.refresh_interval": "5s"}
     assert asked(found, "delete-index") == [("DELETE", "/rides", None), ("DELETE", "/places", None)]
     created = asked(found, "create-index")
@@ -80,17 +92,17 @@ def test_the_admin_steps_are_requests_to_declared_indices() -> None:
 
 
 def test_a_bulk_step_has_files_clients_size_warm_up_and_rate() -> None:
-    rides = step(track.read(FOLDER), "index-rides")
+    rides = step(tracks.read(FOLDER), "index-rides")
     assert (rides.clients, rides.bulk_documents, rides.warm_up_ns) == (2, 100, 5 * 10**9)
     assert rides.rate == Rate(2000, "documents")
     assert [(Path(file.path).name, file.index, file.bulk) for file in rides.files] == [("rides.json", "rides", False)]
-    places = step(track.read(FOLDER), "index-places")
+    places = step(tracks.read(FOLDER), "index-places")
     assert [(Path(file.path).name, file.index, file.bulk) for file in places.files] == [("places.json.gz", "", True)]
 
 
 def test_parameters_reach_every_file_and_what_the_track_sets_holds_in_its_fragments() -> None:
     given = {"bulk_size": 7, "bulk_indexing_clients": 3, "number_of_shards": 4, "refresh_interval_s": 30}
-    found = track.read(FOLDER, parameters=given)
+    found = tracks.read(FOLDER, parameters=given)
     assert step(found, "index-rides").bulk_documents == 7
     assert step(found, "index-rides").clients == 3
     settings = step(found, "create-index").requests[0].body
@@ -100,7 +112,7 @@ def test_parameters_reach_every_file_and_what_the_track_sets_holds_in_its_fragme
 
 
 def test_another_procedure_can_be_chosen_and_its_parallel_tasks_are_done_in_turn() -> None:
-    found = track.read(FOLDER, procedure="update")
+    found = tracks.read(FOLDER, procedure="update")
     update = step(found, "update-rides")
     assert (update.clients, update.time_period_ns) == (4, 60 * 10**9)
     assert (update.action.conflicts, update.action.on_conflict, update.action.pipeline) == ("random", "update", "clean")
@@ -113,45 +125,85 @@ def test_another_procedure_can_be_chosen_and_its_parallel_tasks_are_done_in_turn
 
 
 def test_the_test_mode_sends_a_thousand_documents_without_warm_up_or_rate(folder: Path) -> None:
-    rides = step(track.read(folder, test_mode=True), "index-rides")
+    rides = step(tracks.read(folder, test_mode=True), "index-rides")
     assert (rides.warm_up_ns, rides.rate, rides.files[0].documents) == (0, None, 1000)
     shutil.copy(folder / "rides.json", folder / "rides-1k.json")
-    rides = step(track.read(folder, test_mode=True), "index-rides")
+    rides = step(tracks.read(folder, test_mode=True), "index-rides")
     assert Path(rides.files[0].path).name == "rides-1k.json"
     assert rides.files[0].documents is None
-    assert step(track.read(folder, procedure="update", test_mode=True), "update-rides").time_period_ns == 10 * 10**9
+    assert step(tracks.read(folder, procedure="update", test_mode=True), "update-rides").time_period_ns == 10 * 10**9
+
+
+def sent(
+    one: Step, *, users: int = 1, workers: int = 1, pool_bytes: int = 64 * 1024**2, conflicts: Conflicts = "none"
+) -> list[Body]:
+    """What all users of all workers send of a step. A copy: ids are written in place."""
+    options = LoadOptions(action=BulkAction(conflicts=conflicts), bulk_documents=one.bulk_documents)
+    found = []
+    for worker in range(workers):
+        made = source.open_source(
+            WORKLOAD, options, step=one, pool_bytes=pool_bytes, users=users, worker=worker, workers=workers
+        )
+        for user in range(worker, users, workers):
+            found += [dataclasses.replace(body, data=bytes(body.data)) for body in made.for_user(user)]
+    return found
+
+
+def lines_of(bodies: list[Body]) -> list[Any]:
+    return [json.loads(line) for body in bodies for line in body.data.splitlines()]
 
 
 def test_all_documents_of_a_step_are_sent_once_with_their_index() -> None:
-    found = track.read(FOLDER)
-    supply.check(found)
+    found = tracks.read(FOLDER)
+    tracks.check(found)
     for name, count in (("index-rides", 1200), ("index-places", 300)):
-        made = supply.bodies(step(found, name), seed=1)
-        sent = [body for user in range(3) for body in made.cycle(user, 3, once=True)]
-        lines = [json.loads(line) for body in sent for line in bytes(body.data).splitlines()]
+        lines = lines_of(sent(step(found, name), users=3))
         assert sorted(line["n"] for line in lines[1::2]) == list(range(count))
         assert {line["index"]["_index"] for line in lines[0::2]} == {name.removeprefix("index-")}
 
 
-def test_a_share_of_a_corpus_is_shared_by_the_processes() -> None:
-    rides = step(track.read(FOLDER, parameters={"ingest_percentage": 25}), "index-rides")
-    counts = []
-    for part in range(4):
-        made = supply.bodies(rides, seed=1, part=part, parts=4)
-        counts.append(sum(body.documents for body in made.cycle(0, 1, once=True)))
-    assert counts == [75] * 4
+@pytest.mark.parametrize("workers", [1, 2, 3, 4, 7])
+def test_a_share_of_a_corpus_is_the_same_documents_however_many_workers_send_it(folder: Path, workers: int) -> None:
+    # As large as they come: a third of the bytes is not a third of the documents.
+    documents = [json.dumps({"n": number, "text": "x" * (number % 5 * number)}) for number in range(1200)]
+    (folder / "rides.json").write_text("".join(f"{text}\n" for text in documents))
+    rides = step(tracks.read(folder, parameters={"ingest_percentage": 25}), "index-rides")
+    lines = lines_of(sent(rides, users=8, workers=workers))
+    assert sorted(line["n"] for line in lines[1::2]) == list(range(300))
 
 
-def test_ids_are_counted_through_all_files_of_a_step(folder: Path) -> None:
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_share_of_ready_bulk_bodies_counts_items_and_not_lines(folder: Path, workers: int) -> None:
+    items = [f'{{"index": {{"_id": "{n}"}}}}\n{{"n": {n}}}\n{{ "delete": {{"_id": "{n}"}} }}\n' for n in range(200)]
+    (folder / "places.json.gz").unlink()
+    (folder / "places.json").write_text("".join(items))
+    places = step(tracks.read(folder), "index-places")
+    places = dataclasses.replace(places, files=(dataclasses.replace(places.files[0], documents=101),))
+    bodies = sent(places, users=2, workers=workers)
+    assert sum(body.documents for body in bodies) == 101
+    assert sorted(line["n"] for line in lines_of(bodies) if "n" in line) == list(range(51))
+
+
+def test_a_share_of_a_corpus_whose_size_is_not_given_is_refused(tmp_path: Path) -> None:
+    folder = small(tmp_path / "t", [])
+    text = (folder / "track.json").read_text().replace(', "document-count": 10', "")
+    (folder / "track.json").write_text(text.replace('"bulk-size": 5', '"bulk-size": 5, "ingest-percentage": 50'))
+    with pytest.raises(SpecError, match=r'docs\.json cannot be sent: it has no "document-count"'):
+        tracks.read(folder)
+
+
+@pytest.mark.parametrize("pool_bytes", [1, 10**6])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_documents_with_ids_are_all_sent_with_ids_of_their_own(folder: Path, workers: int, pool_bytes: int) -> None:
     table = json.loads((small(folder, []) / "track.json").read_text())
     table["corpora"][0]["documents"] *= 2
     table["operations"][0] |= {"conflicts": "sequential", "conflict-probability": 0}
+    (folder / "docs.json").write_text("".join(f'{{"n": {number}}}\n' for number in range(40)))
     (folder / "track.json").write_text(json.dumps(table))
-    made = supply.bodies(track.read(folder).steps[0], seed=1)
-    assert isinstance(made, IdPool)
-    bodies = itertools.islice(made.cycle(0, 1), 8)
-    ids = [json.loads(line)["index"]["_id"] for body in bodies for line in bytes(body.data).splitlines()[0::2]]
-    assert ids == [f"{number:010d}" for number in range(40)]
+    one = tracks.read(folder).steps[0]
+    lines = lines_of(sent(one, users=4, workers=workers, pool_bytes=pool_bytes, conflicts="sequential"))
+    assert sorted(line["n"] for line in lines[1::2]) == sorted([*range(40)] * 2)
+    assert len({line["index"]["_id"] for line in lines[0::2]}) == 80
 
 
 def test_a_workload_of_opensearch_benchmark_may_use_the_folder_that_all_share(tmp_path: Path) -> None:
@@ -169,20 +221,20 @@ def test_a_workload_of_opensearch_benchmark_may_use_the_folder_that_all_share(tm
     text = json.dumps(table)[:-1] + ', "test_procedures": [{{ benchmark.collect(parts="test_procedures/*.json") }}]}'
     (folder / "workload.json").write_text('{% import "benchmark.helpers" as benchmark with context %}' + text)
     (folder / "track.json").unlink()
-    assert [one.operation for one in track.read(folder).steps] == ["delete-index", "bulk"]
+    assert [one.operation for one in tracks.read(folder).steps] == ["delete-index", "bulk"]
 
 
 def test_a_collect_with_a_computed_pattern_works_too(folder: Path) -> None:
     text = (folder / "track.json").read_text()
     (folder / "track.json").write_text(text.replace('"operations/*.json"', '"oper" ~ "ations/*.json"'))
-    assert step(track.read(folder), "index-rides").bulk_documents == 100
+    assert step(tracks.read(folder), "index-rides").bulk_documents == 100
 
 
 @pytest.mark.parametrize("name", ["other", "ride*", "_all", "*"])
 def test_an_index_that_the_track_does_not_declare_is_never_deleted(tmp_path: Path, name: str) -> None:
     folder = small(tmp_path / "t", [{"operation": {"operation-type": "delete-index", "index": name}}])
     with pytest.raises(SpecError, match="is not declared"):
-        track.read(folder)
+        tracks.read(folder)
 
 
 OUTSIDE = [
@@ -204,7 +256,7 @@ def test_a_template_that_reads_outside_its_folder_is_refused(folder: Path, templ
     (folder / "link.json").symlink_to(folder.parent / "secret.json")
     (folder / "operations" / "index.json").write_text(template)
     with pytest.raises(SpecError, match="is outside the folder of the track"):
-        track.read(folder)
+        tracks.read(folder)
 
 
 @pytest.mark.parametrize(
@@ -226,58 +278,97 @@ def test_a_template_that_reads_outside_its_folder_is_refused(folder: Path, templ
 def test_a_bad_template_is_refused_with_what_is_wrong(folder: Path, template: str, said: str) -> None:
     (folder / "operations" / "index.json").write_text(template)
     with pytest.raises(SpecError) as caught:
-        track.read(folder)
+        tracks.read(folder)
     assert said in str(caught.value)
 
 
 def test_an_undefined_parameter_counts_only_where_it_is_used(folder: Path) -> None:
     # operations/search.json prints bucket_name, in an operation that is skipped: that harms nobody.
-    assert track.read(folder, procedure="update").skipped[-1] == "snapshot (create-snapshot)"
+    assert tracks.read(folder, procedure="update").skipped[-1] == "snapshot (create-snapshot)"
     text = (folder / "operations" / "index.json").read_text()
     (folder / "operations" / "index.json").write_text(text.replace('"clean"', '"{{ pipeline_name }}"'))
-    assert track.read(folder).procedure == "append"
+    assert tracks.read(folder).procedure == "append"
     with pytest.raises(SpecError, match='"pipeline_name" has no value and no default'):
-        track.read(folder, procedure="update")
+        tracks.read(folder, procedure="update")
 
 
 def test_a_missing_file_is_named_with_where_to_get_it(folder: Path) -> None:
     (folder / "rides.json").unlink()
     with pytest.raises(SpecError, match=r"rides.json.bz2 .* not there; download it from https://example.org/corpora/"):
-        track.read(folder)
+        tracks.read(folder)
     (folder / "index.json").unlink()
     with pytest.raises(SpecError, match=r"index\.json: cannot be read: No such file or directory"):
-        track.read(folder)
+        tracks.read(folder)
 
 
 def test_wrong_names_are_answered_with_the_nearest(folder: Path) -> None:
     with pytest.raises(SpecError, match='no procedure "apend"; did you mean "append"'):
-        track.read(folder, procedure="apend")
+        tracks.read(folder, procedure="apend")
     with pytest.raises(SpecError, match='no parameter "bulk_sise"; did you mean "bulk_size"'):
-        track.read(folder, parameters={"bulk_sise": 1})
+        tracks.read(folder, parameters={"bulk_sise": 1})
     with pytest.raises(SpecError, match="is no track"):
-        track.read(folder / "operations")
+        tracks.read(folder / "operations")
 
 
 def test_a_procedure_without_a_bulk_that_can_be_run_is_refused(tmp_path: Path) -> None:
     custom = [{"name": "bulk", "operation-type": "bulk", "bulk-size": 5, "param-source": "own-code"}]
     with pytest.raises(SpecError, match="has no bulk operation that can be run; skipped: bulk"):
-        track.read(small(tmp_path / "t", [], operations=custom))
+        tracks.read(small(tmp_path / "t", [], operations=custom))
 
 
 def test_a_corpus_of_a_track_is_checked_before_anything_starts(folder: Path) -> None:
     (folder / "rides.json").write_text('{"n": 1}\n{"n": \n')
     with pytest.raises(SpecError, match=r"rides.json: line 2 is not JSON"):
-        supply.check(track.read(folder))
+        tracks.check(tracks.read(folder))
 
 
 def test_track_parameters_are_read_from_text_or_a_file(tmp_path: Path) -> None:
-    assert track.parameters_of("bulk_size:2000, codec:best,flag:true") == {
+    assert tracks.parameters_of("bulk_size:2000, codec:best,flag:true") == {
         "bulk_size": 2000,
         "codec": "best",
         "flag": True,
     }
     path = tmp_path / "p.json"
     path.write_text('{"bulk_size": 5}')
-    assert track.parameters_of(str(path)) == {"bulk_size": 5}
+    assert tracks.parameters_of(str(path)) == {"bulk_size": 5}
     with pytest.raises(SpecError, match='"bulk_size" is not NAME:VALUE'):
-        track.parameters_of("bulk_size")
+        tracks.parameters_of("bulk_size")
+
+
+@pytest.mark.parametrize(
+    ("given", "rate"),
+    [
+        (10, Rate(10)),
+        ("10", Rate(10)),
+        ("2.5 ops/s", Rate(2.5)),
+        ("5000 docs/s", Rate(5000, "documents")),
+        ("", None),
+        (None, None),
+    ],
+)
+def test_a_target_throughput_is_a_rate_of_requests_or_of_documents(
+    tmp_path: Path, given: Any, rate: Rate | None
+) -> None:
+    folder = small(tmp_path / "t", [{"operation": "bulk", "target-throughput": given}])
+    assert tracks.read(folder).steps[0].rate == rate
+
+
+@pytest.mark.parametrize("given", ["50 MB/s", "5000docs/s", "fast", "-3", "0 docs/s", "10 ops", {"a": 1}])
+def test_a_target_throughput_in_another_unit_is_never_taken_for_requests(tmp_path: Path, given: Any) -> None:
+    folder = small(tmp_path / "t", [{"operation": "bulk", "name": "fill", "target-throughput": given}])
+    with pytest.raises(SpecError, match='fill: "target-throughput" is'):
+        tracks.read(folder)
+
+
+def test_a_rate_that_is_given_twice_is_refused(tmp_path: Path) -> None:
+    task = {"operation": "bulk", "target-throughput": 1, "target-interval": 1}
+    with pytest.raises(SpecError, match="take one out"):
+        tracks.read(small(tmp_path / "t", [task]))
+
+
+def test_a_ramp_up_of_clients_is_refused_and_not_left_out(tmp_path: Path) -> None:
+    task = {"operation": "bulk", "name": "fill", "warmup-time-period": 60, "ramp-up-time-period": 60}
+    folder = small(tmp_path / "t", [task])
+    with pytest.raises(SpecError, match=r'fill: "ramp-up-time-period" is 60, .*; set it to 0'):
+        tracks.read(folder)
+    assert tracks.read(folder, test_mode=True).steps[0].warm_up_ns == 0

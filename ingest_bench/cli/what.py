@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ingest_bench import attaching, plan, records, spec
+from ingest_bench.documents import tracks
 from ingest_bench.errors import SpecError
-from ingest_bench.load import track as tracks
 from ingest_bench.model.experiment import Plan
 from ingest_bench.model.load import TrackChoice
 

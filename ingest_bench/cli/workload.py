@@ -9,7 +9,7 @@ import typer
 
 from ingest_bench import catalog
 from ingest_bench.cli import screen
-from ingest_bench.load import export
+from ingest_bench.documents import export
 
 app = typer.Typer(help="Look at a workload, or write its documents to a file.", no_args_is_help=True)
 

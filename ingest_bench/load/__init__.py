@@ -9,7 +9,7 @@
     arrivals.py      when requests are due (pure)              tickets.py      who gives them to users; alarm.py
     connection.py    HTTP/1.1 on a plain socket                answers.py      what an answer says (pure)
     recorder.py      every sample on disk                      health.py       how the generator itself is
-    supply.py        bodies for each user                      locustfile.py   the user for anybody's locustfile
+    locustfile.py    the user for anybody's locustfile
 """
 
 from __future__ import annotations

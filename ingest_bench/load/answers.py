@@ -29,13 +29,23 @@ class Verdict:
     """Failed items by "status type"."""
     rejected: tuple[int, ...] = ()
     """The items (their index in the bulk) that may be sent again."""
+    refused: tuple[int, ...] = ()
+    """The items that have failed for good."""
+    added: int | None = None
+    """How many documents the index has more; None: the answer does not say it of each acknowledged item."""
     rejections: Mapping[str, int] = field(default_factory=dict)
     said: str = ""
+
+    @property
+    def lost(self) -> tuple[int, ...]:
+        """The items that were not acknowledged."""
+        return self.refused + self.rejected
 
     def final(self) -> Verdict:
         """The same, when nothing is sent again: what was rejected has failed."""
         failures = Counter(self.failures) + Counter(self.rejections)
-        return replace(self, failed=self.failed + len(self.rejected), failures=failures, rejected=(), rejections={})
+        failed = self.failed + len(self.rejected)
+        return replace(self, failed=failed, failures=failures, refused=self.lost, rejected=(), rejections={})
 
 
 def all_acked(status: int, raw: bytes | bytearray, start: int, end: int) -> bool:
@@ -62,11 +72,21 @@ def judge(status: int, body: bytes, documents: int) -> Verdict:
     try:
         answer = json.loads(body)
         if answer["errors"] is False:
-            return Verdict(outcome=OK, acked=documents)
+            return Verdict(outcome=OK, acked=documents, added=told_added(body, 0, len(body), documents))
         return _judge_items(answer["items"], documents)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError):
         said = f"a {status} answer that is not the answer to a bulk: {body[:_SAID_BYTES]!r}"
         return Verdict(outcome=BROKEN_ANSWER, said=said)
+
+
+def told_added(raw: bytes | bytearray, start: int, end: int, documents: int) -> int | None:
+    """How many documents the index has more after a bulk without a failure; None when the answer does not say it.
+
+    The server knows best: which id it had, whether an update made a document, and whether there was one to delete.
+    """
+    if raw.count(b'"result":"', start, end) != documents:
+        return None
+    return raw.count(b'"result":"created"', start, end) - raw.count(b'"result":"deleted"', start, end)
 
 
 def judge_search(status: int, raw: bytes | bytearray, start: int, end: int) -> tuple[str, str]:
@@ -95,11 +115,14 @@ def _judge_items(items: list[dict[str, dict[str, Any]]], documents: int) -> Verd
         return Verdict(outcome=BROKEN_ANSWER, said=said)
     failures: Counter[str] = Counter()
     rejections: Counter[str] = Counter()
-    rejected = []
+    results: Counter[str] = Counter()
+    rejected, refused = [], []
     for index, item in enumerate(items):
         (result,) = item.values()
         status = int(result["status"])
-        if 200 <= status < 300:
+        # A deletion that found nothing is a 404 without an error: "errors" does not count it either.
+        if 200 <= status < 300 or result.get("result") == "not_found":
+            results[str(result.get("result", ""))] += 1
             continue
         error = result.get("error", "")
         name = f"{status} {error['type'] if isinstance(error, dict) else error}".strip()
@@ -108,7 +131,8 @@ def _judge_items(items: list[dict[str, dict[str, Any]]], documents: int) -> Verd
             rejected.append(index)
         else:
             failures[name] += 1
-    acked = documents - failures.total() - len(rejected)
+            refused.append(index)
+    acked = results.total()
     return Verdict(
         outcome=OK if acked == documents else PARTIAL,
         acked=acked,
@@ -116,6 +140,8 @@ def _judge_items(items: list[dict[str, dict[str, Any]]], documents: int) -> Verd
         failures=failures,
         rejected=tuple(rejected),
         rejections=rejections,
+        refused=tuple(refused),
+        added=None if results[""] else results["created"] - results["deleted"],
     )
 
 

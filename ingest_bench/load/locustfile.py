@@ -21,9 +21,8 @@ from weakref import WeakKeyDictionary
 from locust import events, task
 from locust.runners import MasterRunner
 
-from ingest_bench import catalog
+from ingest_bench import catalog, urls
 from ingest_bench.load.plan import LoadPlan
-from ingest_bench.load.supply import Supply, checked
 from ingest_bench.load.users.bulk import BulkUser
 from ingest_bench.load.work import Work
 from ingest_bench.model.load import OUTCOMES, LoadOptions
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 
     from locust.env import Environment
 
-    from ingest_bench.load.bodies import Body
+    from ingest_bench.documents.body import Body
 
 
 class BulkFailedError(Exception):
@@ -127,12 +126,12 @@ def _shared(user: type[BulkIndexUser], environment: Environment) -> _Shared:
         plan = _plan(user, environment)
         work = Work(
             address=plan.address,
-            supply=Supply(plan),
+            source=plan.source(),
             recorder=_Events(environment, plan.bulk_path),
             users=range(sys.maxsize),
         )
         work.end_ns = sys.maxsize
-        made[user] = work, plan.request_head, work.supply.for_user(plan.worker)
+        made[user] = work, plan.request_head, work.source.for_user(plan.worker)
     return made[user]
 
 
@@ -144,7 +143,7 @@ def _plan(user: type[BulkIndexUser], environment: Environment) -> LoadPlan:
         workers = max(1, getattr(environment.parsed_options, "processes", None) or 1)
     plan = LoadPlan(
         address=Endpoint(host.hostname or "localhost", host.port or 9200),
-        bulk_path=user.bulk_path or f"/{workload.index}/_bulk",
+        bulk_path=user.bulk_path or urls.path(workload.index, "_bulk"),
         workload=workload,
         # Users come and go: each process takes bodies as one.
         options=LoadOptions(documents=user.documents, bulk_documents=user.bulk_documents, users=workers),
@@ -153,4 +152,4 @@ def _plan(user: type[BulkIndexUser], environment: Environment) -> LoadPlan:
         worker=max(0, getattr(environment.runner, "worker_index", 0)) % workers,
         workers=workers,
     )
-    return checked(plan)
+    return plan.checked()

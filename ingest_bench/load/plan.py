@@ -8,7 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ingest_bench.load.bodies import POOL_BYTES, bulk_query
+from ingest_bench.documents import bulk, corpus, lines, source
+from ingest_bench.documents.corpus import Corpus
+from ingest_bench.documents.pool import POOL_BYTES
+from ingest_bench.documents.source import Source
 from ingest_bench.model.load import LoadOptions
 from ingest_bench.model.target import Endpoint, Tls
 from ingest_bench.model.track import Step
@@ -90,13 +93,42 @@ class LoadPlan:
         headers = {"content-type": "application/x-ndjson"}
         if self.options.gzip:
             headers["content-encoding"] = "gzip"
-        query = bulk_query(self.options.action)
+        query = bulk.query(self.options.action)
         return self._head(self.bulk_path + (query.replace("?", "&") if "?" in self.bulk_path else query), headers)
 
     @property
     def search_head(self) -> bytes:
         """The head of each query, up to and with "content-length: "."""
         return self._head(self.search_path, {"content-type": "application/json"})
+
+    def source(self) -> Source:
+        """The bodies of this worker."""
+        file = None if self.corpus is None else Corpus(Path(self.corpus), bulk=self.corpus_is_bulk)
+        return source.open_source(
+            self.workload,
+            self.options,
+            corpus=file,
+            step=self.step,
+            pool_bytes=self.pool_bytes,
+            users=self.users,
+            worker=self.worker,
+            workers=self.workers,
+        )
+
+    def checked(self) -> LoadPlan:
+        """The same plan, its file of documents looked through; SpecError names the line."""
+        if self.options.documents is None:
+            return self
+        found = corpus.check(Path(self.options.documents))
+        return dataclasses.replace(self, corpus=str(found.path.absolute()), corpus_is_bulk=found.bulk)
+
+    def unpacked(self) -> LoadPlan:
+        """The same plan with files that several workers can share: each reads a part of a plain file."""
+        if self.workers == 1:
+            return self
+        step = None if self.step is None else source.unpacked(self.step, self.out)
+        file = None if self.corpus is None else str(lines.unpack(Path(self.corpus), self.out))
+        return dataclasses.replace(self, step=step, corpus=file)
 
     def _head(self, path: str, own: dict[str, str]) -> bytes:
         headers = {"host": self.host_header or str(self.address)} | own | self.headers

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from ingest_bench.errors import RunFailed, SpecError
 from ingest_bench.load import reports
 from ingest_bench.load.arrivals import parse_recorded
-from ingest_bench.load.supply import checked, unpacked
 from ingest_bench.load.workers import LocalWorker, start_local
 from ingest_bench.model.load import WorkerReport
 
@@ -154,7 +153,7 @@ def start(plan: LoadPlan, enter: Enter | Sequence[Enter] = tuple, joined: Sequen
     Call it from the main thread: the children die with the thread that forked them.
     """
     plan.out.mkdir(parents=True, exist_ok=True)
-    plan = checked(dataclasses.replace(plan, workers=min(len(joined) or plan.options.processes, plan.users)))
+    plan = dataclasses.replace(plan, workers=min(len(joined) or plan.options.processes, plan.users)).checked()
     if plan.options.arrivals.file is not None:
         plan = dataclasses.replace(plan, recorded_ns=_recorded(Path(plan.options.arrivals.file)))
     workers: list[Worker] = []
@@ -165,7 +164,7 @@ def start(plan: LoadPlan, enter: Enter | Sequence[Enter] = tuple, joined: Sequen
                 worker.assign(own)
         else:
             enters = [enter] if callable(enter) else list(enter)
-            workers.extend(start_local(own, enters[own.worker % len(enters)]) for own in _shares(unpacked(plan)))
+            workers.extend(start_local(own, enters[own.worker % len(enters)]) for own in _shares(plan.unpacked()))
     except BaseException:
         LoadProcess(plan, workers).stop()
         raise

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from gevent.event import Event
 
+from ingest_bench.errors import IngestBenchError
 from ingest_bench.load import tls
 from ingest_bench.load.connection import Connection, Traffic
 from ingest_bench.load.deadlines import Deadlines
@@ -16,8 +17,8 @@ from ingest_bench.load.tickets import ClosedLoop
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from ingest_bench.documents.source import Source
     from ingest_bench.load.recorder import KeepsSamples
-    from ingest_bench.load.supply import Supply
     from ingest_bench.load.tickets import Tickets
     from ingest_bench.model.load import RateUnit
     from ingest_bench.model.target import Endpoint, Tls
@@ -31,14 +32,14 @@ class Work:
     """The work of one worker, and its account."""
 
     def __init__(
-        self, *, address: Endpoint, supply: Supply, recorder: KeepsSamples, users: range, verify: Tls | None = None
+        self, *, address: Endpoint, source: Source, recorder: KeepsSamples, users: range, verify: Tls | None = None
     ) -> None:
         self.address = address
         self._verify = verify
         self._context = None if verify is None else tls.context(verify)
         self.tickets: Tickets = ClosedLoop()
         self.query_tickets: Tickets = ClosedLoop()
-        self.supply = supply
+        self.source = source
         self.recorder = recorder
         self.traffic = Traffic()
         self.deadlines = Deadlines()
@@ -110,6 +111,12 @@ class Work:
         items = tuple(f"{count} x item {kind}" for kind, count in self.item_failures.most_common(3))
         most = "; ".join(self.errors()[:3] or items) or "no request was answered"
         self.hopeless = f"every request failed ({self._failed_requests}): {most}"
+        self.stop()
+
+    def broke(self, error: BaseException) -> None:
+        """Something failed that no answer explains: the load ends with its text, and the run has failed."""
+        said = str(error) if isinstance(error, IngestBenchError) else f"{type(error).__name__}: {error}"
+        self.hopeless = self.hopeless or said
         self.stop()
 
     def stop(self) -> None:

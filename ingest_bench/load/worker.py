@@ -29,7 +29,6 @@ from ingest_bench.load import plan as plans
 from ingest_bench.load.arrivals import schedule, striped
 from ingest_bench.load.health import LoopLag
 from ingest_bench.load.recorder import OUTCOME_INDEX, Recorder
-from ingest_bench.load.supply import Supply, unpacked
 from ingest_bench.load.tickets import OpenLoop
 from ingest_bench.load.users.bulk import TicketUser
 from ingest_bench.load.users.search import SearchUser
@@ -54,7 +53,7 @@ def main(path: Path) -> int:
     os.set_blocking(1, False)
     try:
         # Of one that joined from another machine: nobody has unpacked its files yet.
-        plan = _with_credentials(unpacked(plans.read(path)))
+        plan = _with_credentials(plans.read(path).unpacked())
         with Recorder(plan.samples) as recorder, _recorder_of_queries(plan) as queries:
             return _load(plan, recorder, queries)
     except IngestBenchError as error:
@@ -80,14 +79,16 @@ def _recorder_of_queries(plan: LoadPlan) -> AbstractContextManager[Recorder | No
 
 
 def _load(plan: LoadPlan, recorder: Recorder, queries: Recorder | None) -> int:
-    work = Work(address=plan.address, verify=plan.tls, supply=Supply(plan), recorder=recorder, users=plan.own_users)
+    work = Work(address=plan.address, verify=plan.tls, source=plan.source(), recorder=recorder, users=plan.own_users)
     if plan.options.arrivals.is_open:
         work.tickets = OpenLoop(_offsets(plan, work))
     classes: list[type[User]] = [_user_class(plan, work)]
     if queries is not None:
         classes.append(_search_class(plan, work, queries))
     users = len(plan.own_users) + len(plan.own_query_users)
-    runner = Environment(user_classes=classes).create_local_runner()
+    _end_on_any_error(work)
+    # Locust's own way is to log an exception in a user and to go on.
+    runner = Environment(user_classes=classes, catch_exceptions=False).create_local_runner()
     runner.start(users, spawn_rate=max(1, users))
     gevent.wait([runner.spawning_greenlet])
     # What was built so far lives to the end: no collection needs to look at it.
@@ -118,6 +119,20 @@ def _load(plan: LoadPlan, recorder: Recorder, queries: Recorder | None) -> int:
         return 3
     _say(phase="done", documents=work.acked, seconds_left=0.0)
     return 0
+
+
+def _end_on_any_error(work: Work) -> None:
+    """From now on an exception in a greenlet or in the event loop ends the load with its text."""
+    hub = gevent.get_hub()
+    usual = hub.handle_error
+
+    def handle(context: Any, kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        if not issubclass(kind, hub.NOT_ERROR):
+            work.broke(error)
+        usual(context, kind, error, trace)
+
+    # The property that gevent's documentation says applications may set.
+    hub.handle_error = handle
 
 
 def _offsets(plan: LoadPlan, work: Work) -> Iterator[int]:

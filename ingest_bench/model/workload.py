@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+Conflicts = Literal["none", "sequential", "random"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DocumentField:
@@ -15,7 +17,7 @@ class DocumentField:
 
     name: str
     kind: str
-    """A key of `load.generate.GENERATORS`."""
+    """A key of `documents.generate.GENERATORS`."""
     row: str = ""
     """Fields with the same row take their values from the same row of their tables, so they belong together."""
     present: float = 1.0
@@ -39,7 +41,7 @@ class Query:
 class BulkAction:
     """What a bulk does with its documents: their ids, their indices, and the parameters of the request."""
 
-    conflicts: Literal["none", "sequential", "random"] = "none"
+    conflicts: Conflicts = "none"
     """`none`: the server makes the ids. The others give ids, and a share of them were sent before."""
     conflict_probability_ppm: int = 250_000
     on_conflict: Literal["index", "update"] = "index"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
+from ingest_bench import urls
 from ingest_bench.jvm import artifacts
 from ingest_bench.model.target import LaunchPlan
 from ingest_bench.targets import index, modules, node_answers, node_options
@@ -94,14 +94,15 @@ class Node:
 
     def bulk_path(self, asked: TargetOptions, workload: Workload) -> str:
         """Where bulk requests go."""
-        kind = f"/{index.TYPE}" if self.version(asked).before_7 else ""
-        return f"/{workload.index}{kind}/_bulk"
+        kind = (index.TYPE,) if self.version(asked).before_7 else ()
+        return urls.path(workload.index, *kind, "_bulk")
 
     def count_documents(self, http: Http, indices: Sequence[str]) -> int:
         """The documents in all these indices, after a refresh. One that is not there has none."""
-        names = ",".join(quote(name, safe="") for name in indices)
-        http.expect("POST", f"/{names}/_refresh?ignore_unavailable=true", timeout_s=300)
-        return int(http.expect("GET", f"/{names}/_count?ignore_unavailable=true", timeout_s=300)["count"])
+        http.expect("POST", f"{urls.path(indices, '_refresh')}?ignore_unavailable=true", timeout_s=300)
+        return int(
+            http.expect("GET", f"{urls.path(indices, '_count')}?ignore_unavailable=true", timeout_s=300)["count"]
+        )
 
     def counters(self, http: Http) -> dict[str, Any]:
         """Nothing: a node counts no socket reads."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ingest_bench import jvm, records, units
+from ingest_bench import jvm, records, units, urls
 from ingest_bench.errors import InvalidRun, MissingCapability, RunFailed, SpecError
 from ingest_bench.jvm import artifacts, options
 from ingest_bench.jvm.artifacts import Artifact
@@ -152,7 +152,7 @@ class Sink:
     def bulk_path(self, asked: TargetOptions, workload: Workload) -> str:
         """Where bulk requests go."""
         del asked
-        return f"/{workload.index}/_bulk"
+        return urls.path(workload.index, "_bulk")
 
     def count_documents(self, http: Http, indices: Sequence[str]) -> int:
         """The documents that it acknowledged, in whatever index: it does not read what action lines name."""

@@ -9,14 +9,13 @@ import gevent
 from locust import User, task
 from locust.exception import StopUser
 
-from ingest_bench.load.answers import all_acked, judge
-from ingest_bench.load.bodies import only
+from ingest_bench.load.answers import all_acked, judge, told_added
 from ingest_bench.load.connection import ConnectionBrokenError
 from ingest_bench.load.recorder import OUTCOME_INDEX
 
 if TYPE_CHECKING:
+    from ingest_bench.documents.body import Body
     from ingest_bench.load.answers import Verdict
-    from ingest_bench.load.bodies import Body
     from ingest_bench.load.work import Work
 
 _OK = OUTCOME_INDEX["ok"]
@@ -87,10 +86,15 @@ class BulkUser(User):
                 self.number,
             )
             work.succeeded(documents)
-            work.documents_repeated += documents - body.documents_new
+            if body.adds is not None:
+                added = told_added(connection.buffer, start, end, documents)
+                work.documents_repeated += documents - (body.added() if added is None else added)
             self._failures_in_a_row = 0
             return ()
         verdict = judge(status, bytes(memoryview(connection.buffer)[start:end]), documents)
+        if verdict.acked and body.adds is not None:
+            added = body.added(verdict.lost) if verdict.added is None else verdict.added
+            work.documents_repeated += verdict.acked - added
         if verdict.rejected and (not retries or work.stopped or done_ns >= work.end_ns):
             verdict = verdict.final()
         self._answered(planned_ns, done_ns, documents, status, verdict)
@@ -100,7 +104,7 @@ class BulkUser(User):
         """What was rejected is sent again, until it is not or the retries are used up. It is still the same ticket."""
         for retries in range(self.retries - 1, -1, -1):
             gevent.sleep(min(_RESEND_S * 2 ** (self.retries - 1 - retries), _RESEND_LIMIT_S))
-            body = only(body, rejected)
+            body = body.only(rejected)
             self.work.documents_resent += body.documents
             rejected = self.send(planned_ns, body, retries)
             if not rejected:
@@ -157,7 +161,7 @@ class TicketUser(BulkUser):
     def send_until_the_end(self) -> None:
         """Requests as long as there are tickets and bodies. One task: Locust's own loop costs more than a request."""
         self.work.gate.wait()
-        take, bodies = self.work.tickets.take, self.work.supply.for_user(self.number)
+        take, bodies = self.work.tickets.take, self.work.source.for_user(self.number)
         while planned_ns := take():
             body = next(bodies, None)
             if body is None:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast, get_args
 
+from ingest_bench.documents.tracks import admin, corpora
+from ingest_bench.documents.tracks.template import Templates
 from ingest_bench.errors import SpecError
-from ingest_bench.load.track import admin, corpora
-from ingest_bench.load.track.template import Templates
-from ingest_bench.model.load import Rate
+from ingest_bench.model.load import Rate, RateUnit
 from ingest_bench.model.track import Operation, Step, TrackIndex
 from ingest_bench.model.workload import BulkAction
 
 OPERATIONS = get_args(Operation)
 # In their test mode both tools cut every time period to this.
 TEST_PERIOD_S = 10
+_THROUGHPUT = re.compile(r"(?P<number>[0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)(?:\s+(?P<unit>\S+))?")
+_RATE_UNITS: Mapping[str, RateUnit] = {"ops/s": "requests", "docs/s": "documents"}
 _LEFT_OUT = ("parallel", "schedule", "operation", "tasks", "name")
 
 
@@ -98,6 +101,8 @@ def _bulk(
     where = f"{templates.folder}: {name}"
     if "bulk-size" not in operation:
         raise SpecError(f'{where}: "bulk-size" is missing')
+    if not test_mode:
+        _refuse_ramp_up(task, where)
     period_s = _number(task, "time-period", where)
     return Step(
         name=name,
@@ -138,14 +143,37 @@ def _number(table: Mapping[str, Any], key: str, where: str, default: float = 0) 
 
 
 def _rate(task: Mapping[str, Any], where: str) -> Rate | None:
-    """A target throughput: of requests, or of documents where it says docs/s. None: as fast as possible."""
-    if task.get("target-interval"):
-        return Rate(1 / _number(task, "target-interval", where))
+    """A target throughput: of requests, or of documents where it says docs/s. None: as fast as possible.
+
+    As in Rally: a bare number is ops/s, and a bulk has no other units than ops and docs.
+    """
     text = str(task.get("target-throughput") or "").strip()
+    if task.get("target-interval"):
+        if text:
+            raise SpecError(f'{where}: has a "target-interval" and a "target-throughput"; take one out')
+        return Rate(1 / _positive(_number(task, "target-interval", where), "target-interval", where))
     if not text:
         return None
-    number, _, unit = text.partition(" ")
-    try:
-        return Rate(float(number), "documents" if unit == "docs/s" else "requests")
-    except ValueError:
-        raise SpecError(f'{where}: "target-throughput" is "{text}"; write it like 10 or "5000 docs/s"') from None
+    found = _THROUGHPUT.fullmatch(text)
+    unit = found and _RATE_UNITS.get(found["unit"] or "ops/s")
+    if not found or not unit:
+        raise SpecError(
+            f'{where}: "target-throughput" is "{text}", but the throughput of a bulk is counted in ops/s (requests) or '
+            'docs/s; write it like 10, "10 ops/s" or "5000 docs/s"'
+        )
+    return Rate(_positive(float(found["number"]), "target-throughput", where), unit)
+
+
+def _positive(value: float, key: str, where: str) -> float:
+    if not value > 0:
+        raise SpecError(f'{where}: "{key}" is {value:g}; take it out to send as fast as possible')
+    return value
+
+
+def _refuse_ramp_up(task: Mapping[str, Any], where: str) -> None:
+    period_s = _number(task, "ramp-up-time-period", where)
+    if period_s:
+        raise SpecError(
+            f'{where}: "ramp-up-time-period" is {period_s:g}, but clients that start one after another are not '
+            "supported; set it to 0, and all start at once, or take a procedure without it"
+        )

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ingest_bench import catalog, records
+from ingest_bench.documents.generate import GENERATORS, make, words
+from ingest_bench.documents.generate.columns import Column, Numbered, Slices, table
+from ingest_bench.documents.generate.values import Rows
 from ingest_bench.errors import SpecError
-from ingest_bench.load.generate import GENERATORS, make, words
-from ingest_bench.load.generate.columns import Column, Numbered, Slices, table
-from ingest_bench.load.generate.values import Rows
 from ingest_bench.model.workload import DocumentField, Workload
 
 if TYPE_CHECKING:

@@ -12,8 +12,9 @@ from typing import Any, Protocol
 
 import zstandard
 
+from ingest_bench.documents.pool import first
+from ingest_bench.documents.synthetic import Documents, example
 from ingest_bench.errors import SpecError
-from ingest_bench.load.documents import Documents, example
 from ingest_bench.model.workload import DocumentField, Workload
 
 
@@ -45,7 +46,7 @@ def write(workload: Workload, documents: int, out: Path, seed: int) -> int:
     total = 0
     try:
         with _open(part, out.suffix) as file:
-            for block in _first(Documents(workload, seed).blocks(), documents):
+            for block in first(Documents(workload, seed).blocks(), documents):
                 text = b"\n".join((*block, b""))
                 file.write(text)
                 total += len(text)
@@ -64,15 +65,6 @@ def _open(path: Path, suffix: str) -> AbstractContextManager[_Writable]:
     if suffix == ".zst":
         return zstandard.ZstdCompressor().stream_writer(path.open("wb"))
     return path.open("wb")
-
-
-def _first(blocks: Iterator[list[bytes]], documents: int) -> Iterator[list[bytes]]:
-    left = documents
-    for block in blocks:
-        yield block[:left]
-        left -= len(block)
-        if left <= 0:
-            return
 
 
 def _field_rows(workload: Workload) -> Iterator[tuple[str, str]]:

@@ -13,9 +13,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ingest_bench.documents import corpus
+from ingest_bench.documents.tracks.schedule import steps
+from ingest_bench.documents.tracks.template import Templates
 from ingest_bench.errors import SpecError
-from ingest_bench.load.track.schedule import steps
-from ingest_bench.load.track.template import Templates
 from ingest_bench.model.track import Track, TrackIndex
 from ingest_bench.records import nearest
 
@@ -51,6 +52,13 @@ def read(
         skipped=done.skipped,
         notes=(*(f'"{key}" of the track is not used' for key in _UNUSED if key in table), *done.notes),
     )
+
+
+def check(track: Track) -> None:
+    """Nothing when every file of the track can be sent; SpecError names file and line."""
+    seen = {(file.path, file.bulk) for step in track.steps for file in step.files}
+    for path, bulk in sorted(seen):
+        corpus.check(Path(path), bulk=bulk)
 
 
 def parameters_of(text: str) -> dict[str, Any]:

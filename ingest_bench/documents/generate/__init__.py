@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from ingest_bench import records
+from ingest_bench.documents.generate.numbers import After, Date, Decimal, Integer, Point, Sum
+from ingest_bench.documents.generate.texts import Choice, Code, Constant, Join, Phrase
+from ingest_bench.documents.generate.values import Generator, Rows, Values, objects, plain, shares
 from ingest_bench.errors import SpecError
-from ingest_bench.load.generate.numbers import After, Date, Decimal, Integer, Point, Sum
-from ingest_bench.load.generate.texts import Choice, Code, Constant, Join, Phrase
-from ingest_bench.load.generate.values import Generator, Rows, Values, objects, plain, shares
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from typing import Any
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
+from ingest_bench import urls
 from ingest_bench.errors import SpecError
 from ingest_bench.model.track import AdminRequest, TrackIndex
 from ingest_bench.records import nearest
@@ -55,7 +56,7 @@ def cluster_health(parameters: Parameters, declared: Declared) -> tuple[AdminReq
     return (
         AdminRequest(
             method="GET",
-            path=_path("_cluster", "health", *filter(None, [",".join(names)]), parameters=parameters),
+            path=_path("_cluster", "health", *([names] if names else []), parameters=parameters),
             accept=(200, 408) if again else (200,),
             until_path="timed_out" if again else "",
             until_value=False if again else None,
@@ -109,14 +110,14 @@ def _names(parameters: Parameters, default: list[str]) -> list[str]:
     return [str(name) for name in given] if isinstance(given, list) else str(given).split(",")
 
 
-def _all(parameters: Parameters, declared: Declared) -> str:
-    return ",".join(_names(parameters, [index.name for index in declared]))
+def _all(parameters: Parameters, declared: Declared) -> list[str]:
+    return _names(parameters, [index.name for index in declared])
 
 
-def _path(*parts: str, parameters: Parameters, extra: Mapping[str, Any] | None = None) -> str:
+def _path(*parts: str | list[str], parameters: Parameters, extra: Mapping[str, Any] | None = None) -> str:
     query = {**(extra or {}), **parameters.get("request-params", {})}
     text = urlencode({key: str(value).lower() if isinstance(value, bool) else value for key, value in query.items()})
-    return "/" + "/".join(quote(part, safe=",*") for part in parts) + (f"?{text}" if text else "")
+    return urls.path(*parts) + (f"?{text}" if text else "")
 
 
 def _ns(parameters: Parameters) -> int:

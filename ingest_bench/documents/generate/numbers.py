@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from ingest_bench.documents.generate.values import Rows, Values, decimals, shares
 from ingest_bench.errors import SpecError
-from ingest_bench.load.generate.values import Rows, Values, decimals, shares
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -4,28 +4,20 @@ from __future__ import annotations
 
 import bz2
 import gzip
-import json
+import itertools
 import shutil
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
+import numpy as np
 import zstandard
 
+from ingest_bench.documents.bulk import action_and_index, items
 from ingest_bench.errors import SpecError
 
 CHUNK_BYTES = 4 * 1024**2
-ACTIONS = frozenset({"index", "create", "update", "delete"})
-# What may stand in the value of an action line, old names with an underscore too (bulk API, 5.6 to today).
-_META = frozenset(
-    (
-        *("_id", "_index", "_type", "_routing", "routing", "_parent", "parent", "_version", "version"),
-        *("_version_type", "version_type", "if_seq_no", "if_primary_term", "op_type", "pipeline"),
-        *("require_alias", "require_data_stream", "dynamic_templates", "list_executed_pipelines"),
-        *("_retry_on_conflict", "retry_on_conflict", "_source", "_timestamp", "_ttl"),
-    )
-)
 
 
 def chunks(path: Path, start: int = 0, end: int | None = None) -> Iterator[bytes]:
@@ -70,28 +62,28 @@ def boundary(path: Path, place: int, bulk: bool) -> int:
         while bulk:
             here = file.tell()
             line = file.readline()
-            if not line or action_of(line):
+            if not line or action_and_index(line)[0]:
                 return here
         return file.tell()
 
 
-def action_of(line: bytes) -> str:
-    """The action of a bulk's action line; empty for any other line."""
-    return action_and_index(line)[0]
-
-
-def action_and_index(line: bytes) -> tuple[str, str]:
-    """The action of a bulk's action line and the index that it names; both empty for any other line."""
-    try:
-        found: Any = json.loads(line)
-    except ValueError:
-        return "", ""
-    if not isinstance(found, dict) or len(found) != 1:
-        return "", ""
-    name, meta = next(iter(found.items()))
-    if name not in ACTIONS or not isinstance(meta, dict) or not meta.keys() <= _META:
-        return "", ""
-    return name, str(meta.get("_index", ""))
+def end_of(path: Path, documents: int, bulk: bool) -> int:
+    """Where the first so many documents of a plain file end (of bulk bodies: items): its size when it has fewer."""
+    size = path.stat().st_size
+    if bulk:
+        needed = 0
+        for item in itertools.islice(itertools.chain.from_iterable(items(lines(chunks(path)), path)), documents):
+            needed += len(item) + 1
+        return min(size, needed)
+    before = 0
+    for piece in chunks(path):
+        found = piece.count(b"\n")
+        if found >= documents:
+            feeds = np.flatnonzero(np.frombuffer(piece, dtype=np.uint8) == ord("\n"))
+            return before + int(feeds[documents - 1]) + 1
+        documents -= found
+        before += len(piece)
+    return size
 
 
 def unpack(path: Path, folder: Path) -> Path:

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from ingest_bench.documents.bulk import action_and_index
+from ingest_bench.documents.lines import OPENERS, chunks, lines
 from ingest_bench.errors import SpecError
-from ingest_bench.load.lines import OPENERS, action_and_index, action_of, chunks, lines
 
 # Every line up to here is parsed before anything starts, at about 150 MB/s; of a longer plain file also the last line.
 CHECK_BYTES = 256 * 1024**2
@@ -17,14 +18,14 @@ _TAIL_BYTES = 64 * 1024**2
 _BYTE_ORDER_MARKS = {b"\xef\xbb\xbf": "UTF-8", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Corpus:
-    """A file that was checked."""
+    """A file of documents."""
 
     path: Path
     bulk: bool
     """Ready bulk bodies: action lines stand between the documents and are sent as they are."""
-    documents: int | None
+    documents: int | None = None
     """`None` when the file is longer than what is checked before the start."""
     indices: tuple[str, ...] = ()
     """The indices that its action lines name, as far as they were checked."""
@@ -124,7 +125,7 @@ class _Checker:
             if line.startswith(mark):
                 raise self._error(f"begins with a byte order mark of {name}; convert the file to UTF-8 without one")
         if self.bulk is None:
-            self.bulk = bool(action_of(line))
+            self.bulk = bool(action_and_index(line)[0])
 
     def _wrong(self, line: bytes) -> SpecError | None:
         if not line.strip():

@@ -6,8 +6,8 @@ import json
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ingest_bench.load.generate import words
-from ingest_bench.load.generate.values import Rows, Values, plain, shares
+from ingest_bench.documents.generate import words
+from ingest_bench.documents.generate.values import Rows, Values, plain, shares
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ingest_bench.documents.lines import OPENERS
+from ingest_bench.documents.tracks.template import Templates
 from ingest_bench.errors import SpecError
-from ingest_bench.load.lines import OPENERS
-from ingest_bench.load.track.template import Templates
 from ingest_bench.model.track import TrackFile, TrackIndex
 from ingest_bench.records import nearest
 
@@ -50,11 +50,12 @@ def files(
 def _file(documents: Mapping[str, Any], target: str, templates: Templates, share: float, test_mode: bool) -> TrackFile:
     name = str(documents.get("source-file", "documents.json"))
     count = documents.get("document-count")
+    if share < 1 and count is None and not test_mode:
+        raise SpecError(f'{templates.folder}: "ingest-percentage" of {name} cannot be sent: it has no "document-count"')
     limit = None if share >= 1 or count is None else max(1, int(count * share))
     if test_mode:
         head, dot, tail = name.partition(".")
         small = _existing(f"{head}-1k{dot}{tail}", templates)
-        # Of a file that is made for the test all is sent: processes share its bytes, not its documents.
         limit = None if small else TEST_DOCUMENTS
         path = small or _existing(name, templates)
     else:

@@ -1,0 +1,69 @@
+"""The ids that users give to documents: which one is new, and how they are written into a body in place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ingest_bench.documents.body import Body
+from ingest_bench.errors import RunFailed
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ingest_bench.model.workload import Conflicts
+
+# Ten digits, as the ids have that Rally gives.
+DIGITS = 10
+_POWERS = 10 ** np.arange(DIGITS - 1, -1, -1, dtype=np.int64)
+
+
+class Ids:
+    """The ids that one of several users gives: its n-th is `user + n * users`, so that users never meet."""
+
+    def __init__(self, user: int, users: int, conflicts: Conflicts, seed: int) -> None:
+        self._user = user
+        self._users = users
+        self._conflicts = conflicts
+        self._random = np.random.default_rng([seed, user, 5])
+        self._given = 0
+        self._next_old = 0
+
+    def take(self, old: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """An id for each document: one given before where it is `old`, a new one elsewhere."""
+        before = self._given + np.cumsum(~old)
+        if self._conflicts == "random":
+            again = (self._random.random(len(old)) * before).astype(np.int64)
+        else:
+            again = (self._next_old + np.cumsum(old) - 1) % np.maximum(before, 1)
+            self._next_old += int(old.sum())
+        self._given = int(before[-1])
+        return self._user + np.where(old, again, before - 1) * self._users
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Template:
+    """A body with a gap for the id of each document."""
+
+    data: bytearray
+    places: NDArray[np.int64]
+    """Where each gap begins."""
+    old: NDArray[np.bool_]
+    """Whether the document takes an id that was given before. The first never does: there may be none yet."""
+    compress: bool
+
+    def copy(self) -> Template:
+        """One that another user may write into."""
+        return Template(bytearray(self.data), self.places, self.old, self.compress)
+
+    def filled(self, ids: Ids) -> Body:
+        """The body with the user's next ids. They stand in the place of those that it had before."""
+        taken = ids.take(self.old)
+        if int(taken.max()) >= 10**DIGITS:
+            raise RunFailed(f"more than {10**DIGITS} document ids were given; take a shorter run")
+        view = np.frombuffer(self.data, dtype=np.uint8)
+        view[self.places[:, None] + np.arange(DIGITS)] = taken[:, None] // _POWERS % 10 + ord("0")
+        body = Body(self.data, len(self.places), adds=(~self.old).astype(np.int8))
+        return body.packed() if self.compress else body
