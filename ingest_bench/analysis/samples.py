@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -148,14 +148,24 @@ def series(samples: Samples, report: WorkerReport) -> dict[str, Series]:
     acked = acked_per_second(samples, start_ns, seconds)
     found = {"docs_per_s": Series("docs_per_s", tuple(starts), tuple(float(value) for value in acked))}
     timed = samples[~outcome(samples, *_WITHOUT_RESPONSE)]
-    second = (timed["done_ns"] - start_ns) // 10**9
-    response_ms = (timed["done_ns"] - timed["planned_ns"]) / 1e6
-    present = [number for number in range(seconds) if (second == number).any()]
-    moments = tuple(starts[number] for number in present)
-    for name, percent in (("response_ms_p50", 50), ("response_ms_max", 100)):
-        values = tuple(_percentile(response_ms[second == number], percent) for number in present)
-        found[name] = Series(name, moments, values)
-    return found
+    return found | dict(_response_series("response", timed, start_ns, starts))
+
+
+def _response_series(kind: str, samples: Samples, start_ns: int, starts: Sequence[int]) -> Iterator[tuple[str, Series]]:
+    """Median and longest response time of what ended in each second; a second in which nothing did is left out.
+
+    One sort for all seconds: to choose the samples of each second among all of them took 25 CPU minutes for a day.
+    """
+    response_ns, second = samples["done_ns"] - samples["planned_ns"], (samples["done_ns"] - start_ns) // 10**9
+    inside = (second >= 0) & (second < len(starts))
+    response_ns, second = response_ns[inside], second[inside]
+    order = np.lexsort((response_ns, second))
+    present, first, counts = np.unique(second[order], return_index=True, return_counts=True)
+    moments = tuple(starts[number] for number in present.tolist())
+    # As `_percentile` has it (inverted_cdf): the least value that so large a share is not above.
+    for name, rank in ((f"{kind}_ms_p50", (counts + 1) // 2), (f"{kind}_ms_max", counts)):
+        values_ms = response_ns[order][first + rank - 1] / 1e6
+        yield name, Series(name, moments, tuple(values_ms.tolist()))
 
 
 def _percentile(values: Samples, percent: float) -> float:

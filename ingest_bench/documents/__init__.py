@@ -1,8 +1,14 @@
 """What is sent: documents that are made, files and tracks of a user's own, and the bodies of requests.
 
-generate/        values of fields, by kind        synthetic.py   documents of a workload, in seeded blocks
-corpus.py        a file that was checked          lines.py       its lines, plain or packed
-tracks/          Rally and OpenSearch Benchmark   ids.py         ids that are written into bodies in place
-body.py          the body of one bulk request     source.py      bodies from a corpus
-export.py        what a person wants to see of a workload
+A body goes from `source.open_source(…).for_user(n)` to the user that sends it:
+
+    source.py      where a worker's bodies come from: one of the four below, shared out to its users
+      synthetic.py   documents of a workload, in seeded blocks; generate/ makes the values of their fields
+      corpus.py      a file of the user's, looked through before the start
+      tracks/        Rally tracks and OpenSearch Benchmark workloads: which files, how many, with which ids
+      lines.py       the lines of a file, plain or packed, whole or a worker's part of it
+    pool.py        bodies in memory, sent again and again          stream.py   of a file that is larger
+    bulk.py        the bulk format: documents to a body, and ready bulks to items
+    body.py        a body, which knows its items                   ids.py      ids, written into it in place
+    export.py      what a person wants to see of a workload
 """

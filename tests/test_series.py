@@ -1,0 +1,45 @@
+"""Response times second by second: right, and of a whole day too."""
+
+from __future__ import annotations
+
+import time
+
+import made_runs
+import numpy as np
+
+from ingest_bench.analysis.samples import Samples, series
+
+SECOND = made_runs.SECOND
+DAY_S = 24 * 3600
+
+
+def ended(done_s: np.ndarray[tuple[int], np.dtype[np.float64]], response_ms: int) -> Samples:
+    """Requests that were all acknowledged, at these seconds of the load."""
+    made = made_runs.samples([made_runs.sample(0, 1)]).repeat(len(done_s))
+    made["done_ns"] = made_runs.START + (done_s * SECOND).astype(np.int64)
+    made["sent_ns"] = made["planned_ns"] = made["done_ns"] - np.arange(1, len(made) + 1) % response_ms * 10**6
+    return made
+
+
+def test_each_second_has_the_median_and_the_longest_response_of_what_ended_in_it() -> None:
+    done_s = np.random.default_rng(1).uniform(-1, 9, 400)
+    done_s = done_s[(done_s < 2) | (done_s >= 3)]
+    samples = ended(done_s, 70)
+    found = series(samples, made_runs.report())
+    second = np.floor(done_s).astype(int)
+    response_ms = (samples["done_ns"] - samples["planned_ns"]) / 1e6
+    present = [0, 1, 3, 4, 5, 6]
+    for name, percent in (("response_ms_p50", 50), ("response_ms_max", 100)):
+        expected = [np.percentile(response_ms[second == at], percent, method="inverted_cdf") for at in present]
+        assert found[name].values == tuple(expected)
+        assert found[name].at_ns == tuple(made_runs.START + made_runs.OFFSET + at * SECOND for at in present)
+
+
+def test_a_day_of_samples_takes_seconds() -> None:
+    samples = ended(np.linspace(0, DAY_S, 5 * DAY_S, endpoint=False), 900)
+    end_ns = made_runs.START + DAY_S * SECOND
+    began = time.process_time()
+    found = series(samples, made_runs.report(measure_end_ns=end_ns))
+    # A choice among all samples for each second took minutes.
+    assert time.process_time() - began < 10
+    assert len(found["response_ms_p50"].values) == DAY_S
