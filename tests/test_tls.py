@@ -8,6 +8,7 @@ import ssl
 import subprocess
 import threading
 import time
+import weakref
 from contextlib import suppress
 from pathlib import Path
 from typing import cast
@@ -240,6 +241,18 @@ def test_a_server_without_tls_is_a_connection_error(made: Certificates, traffic:
         server.stop_reading_after_bytes = 1
         with pytest.raises(ConnectionBrokenError, match="TLS with localhost"):
             exchanged(connection_to(server.address, traffic, made.ca))
+
+
+def test_a_connection_that_nobody_holds_is_gone_at_once(
+    made: Certificates, server_side: ssl.SSLContext, traffic: Traffic
+) -> None:
+    with bulk_server(tls=server_side) as server:
+        connection = connection_to(server.address, traffic, made.ca)
+        assert exchanged(connection)[0] == 200
+        connection.close()
+        gone = weakref.ref(connection)
+        del connection
+        assert gone() is None
 
 
 @pytest.mark.parametrize("shakes_hands", [False, True])

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import _socket
 import errno
+import functools
 import ssl
+import weakref
 from typing import TYPE_CHECKING, Any, cast
 
 from ingest_bench.load.connection import READ, WRITE, Connection, Traffic
@@ -34,7 +36,8 @@ class TlsConnection(Connection):
         super().__init__(address, traffic)
         self._verifying = verifying
         self._name = name
-        self._wait = self._wait_as_told
+        # Weak: it would otherwise hold itself, buffer and all, when nobody else does any more.
+        self._wait = functools.partial(TlsConnection._wait_as_told, weakref.proxy(self))
 
     def _wait_as_told(self, watcher: Any) -> None:
         """A wait for what OpenSSL needs, and none for bytes that it has read already."""
