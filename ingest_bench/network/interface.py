@@ -69,7 +69,7 @@ def plan(
 ) -> tuple[Step, ...]:
     """The exact commands, each with its undo. Nothing is changed; SpecError when this interface must not be touched."""
     asked = Asked(port=to.port, profile=profile, **flags)
-    return interface_plan.plan(interface_facts.find(interface, to), asked)
+    return interface_plan.plan(_find(interface, to, profile), asked)
 
 
 @contextlib.contextmanager
@@ -96,7 +96,7 @@ def shaped(
     what = f"{profile.name} on {interface} to {to}"
     with session(key, what, time_limit_s=time_limit_s, on_stage=on_stage) as opened:
         # Looked at behind the lock, when the leftovers of an earlier session are gone.
-        found = interface_facts.find(interface, to)
+        found = _find(interface, to, profile)
         opened.change(interface_plan.plan(found, asked))
         _check_route(found, asked)
         _check_offloads(found, asked)
@@ -117,6 +117,10 @@ def needs(profile: Profile) -> tuple[str, ...]:
         "ifb": to_client,
     }
     return tuple(name for name, is_wanted in wanted.items() if is_wanted)
+
+
+def _find(interface: str, to: Endpoint, profile: Profile) -> Found:
+    return interface_facts.find(interface, to, with_features=bool(profile.offloads))
 
 
 def _require(name: str, profile: Profile) -> None:

@@ -23,8 +23,11 @@ if TYPE_CHECKING:
 _SIZES = ("gso_max_segs", "gso_max_size", "gso_ipv4_max_size", "gro_max_size", "gro_ipv4_max_size")
 
 
-def find(interface: str, to: Endpoint) -> Found:
-    """What is known of the interface and the way to the host; SpecError when there is no such one."""
+def find(interface: str, to: Endpoint, *, with_features: bool) -> Found:
+    """What is known of the interface and the way to the host; SpecError when there is no such one.
+
+    Its features are looked at only where some of them shall change: a Python has to start for that.
+    """
     address = resolve(to.host)
     link = _link(interface)
     route = _way(address)
@@ -39,7 +42,7 @@ def find(interface: str, to: Endpoint) -> Found:
         sizes=sizes,
         qdiscs=qdiscs(_json("tc", "-j", "qdisc", "show", "dev", interface)),
         default_qdisc=_text(Path("/proc/sys/net/core/default_qdisc")),
-        features=features_of(interface),
+        features=features_of(interface) if with_features else {},
         address=address,
         route_device=str(route.get("dev", "")),
         gateway=route.get("gateway"),
