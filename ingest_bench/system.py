@@ -142,9 +142,9 @@ def stop(process: subprocess.Popen[bytes], *, grace_s: float = 5.0) -> int:
     return process.wait()
 
 
-def environment(**more: str) -> dict[str, str]:
-    """Our environment for a child: with `PATH` in place of the caller's, with what is given, and nothing for JVMs."""
-    return {**{key: text for key, text in os.environ.items() if key not in _FOR_EVERY_JVM}, "PATH": PATH, **more}
+def environment() -> dict[str, str]:
+    """Our environment for a child: with `PATH` in place of the caller's, and without options for every JVM."""
+    return {**{key: text for key, text in os.environ.items() if key not in _FOR_EVERY_JVM}, "PATH": PATH}
 
 
 def which(program: str) -> str | None:

@@ -104,6 +104,9 @@ STARTERS = (
     "psutil.Popen",
     "locust.main",
     "jgo.exec",
+    "pyroute2.NSPopen",
+    "pyroute2.NetNS",
+    "pyroute2.netns",
     "importlib.import_module",
     "__import__",
     # Of the standard library: they ask uname, file, ldconfig, gcc and ip.
