@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import sys
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -53,11 +52,6 @@ def free_bytes(path: Path) -> int:
     return found
 
 
-def interpreter() -> str:
-    """The Python that child processes use."""
-    return sys.executable
-
-
 def _read(path: str) -> str | None:
     try:
         return Path(path).read_text(encoding="utf-8").strip()
@@ -67,9 +61,7 @@ def _read(path: str) -> str | None:
 
 def _cpu() -> str:
     lines = (_read("/proc/cpuinfo") or "").splitlines()
-    return next(
-        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor()
-    )
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
 
 
 def _distribution() -> str:

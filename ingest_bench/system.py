@@ -1,7 +1,9 @@
 """Run a command, start a process: the one seam to the operating system that tests replace.
 
-Whatever is started may run as root, in a folder and with an environment that somebody else chose. So a child finds its
-programs by `PATH` alone, and a Python child imports nothing from the current folder: `python`, `program` and `script`.
+Whatever is started may run as root, in a folder and with an environment that somebody else chose. So a child begins in
+`/` and not in the current folder, it finds its programs by `PATH` alone, and a Python child imports nothing from where
+it begins: `python`, `program` and `script`. What the user typed is the exception: it runs as typed, in the user's own
+folder.
 """
 
 from __future__ import annotations
@@ -24,6 +26,12 @@ if TYPE_CHECKING:
 # with "." in it would run somebody's program.
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
+# The caller's own, for what the user typed or has: the command of `net exec`, a Java.
+CALLERS_PATH = os.environ.get("PATH", PATH)
+
+# Options for every JVM, such as an agent. Ours are told what they need in their argv, and what they print is parsed.
+_FOR_EVERY_JVM = {"JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS"}
+
 # Not by a preexec_fn: Python then runs the hooks of os.register_at_fork, where a Ctrl-C is printed and forgotten.
 _DYING = ("setpriv", "--pdeathsig", "KILL", "--")
 # A change of credentials clears the death signal, so it is set again after that; and whoever lost us in between has
@@ -42,7 +50,8 @@ def run(
     """What the command wrote to its standard output; RunFailed with its words when it fails or takes too long.
 
     With `check=False` a failure is no error: the answer is both outputs together. The command dies with us, unless it
-    is given `pass_fds`: it keeps these descriptors open until it ends, even when we end before it.
+    is given `pass_fds`: it keeps these descriptors open until it ends, even when we end before it. Without `stdin` it
+    reads nothing: a question on our terminal would not be seen.
     """
     _check_program(argv)
     try:
@@ -52,9 +61,10 @@ def run(
             text=True,
             errors="replace",
             timeout=timeout_s,
-            input=stdin,
+            input=stdin or "",
             check=False,
             pass_fds=pass_fds,
+            cwd="/",
             env=environment(),
         )
     except subprocess.TimeoutExpired:
@@ -73,13 +83,13 @@ def start(
     stdout: Path | int | None = None,
     stdin: int | None = subprocess.DEVNULL,
     stderr: int | None = subprocess.STDOUT,
-    cwd: Path | None = None,
+    cwd: str | Path | None = "/",
     env: Mapping[str, str] | None = None,
 ) -> subprocess.Popen[bytes]:
     """A child that the kernel ends with us (parent-death signal) and that Ctrl-C of the terminal does not reach.
 
     Call it from the main thread: the death signal follows the thread that forked. A path as `stdout` is appended to.
-    `env` is its whole environment; without it the child has `environment()`.
+    `env` is its whole environment; without it the child has `environment()`. With None as `cwd` it begins where we are.
     """
     _check_program(argv)
     opened = None if stdout is None or isinstance(stdout, int) else stdout.open("ab")
@@ -100,7 +110,7 @@ def start(
 
 
 def start_in_terminal(argv: Sequence[str], *, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """A child with our terminal: Ctrl-C reaches it too. It lives on without us."""
+    """A child with our terminal and in our folder: Ctrl-C reaches it too. It lives on without us."""
     _check_program(argv)
     return subprocess.Popen(argv, env=env)
 
@@ -132,9 +142,9 @@ def stop(process: subprocess.Popen[bytes], *, grace_s: float = 5.0) -> int:
     return process.wait()
 
 
-def environment(**more: str) -> dict[str, str]:
-    """Our environment for a child: with `PATH` in place of the caller's, and with what is given."""
-    return {**os.environ, "PATH": PATH, **more}
+def environment() -> dict[str, str]:
+    """Our environment for a child: with `PATH` in place of the caller's, and without options for every JVM."""
+    return {**{key: text for key, text in os.environ.items() if key not in _FOR_EVERY_JVM}, "PATH": PATH}
 
 
 def which(program: str) -> str | None:
@@ -183,4 +193,6 @@ def _isolated() -> tuple[str, ...]:
 
 
 def _is_in_user_site() -> bool:
-    return Path(__file__).is_relative_to(site.getusersitepackages())
+    """Whether pip installed us there, as a copy or as a way to a checkout: what we import may then be there too."""
+    folder = site.getusersitepackages()
+    return folder in sys.path and any(Path(folder).glob("ingest_bench-*.dist-info"))

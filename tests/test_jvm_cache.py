@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from ingest_bench import system
 from ingest_bench.errors import MissingCapability, RunFailed, SpecError
 from ingest_bench.jvm import artifacts, cache, java
 from ingest_bench.jvm.artifacts import Artifact
@@ -185,7 +186,7 @@ def test_the_exact_version_of_this_machine_is_taken(tmp_path: Path, monkeypatch:
     fake_java(tmp_path / "jvm" / "a", "21.0.1", javac=True)
     wanted = fake_java(tmp_path / "jvm" / "b", "17.0.1", javac=True)
     monkeypatch.setattr(java, "MACHINE_FOLDER", tmp_path / "jvm")
-    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(system, "CALLERS_PATH", "")
     monkeypatch.delenv("JAVA_HOME", raising=False)
     assert java.find(17) == java.Java(home=wanted, version=17, source="machine")
 
@@ -193,7 +194,7 @@ def test_the_exact_version_of_this_machine_is_taken(tmp_path: Path, monkeypatch:
 def test_a_runtime_is_no_full_jdk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_java(tmp_path / "jvm" / "jre", "17.0.1")
     monkeypatch.setattr(java, "MACHINE_FOLDER", tmp_path / "jvm")
-    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(system, "CALLERS_PATH", "")
     monkeypatch.delenv("JAVA_HOME", raising=False)
     with pytest.raises(MissingCapability, match="a full JDK is needed"):
         java.find(17, full=True)

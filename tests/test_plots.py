@@ -8,10 +8,11 @@ from unittest.mock import patch
 
 import made_summaries as made
 import pytest
+from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from ingest_bench.report import headline, plots, plots_layers, plots_time
+from ingest_bench.report import headline, plots, plots_layers, plots_style, plots_time
 from ingest_bench.report.words import separated
 
 FOUR = made.experiment(replicates=2, network=["loopback", "ethernet"], receive_predictor=["32KiB", "512KiB"])
@@ -159,3 +160,15 @@ def test_conditions_break_between_their_parts_without_a_dot_at_either_end() -> N
     assert len(lines) > 1
     assert all(line.startswith("part") and line[-1].isdigit() and len(line) <= 100 for line in lines)
     assert separated([]) == ""
+
+
+def test_a_matplotlibrc_of_the_current_folder_changes_no_picture() -> None:
+    def picture() -> bytes:
+        with plots_style.style():
+            made_now = plots_style.figure()
+            made_now.text(0.5, 0.5, "a text")
+            return plots_style.png(made_now)
+
+    plain = picture()
+    with rc_context({"text.usetex": True, "savefig.facecolor": "red", "font.size": 40}):
+        assert picture() == plain

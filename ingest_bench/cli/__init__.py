@@ -22,6 +22,10 @@ def main() -> None:
     nowhere = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - as long as the process
     sys.stdout, sys.stderr = sys.stdout or nowhere, sys.stderr or nowhere
     try:
+        from ingest_bench import system  # noqa: PLC0415
+
+        # Libraries start programs too: matplotlib asks fc-list which fonts there are.
+        os.environ["PATH"] = system.PATH
         # It takes most of a second, and Ctrl-C in that time is no reason for a traceback.
         from ingest_bench.cli.app import run  # noqa: PLC0415
 

@@ -76,6 +76,8 @@ def run(arguments: list[str] | None = None) -> int:
             # The terminal is gone, and we heard of it by writing there, before the signal.
             _silence(sys.stdout, sys.stderr)
             return Interrupted.exit_code
+        if error.errno == errno.ENOENT and error.filename is None:
+            return _complain("the current folder is gone, somebody removed it; change to another one", 2)
         if error.errno not in _DISK:
             raise
         where = f"{error.filename}: " if error.filename else ""

@@ -187,7 +187,7 @@ def _is_jvm(process: Path, pid: int) -> None:
 def _jcmd(process: Path, uid: int, java_home: Path | None) -> Path:
     """A jcmd: of --java-home, of the JVM itself where it is our own, of the machine, of pip's Java."""
     if java_home is not None:
-        given = java_home / "bin" / "jcmd"
+        given = java_home.absolute() / "bin" / "jcmd"
         if not os.access(given, os.X_OK):
             raise SpecError(f"--java-home {java_home}: there is no bin/jcmd in it")
         return given

@@ -122,7 +122,7 @@ def _machine_homes() -> Iterator[Path]:
     if os.environ.get("JAVA_HOME"):
         yield Path(os.environ["JAVA_HOME"])
     # An entry such as "." would be somebody else's choice: whoever made the current folder.
-    users_path = [entry for entry in os.environ.get("PATH", "").split(os.pathsep) if Path(entry).is_absolute()]
+    users_path = [entry for entry in system.CALLERS_PATH.split(os.pathsep) if Path(entry).is_absolute()]
     on_path = shutil.which("java", path=os.pathsep.join(users_path))
     if on_path:
         yield Path(on_path).resolve().parent.parent

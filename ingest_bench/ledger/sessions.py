@@ -39,7 +39,7 @@ def state_folder() -> Path:
     They hold commands that we run later, as root too: a folder that others can write is refused.
     """
     given = os.environ.get("INGEST_BENCH_STATE")
-    folder = Path(given) if given else _default_state_folder()
+    folder = Path(given).absolute() if given else _default_state_folder()
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = folder.stat()

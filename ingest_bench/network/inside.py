@@ -32,15 +32,15 @@ _LISTEN_LIMIT_S = 120.0
 
 
 def environment(link: Link) -> dict[str, str]:
-    """A child's environment, and who is who on the link."""
-    return system.environment(INGEST_BENCH_CLIENT=link.client_address, INGEST_BENCH_SERVER=link.server_address)
+    """The user's own environment but for the PATH, which `argv` gives back, and who is who on the link."""
+    who = {"INGEST_BENCH_CLIENT": link.client_address, "INGEST_BENCH_SERVER": link.server_address}
+    return {**os.environ, "PATH": system.PATH, **who}
 
 
 def argv(place: Namespace, command: Sequence[str]) -> tuple[str, ...]:
     """The argv that runs a user's command in a namespace, found by the user's own PATH, and bound to our process."""
     processes = (*_PROCESSES, "--mount-proc") if _sees_own_processes(place) else _PROCESSES
-    users_path = os.environ.get("PATH", system.PATH)
-    return place.command(system.with_us((*processes, "--", *_SHELL, users_path, *command)))
+    return place.command(system.with_us((*processes, "--", *_SHELL, system.CALLERS_PATH, *command)))
 
 
 def run(link: Link, command: Sequence[str]) -> int:
@@ -60,7 +60,7 @@ def run(link: Link, command: Sequence[str]) -> int:
 @contextmanager
 def server(link: Link, command: Sequence[str], *, port: int | None = None) -> Iterator[None]:
     """A command on the server's side during the block; with a port, the block begins when it listens there."""
-    process = system.start(argv(link.server, command), env=environment(link), stderr=None)
+    process = system.start(argv(link.server, command), env=environment(link), cwd=None, stderr=None)
     try:
         if port is not None:
             _await_listener(link, process, port)

@@ -8,11 +8,11 @@ from __future__ import annotations
 import io
 import re
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-from matplotlib import rc_context
+from matplotlib import rc_context, rcdefaults, rcParams
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -42,9 +42,16 @@ _STYLE: Any = {
 }
 
 
-def style() -> AbstractContextManager[None]:
-    """The project's look for every figure that is drawn within."""
-    return rc_context(_STYLE)
+@contextmanager
+def style() -> Iterator[None]:
+    """The project's look for every figure that is drawn within, whatever a file `matplotlibrc` says.
+
+    There may be one in the current folder, and it can have LaTeX set each text.
+    """
+    with rc_context():
+        rcdefaults()
+        rcParams.update(_STYLE)
+        yield
 
 
 def figure(height_in: float = HEIGHT_IN) -> Figure:
