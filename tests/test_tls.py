@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 import ssl
 import threading
 import time
+import weakref
 from pathlib import Path
 
 import certificates
@@ -21,6 +23,7 @@ from ingest_bench.model.target import Endpoint, Tls
 pytestmark = pytest.mark.processes
 
 BODY = b'{"index":{}}\n{"a":1}\n' * 10
+LONG_NS = 60 * 10**9
 VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 
 
@@ -52,7 +55,7 @@ def connection_to(address: Endpoint, traffic: Traffic, ca: Path | None, name: st
 
 
 def exchanged(connection: tls.TlsConnection, body: bytes = BODY) -> tuple[int, bytes]:
-    status, start, end = connection.exchange(head(body), body)
+    status, start, end = connection.exchange(head(body), body, LONG_NS)
     return status, bytes(connection.buffer[start:end])
 
 
@@ -162,6 +165,22 @@ def test_a_certificate_that_is_not_verified_sends_nothing(
         assert raised.value.outcome == "connection-error"
         assert server.bytes_read == traffic.bytes_written == 0
         assert connection.sent_ns == 0
+
+
+def test_a_connection_that_nobody_holds_any_more_is_gone_at_once(
+    made: Certificates, server_side: ssl.SSLContext, traffic: Traffic
+) -> None:
+    gc.disable()
+    try:
+        with bulk_server(tls=server_side) as server:
+            connection = connection_to(server.address, traffic, made.ca)
+            assert exchanged(connection)[0] == 200
+            connection.close()
+            gone = weakref.ref(connection)
+            del connection
+            assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_a_server_without_tls_is_a_connection_error(made: Certificates, traffic: Traffic) -> None:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import _socket
 import errno
+import functools
 import ssl
+import weakref
 from typing import TYPE_CHECKING, Any, cast
 
 from ingest_bench.load.connection import Connection, Traffic
@@ -31,7 +33,8 @@ class TlsConnection(Connection):
         super().__init__(address, traffic)
         self._verifying = verifying
         self._name = name
-        self._wait = self._wait_unless_read
+        # Weak: it would otherwise hold itself, buffer and all, when nobody else does any more.
+        self._wait = functools.partial(TlsConnection._wait_unless_read, weakref.proxy(self))
 
     def _wait_unless_read(self, watcher: Any) -> None:
         """A wait that does not wait for bytes that were read already, and only have to be decrypted."""
