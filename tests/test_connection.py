@@ -14,6 +14,7 @@ from ingest_bench.load.deadlines import Deadlines
 from ingest_bench.model.target import Endpoint
 
 BODY = b'{"index":{}}\n{"a":1}\n' * 10
+LONG_NS = 60 * 10**9
 
 
 def head(body: bytes) -> bytes:
@@ -36,7 +37,7 @@ def connected(server: BulkServer, traffic: Traffic) -> Connection:
 
 
 def exchanged(connection: Connection, body: bytes = BODY) -> tuple[int, bytes]:
-    status, start, end = connection.exchange(head(body), body)
+    status, start, end = connection.exchange(head(body), body, LONG_NS)
     return status, bytes(connection.buffer[start:end])
 
 
@@ -172,7 +173,7 @@ def test_nobody_listening_is_a_connection_error(traffic: Traffic) -> None:
         unused.bind(("127.0.0.1", 0))
         connection = Connection(Endpoint(*unused.getsockname()), traffic)
         with pytest.raises(ConnectionBrokenError, match=r"connect to .*refused"):
-            connection.exchange(head(BODY), BODY)
+            connection.exchange(head(BODY), BODY, LONG_NS)
     assert connection.sent_ns == 0
 
 

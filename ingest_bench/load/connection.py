@@ -69,8 +69,11 @@ class Connection:
         self.bytes_sent = 0
         """How much of the last request the kernel took."""
 
-    def exchange(self, head: bytes, body: bytes | bytearray, timeout_ns: int = 10**15) -> tuple[int, int, int]:
-        """Status, start and end of the answer to one request; ConnectionBrokenError without one."""
+    def exchange(self, head: bytes, body: bytes | bytearray, timeout_ns: int) -> tuple[int, int, int]:
+        """Status, start and end of the answer to one request; ConnectionBrokenError without one.
+
+        After `timeout_ns`, connecting included, `Deadlines` ends it.
+        """
         now_ns = time.monotonic_ns()
         self.deadline_ns = now_ns + timeout_ns
         self.bytes_sent = 0
