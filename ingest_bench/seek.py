@@ -26,7 +26,7 @@ _SHAPES = ("closed", "constant")
 def plan_of(ordered: Plan, rules: Search) -> Plan:
     """The plan with which a search begins: the estimate of each cell, once, without costly probes."""
     try:
-        goals.parse(rules.goal)
+        rules = dataclasses.replace(rules, goal=goals.parse(rules.goal).text)
     except ValueError as error:
         raise SpecError(f"--find-max: {error}") from None
     plain = {run.cell.name: run.cell for run in ordered.runs if not run.instrumented and run.replicate == 1}

@@ -4,7 +4,7 @@
       plan.json  facts.json  summary.csv  summary.json  histograms.csv  report/
       <cell>/<replicate>/run.json  load/  raw/  home/  server.log
 
-Schema 1 of run.json: the first.
+Schema 2 of run.json: a sample is a ticket with all its attempts (model/samples.py). In schema 1 it was one attempt.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ import numpy as np
 from ingest_bench import records
 from ingest_bench.errors import SpecError
 from ingest_bench.model.experiment import Plan, Run
-from ingest_bench.model.load import SAMPLE_FIELDS, WorkerReport
+from ingest_bench.model.load import WorkerReport
 from ingest_bench.model.results import READ_FIELDS, RunRecord
+from ingest_bench.model.samples import SAMPLE
 
-SCHEMA = 1
+SCHEMA = 2
 SUMMARY = "summary.csv"
-SAMPLE = np.dtype(list(SAMPLE_FIELDS))
 READ = np.dtype(list(READ_FIELDS))
 
 
@@ -65,7 +65,7 @@ class RunFolder:
         return records.from_json(RunRecord, table)
 
     def samples(self) -> np.ndarray[Any, np.dtype[Any]]:
-        """Every bulk request of the run, by the moment it was sent. A record that was cut off is left out."""
+        """The ticket of every bulk of the run, by the moment it was sent. A record that was cut off is left out."""
         return _samples(self.load.rglob("samples-*.bin"))
 
     def queries(self) -> np.ndarray[Any, np.dtype[Any]] | None:

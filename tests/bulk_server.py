@@ -70,7 +70,9 @@ class BulkServer:
         self._open[-1].sendall(data)
 
     def close(self) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
+        """No more answers. A server that was closed before stays as it is."""
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         with self.lock:
             opened = list(self._open)

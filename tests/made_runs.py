@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from ingest_bench.analysis.samples import DTYPE, Samples
+from ingest_bench.analysis.samples import Samples
 from ingest_bench.model.experiment import Cell
-from ingest_bench.model.load import OUTCOMES, LoadOptions, WorkerReport
+from ingest_bench.model.load import LoadOptions, WorkerReport
 from ingest_bench.model.network import Profile
 from ingest_bench.model.results import Histogram, Measured, Reading, RunRecord
+from ingest_bench.model.samples import OUTCOMES, SAMPLE
 from ingest_bench.model.target import TargetOptions
 
 SECOND = 10**9
@@ -43,6 +44,7 @@ def sample(planned_s: float, done_s: float, **changed: Any) -> dict[str, int]:
         "documents": 100,
         "documents_acked": 100,
         "documents_failed": 0,
+        "attempts": 1,
         "status": 200,
         "outcome": 0,
         "user": 0,
@@ -54,7 +56,7 @@ def sample(planned_s: float, done_s: float, **changed: Any) -> dict[str, int]:
 
 
 def samples(rows: list[dict[str, int]]) -> Samples:
-    made = np.zeros(len(rows), dtype=DTYPE)
+    made = np.zeros(len(rows), dtype=SAMPLE)
     for number, row in enumerate(rows):
         for name, value in row.items():
             made[name][number] = value

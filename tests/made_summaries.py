@@ -119,6 +119,7 @@ def with_series(run: Summary, *, fault: bool = False) -> Summary:
         _series("docs_per_s", moments, docs),
         _series("response_ms_p50", moments[kept], response[kept]),
         _series("response_ms_max", moments[kept], response[kept] * 2.5),
+        _series("response_ok_ms_max", moments[kept], np.minimum(response[kept], 150) * 2.5),
         _series("heap_bytes", heap_at, heap),
         _series("gc_pause_ms", heap_at[::2], random.gamma(2, 6, len(pauses_at))),
     ]

@@ -5,7 +5,7 @@ import json
 import pytest
 from bulk_server import bulk_answer
 
-from ingest_bench.load.answers import all_acked, judge, judge_search, told_added
+from ingest_bench.load.answers import all_acked, all_found, judge, judge_search, told_added
 
 
 def test_an_answer_without_errors_is_known_by_its_beginning() -> None:
@@ -109,7 +109,21 @@ SEARCHED = b'{"took":3,"timed_out":%s,"_shards":{"total":2,"successful":2,"skipp
     ],
 )
 def test_a_query_is_ok_when_every_shard_answered_in_time(status: int, body: bytes, outcome: str) -> None:
-    raw = bytearray(b"head" + body + b"tail")
-    found, said = judge_search(status, raw, 4, 4 + len(body))
-    assert found == outcome
-    assert bool(said) == (outcome != "ok")
+    verdict = judge_search(status, body)
+    assert verdict.outcome == outcome
+    assert bool(verdict.said) == (outcome != "ok")
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "found"),
+    [
+        (200, SEARCHED % (b"false", 0), True),
+        (200, SEARCHED % (b"false", 1), False),
+        (200, SEARCHED % (b"true", 0), False),
+        (500, SEARCHED % (b"false", 0), False),
+        (200, b"", False),
+    ],
+)
+def test_the_beginning_of_an_answer_tells_that_a_query_was_answered(status: int, body: bytes, found: bool) -> None:
+    raw = bytearray(b"head" + body + (SEARCHED % (b"false", 0)))
+    assert all_found(status, raw, 4, 4 + len(body)) is found

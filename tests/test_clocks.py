@@ -6,7 +6,8 @@ import made_runs as made
 import numpy as np
 
 from ingest_bench.load.remote import shift_samples, shifted
-from ingest_bench.model.load import SAMPLE_FIELDS, ClockOffset
+from ingest_bench.model.load import ClockOffset
+from ingest_bench.model.samples import SAMPLE
 
 
 def test_samples_and_report_of_a_clock_that_is_ahead_come_back_on_ours(tmp_path: Path) -> None:
@@ -18,7 +19,7 @@ def test_samples_and_report_of_a_clock_that_is_ahead_come_back_on_ours(tmp_path:
     path = tmp_path / "samples-0.bin"
     theirs.tofile(path)
     shift_samples(path, -ahead_ns)
-    assert np.fromfile(path, dtype=np.dtype(list(SAMPLE_FIELDS))).tolist() == ours.tolist()
+    assert np.fromfile(path, dtype=SAMPLE).tolist() == ours.tolist()
 
     report = made.report()
     there = made.report(

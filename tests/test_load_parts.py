@@ -8,24 +8,24 @@ import numpy as np
 import pytest
 
 from ingest_bench.load.health import Lateness
-from ingest_bench.load.recorder import SAMPLE_BYTES, Recorder
-from ingest_bench.model.load import SAMPLE_FIELDS
+from ingest_bench.load.recorder import Recorder
+from ingest_bench.model.samples import SAMPLE
 
 
 def test_samples_come_back_as_they_went_in(tmp_path: Path) -> None:
-    rows = [(10**18 + n, 10**18 + n + 1, 10**18 + n + 2, n, n, n, 0, 200, n % 8, n) for n in range(3000)]
+    rows = [(10**18 + n, 10**18 + n + 1, 10**18 + n + 2, n, n, n, 0, 1, 200, n % 8, n) for n in range(3000)]
     with Recorder(tmp_path / "samples-0.bin") as recorder:
         for row in rows:
             recorder.add(*row)
-    samples = np.fromfile(tmp_path / "samples-0.bin", dtype=np.dtype(list(SAMPLE_FIELDS)))
+    samples = np.fromfile(tmp_path / "samples-0.bin", dtype=SAMPLE)
     assert samples.tolist() == rows
 
 
 def test_samples_that_were_flushed_are_on_disk_before_the_end(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path / "samples-0.bin")
-    recorder.add(1, 2, 3, 4, 5, 6, 7, 8, 1, 10)
+    recorder.add(1, 2, 3, 4, 5, 6, 7, 1, 8, 1, 10)
     recorder.flush()
-    assert (tmp_path / "samples-0.bin").stat().st_size == SAMPLE_BYTES
+    assert (tmp_path / "samples-0.bin").stat().st_size == SAMPLE.itemsize
     recorder.close()
 
 

@@ -146,6 +146,18 @@ def test_the_headline_of_a_fault_is_what_it_cost() -> None:
     assert headline.timeline(lost).endswith("throughput not back in time")
 
 
+def test_a_run_with_failed_requests_shows_the_acknowledged_ones_too_and_says_how_many_failed() -> None:
+    whole = made.changed(made.with_series(FOUR[0]), values={"response_ms_p99": 412.0})
+    some = made.changed(whole, values={"requests_failed": 48})
+    with figures() as saved:
+        plots_time.timeline(whole)
+        plots_time.timeline(some)
+    assert "99% answered within 412 ms" in headline.timeline(whole)
+    assert "99% over within 412 ms, 48 requests failed" in headline.timeline(some)
+    assert "max of ok" not in words(saved[0])
+    assert "max of ok" in words(saved[1])
+
+
 def test_the_headline_of_allocations_is_for_each_gb_taken() -> None:
     assert headline.allocation(FOUR).startswith("Allocated outside TLABs by the network, for each GB taken: 1.0")
     assert "on loopback" in headline.allocation(FOUR)

@@ -153,6 +153,16 @@ def test_a_run_that_is_not_valid_says_what_its_reason_says(state: str, reason: s
     assert judge("ramp", 100, run(state, reason), GOAL).outcome == outcome
 
 
+def test_a_goal_without_a_limit_for_errors_has_the_usual_one_and_says_so() -> None:
+    goal = goals.parse("p99 < 500ms, max < 1s")
+    assert goal.text == "p99 < 500ms, max < 1s, errors < 0.1%"
+    # A server that refuses one request in a hundred at once.
+    assert judge("ramp", 100, run(response_ms_max=30.0, requests_failed=10), goal).why == "errors 1%"
+    assert judge("ramp", 100, run(response_ms_max=30.0), goal).outcome == "met"
+    assert goals.parse("p99 < 500ms, errors < 5%").text == "p99 < 500ms, errors < 5%"
+    assert goals.parse("errors < 2%").text == "errors < 2%"
+
+
 @pytest.mark.parametrize("text", ["p99 < 500ms", "p99.9<2s, errors < 0.1%", "service  p99 < 10ms, max < 3s"])
 def test_a_goal_reads_as_it_is_written(text: str) -> None:
     assert goals.parse(goals.parse(text).text) == goals.parse(text)

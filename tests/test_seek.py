@@ -47,6 +47,12 @@ def test_a_search_begins_with_the_estimate_of_each_cell(tmp_path: Path) -> None:
     assert seek.most_runs(began) == 20
 
 
+def test_a_search_keeps_its_goal_in_full(tmp_path: Path) -> None:
+    began = seek.plan_of(ordered(tmp_path, SLOW), Search(goal="p99 <  400 ms"))
+    assert began.search is not None
+    assert began.search.goal == "p99 < 400ms, errors < 0.1%"
+
+
 @pytest.mark.parametrize(
     ("goal", "more", "message"),
     [

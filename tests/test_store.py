@@ -8,6 +8,7 @@ import pytest
 from ingest_bench import plan, spec, store
 from ingest_bench.errors import SpecError
 from ingest_bench.model.results import RunRecord
+from ingest_bench.model.samples import SAMPLE
 
 
 @pytest.fixture
@@ -30,10 +31,10 @@ def test_a_plan_and_a_record_come_back_as_they_were_written(results: store.Resul
 def test_samples_of_several_workers_are_one_array_and_a_cut_record_is_left_out(results: store.Results) -> None:
     folder = results.run(results.plan.runs[0])
     folder.create()
-    one = (5, 5, 9, 100, 10, 10, 0, 200, 0, 1)
-    two = (1, 2, 3, 100, 10, 10, 0, 200, 0, 2)
-    (folder.load / "samples-0.bin").write_bytes(np.array([one], dtype=store.SAMPLE).tobytes() + b"cut")
-    (folder.load / "samples-1.bin").write_bytes(np.array([two], dtype=store.SAMPLE).tobytes())
+    one = (5, 5, 9, 100, 10, 10, 0, 1, 200, 0, 1)
+    two = (1, 2, 3, 100, 10, 10, 0, 1, 200, 0, 2)
+    (folder.load / "samples-0.bin").write_bytes(np.array([one], dtype=SAMPLE).tobytes() + b"cut")
+    (folder.load / "samples-1.bin").write_bytes(np.array([two], dtype=SAMPLE).tobytes())
     assert folder.samples()["user"].tolist() == [2, 1]
 
 

@@ -96,6 +96,15 @@ def test_only_requests_without_an_answer_may_miss_bytes_and_add_documents() -> N
     assert arrived.values["requests_failed"] == 1
 
 
+def test_of_a_request_that_was_sent_again_and_got_no_answer_only_what_is_open_may_be_in_the_index_too() -> None:
+    again = made.sample(3, 3.5, outcome="connection-error", status=0, attempts=2, bytes_sent=60_000)
+    rows = np.concatenate([made.steady(), made.samples([again | {"documents_acked": 80}])])
+    written = {"bytes_written": 3_560_000}
+    for counted, state in ((7079, "invalid"), (7080, "measured"), (7100, "measured"), (7101, "invalid")):
+        row = summary(rows, report=written, measured={"bytes_read": 3_560_000}, record={"documents_counted": counted})
+        assert row.state == state
+
+
 def test_an_acknowledged_document_that_is_not_in_the_index_makes_a_run_invalid() -> None:
     row = summary(record={"documents_counted": 6999})
     assert row.state == "invalid"
@@ -203,10 +212,92 @@ def test_a_second_in_which_the_server_stalls_is_a_hole_in_the_throughput() -> No
     assert load.stalled_seconds(np.concatenate([kept, held]), made.START, 7) == 1
 
 
-def test_a_refused_connection_does_not_improve_the_response_time() -> None:
-    refused = made.samples([made.sample(3, 3.000001, outcome="connection-error", bytes_sent=0) for _ in range(100)])
-    row = summary(np.concatenate([made.steady(), refused]))
-    assert row.values["response_ms_p50"] == pytest.approx(10)
+def test_every_ticket_has_a_response_time_and_those_of_the_acknowledged_ones_stand_beside_it() -> None:
+    hung = [made.sample(3, 6, outcome="connection-error", status=0) for _ in range(2)]
+    late = [made.sample(3, 5, outcome="timeout", status=0), made.sample(4, 4.5, outcome="http-error", status=503)]
+    broken = [made.sample(4, 5.5, outcome="broken-answer"), made.sample(5, 5.7, outcome="partial")]
+    rows = made.samples([*hung, *late, *broken])
+    alone, row = summary(), summary(np.concatenate([made.steady(), rows]))
+    assert (row.values["requests"], row.values["requests_failed"]) == (56, 6)
+    times = [row.values[f"response_ms_{name}"] for name in ("p50", "p99", "p999", "max")]
+    assert times == pytest.approx([10, 3000, 3000, 3000])
+    for name in ("p50", "p99", "p999", "max"):
+        assert row.values[f"response_ok_ms_{name}"] == alone.values[f"response_ms_{name}"] == pytest.approx(10)
+
+
+def test_a_refusal_that_comes_at_once_is_told_from_an_answer() -> None:
+    refused = [made.sample(3, 3.000001, outcome="connection-error", bytes_sent=0, status=0) for _ in range(100)]
+    row = summary(np.concatenate([made.steady(), made.samples(refused)]))
+    assert row.values["response_ms_p50"] == pytest.approx(0.001)
+    assert row.values["response_ok_ms_p50"] == row.values["service_ms_p50"] == pytest.approx(10)
+
+
+def test_a_ticket_that_was_never_sent_has_a_response_time_and_no_service_time() -> None:
+    never = [made.sample(6, 7, outcome="cut-off", bytes_sent=0, documents=0, attempts=0) for _ in range(50)]
+    row = summary(np.concatenate([made.steady(), made.samples(never)]))
+    assert (row.values["requests"], row.values["requests_failed"], row.values["attempts"]) == (100, 50, 50)
+    assert row.values["response_ms_p99"] == pytest.approx(1000)
+    assert row.values["service_ms_p50"] == pytest.approx(10)
+
+
+def test_a_bulk_that_was_sent_again_is_one_request_with_the_time_of_all_attempts() -> None:
+    """1,000 bulks, each acknowledged after 252 ms on its third try."""
+    rows = [made.sample(at, at + 0.252, attempts=3, bytes_sent=150_000) for at in np.arange(2, 6.7, 0.0047)][:1000]
+    row = summary(
+        made.samples(rows),
+        report={"bytes_written": 150_000_000, "documents_resent": 200_000},
+        measured={"bytes_read": 150_000_000},
+        record={"documents_counted": 100_000},
+    )
+    assert (row.state, row.reason) == ("measured", "")
+    for name in ("response_ms_p50", "response_ok_ms_p50", "service_ms_p50"):
+        assert row.values[name] == pytest.approx(252)
+    expected = {"requests": 1000, "requests_failed": 0, "attempts": 3000, "documents_acked": 100_000}
+    expected |= {"documents_failed": 0, "documents_resent": 200_000}
+    assert {name: row.values[name] for name in expected} == expected
+
+
+def test_the_series_have_what_failed_in_the_second_in_which_it_ended() -> None:
+    hung = made.samples([made.sample(3.5, 6.2, outcome="connection-error", status=0)])
+    row = summary(np.concatenate([made.steady(), hung]))
+    starts = row.series["docs_per_s"].at_ns
+    for name, seconds in (("response_ms_max", [10.0] * 6 + [2700.0]), ("response_ok_ms_max", [10.0] * 7)):
+        assert row.series[name].at_ns == starts
+        assert row.series[name].values == pytest.approx(seconds)
+    assert row.series["response_ms_p50"].values == pytest.approx([10.0] * 7)
+
+
+def test_a_second_in_which_nothing_ended_has_no_response_time() -> None:
+    rows = made.steady()
+    rows = rows[(rows["done_ns"] < made.START + 3 * made.SECOND) | (rows["done_ns"] >= made.START + 5 * made.SECOND)]
+    row = summary(rows)
+    starts = row.series["docs_per_s"].at_ns
+    assert row.series["response_ms_p50"].at_ns == (*starts[:3], *starts[5:])
+
+
+def test_a_request_that_was_under_way_when_the_server_ended_is_in_its_numbers_once() -> None:
+    start = made.START + made.OFFSET
+    record = {
+        "state": "oom",
+        "out_of_memory": "heap",
+        "out_of_memory_realtime_ns": start + 4 * made.SECOND,
+        "measure_start_realtime_ns": start + 2 * made.SECOND,
+        "measure_end_realtime_ns": start + 4 * made.SECOND,
+    }
+    rows = made.steady()
+    rows = rows[rows["done_ns"] < made.START + 4 * made.SECOND]
+    under_way = made.samples([made.sample(3.9, 6.9, outcome="timeout", status=0)])
+    refused = made.samples([made.sample(5, 5.001, outcome="connection-error", bytes_sent=0) for _ in range(9)])
+    row = summary(np.concatenate([rows, under_way, refused]), record=record)
+    assert (row.values["requests"], row.values["requests_failed"]) == (21, 1)
+    assert row.values["response_ms_max"] == pytest.approx(3000)
+    assert row.values["response_ok_ms_max"] == pytest.approx(10)
+
+
+def test_a_load_that_left_no_report_has_no_number_at_all() -> None:
+    row = summarise(made.record(state="failed", reason="killed"), made.cell(), made.steady(), None, [])
+    conditions = {"network", "target", "workload", "receive_predictor_bytes", "heap_bytes", "documents_counted"}
+    assert {name for name, value in row.values.items() if value is not None} <= conditions
 
 
 def test_the_seconds_of_a_partition_are_stalled_and_recovery_is_timed() -> None:
@@ -306,9 +397,12 @@ def test_a_query_without_an_answer_may_miss_its_bytes_and_is_a_failed_one() -> N
     row = summarise(made.record(), made.cell(), made.steady(), report, measured, queries=made.samples(rows))
     assert (row.state, row.values["queries_failed"], row.values["queries"]) == ("measured", 1, 2)
     assert row.values["query_ms_p99"] == pytest.approx(500)
+    assert row.values["query_ok_ms_p99"] == pytest.approx(100)
 
 
 def test_a_run_whose_queries_were_never_answered_is_invalid() -> None:
     row = with_queries(made.samples([query(n, n + 0.1, outcome="http-error", status=404) for n in range(7)]))
     assert row.state == "invalid"
+    assert row.values["query_ms_p50"] == pytest.approx(100)
+    assert row.values["query_ok_ms_p50"] is None
     assert row.reason == "no query was answered within the measurement"

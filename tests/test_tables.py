@@ -74,6 +74,17 @@ def test_the_terminal_table_names_only_the_factors_that_vary_and_leaves_out_what
     ]
 
 
+def test_where_requests_failed_the_times_of_the_acknowledged_ones_stand_beside_those_of_all() -> None:
+    times = {"response_ms_p99": 3000.0, "response_ok_ms_p99": 41.0}
+    head, row = tables.terminal([made.changed(FOUR[0], values={**times, "requests_failed": 48})])
+    at = head.index("response p99, ms")
+    assert head[at + 1] == "of acknowledged, ms"
+    assert row[at : at + 2] == ["3,000", "41"]
+    assert row[head.index("failed requests")] == "48"
+    head, row = tables.terminal([made.changed(FOUR[0], values={**times, "requests_failed": 0})])
+    assert "of acknowledged, ms" not in head
+
+
 def test_an_invalid_run_has_no_number_in_the_table_and_is_named_beside_it() -> None:
     bad = made.changed(FOUR[0], state="invalid", reason="bytes differ", values={"docs_per_s_median": 1e9})
     head, *body = tables.terminal([bad, *FOUR[1:]])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import select
 import socket
 import ssl
@@ -27,6 +28,7 @@ from ingest_bench.model.target import Endpoint, Tls
 pytestmark = pytest.mark.processes
 
 BODY = b'{"index":{}}\n{"a":1}\n' * 10
+LONG_NS = 60 * 10**9
 VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 
 
@@ -58,7 +60,7 @@ def connection_to(address: Endpoint, traffic: Traffic, ca: Path | None, name: st
 
 
 def exchanged(connection: tls.TlsConnection, body: bytes = BODY) -> tuple[int, bytes]:
-    status, start, end = connection.exchange(head(body), body, 60 * 10**9)
+    status, start, end = connection.exchange(head(body), body, LONG_NS)
     return status, bytes(connection.buffer[start:end])
 
 
@@ -234,6 +236,22 @@ def test_what_tls_says_between_two_answers_is_answered_and_is_no_answer(
         connection.close()
         server.kill()
     assert traffic.connects == 1
+
+
+def test_a_connection_that_nobody_holds_any_more_is_gone_at_once(
+    made: Certificates, server_side: ssl.SSLContext, traffic: Traffic
+) -> None:
+    gc.disable()
+    try:
+        with bulk_server(tls=server_side) as server:
+            connection = connection_to(server.address, traffic, made.ca)
+            assert exchanged(connection)[0] == 200
+            connection.close()
+            gone = weakref.ref(connection)
+            del connection
+            assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_a_server_without_tls_is_a_connection_error(made: Certificates, traffic: Traffic) -> None:

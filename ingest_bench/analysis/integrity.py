@@ -26,7 +26,7 @@ def verdict(
     the last byte of the last one, heads included, queries included and warm-up included, is what the JVM read from
     those connections. What the sink counted itself, and what the kernel gave to reads, is held to the same.
     Answers are not part of it. Only requests that got no answer (a reset, a timeout, the end of the run) may miss,
-    each at most its own bytes.
+    each at most its own bytes, those of its earlier attempts included.
 
     Documents: what the server acknowledged, without those that replaced one with the same id, is what it counts in the
     index. Only documents of requests without an

@@ -8,15 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from ingest_bench.model.load import OUTCOMES, SAMPLE_FIELDS, WorkerReport
+from ingest_bench.model.load import WorkerReport
 from ingest_bench.model.results import Series, Value
+from ingest_bench.model.samples import OUTCOMES
 
 Samples = np.ndarray[Any, np.dtype[Any]]
-DTYPE = np.dtype(list(SAMPLE_FIELDS))
 
-# A refused connection ends in microseconds: its time says nothing about the server's responses.
-_WITHOUT_RESPONSE = ("http-error", "connection-error", "broken-answer")
-# What became of the documents of such a request is not known to the sender.
+# What became of the documents of the last attempt of such a ticket is not known to the sender.
 _UNKNOWN = ("connection-error", "timeout", "cut-off", "broken-answer")
 
 
@@ -44,7 +42,7 @@ def outcome(samples: Samples, *names: str) -> Samples:
 
 
 def unanswered(samples: Samples) -> Samples:
-    """The samples whose bytes or documents may or may not have arrived: no answer, or one from a broken server."""
+    """The samples whose bytes or documents may not all have arrived: no answer, or one from a broken server."""
     server_error = outcome(samples, "http-error") & (samples["status"] >= 500)
     chosen: Samples = samples[outcome(samples, *_UNKNOWN) | server_error]
     return chosen
@@ -90,13 +88,18 @@ def acked_per_second(samples: Samples, start_ns: int, seconds: int) -> np.ndarra
 def measured(samples: Samples, window: Window) -> Mapping[str, Value]:
     """The numbers of the measurement; None where nothing was there to measure.
 
-    Times are of the requests that were *planned* within the window: a request that had to wait counts with its wait.
-    One that timed out or was cut off counts with the time until then.
+    Times are of the tickets that were *planned* within the window. Each of them has a response time (done - planned),
+    whatever became of it: one that had to wait counts with its wait, one that hung and was reset with the time that it
+    hung, one that was sent again after a 429 until its last answer, one that was never sent until the end of the load.
+    Rejected: to leave out what got no answer. What went worst was then in no percentile. A refusal that comes at once
+    makes the times of all shorter; those of the acknowledged ones (`response_ok_ms`) stand beside them.
+
+    Service time (done - sent) is of the ones that were sent: from the first byte of the first attempt to the end of
+    the last one, the pauses between them included.
     """
-    inside = (samples["planned_ns"] >= window.start_ns) & (samples["planned_ns"] < window.end_ns)
-    planned = samples[inside]
-    timed = planned[~outcome(planned, *_WITHOUT_RESPONSE)]
-    response_ns, service_ns = timed["done_ns"] - timed["planned_ns"], timed["done_ns"] - timed["sent_ns"]
+    planned = samples[_planned_within(samples, window)]
+    sent = planned[planned["bytes_sent"] > 0]
+    service_ns = sent["done_ns"] - sent["sent_ns"]
     done = samples[(samples["done_ns"] >= window.start_ns) & (samples["done_ns"] < window.end_ns)]
     acked = acked_per_second(samples, window.start_ns, window.seconds)
     length_s = (window.end_ns - window.start_ns) / 1e9
@@ -105,34 +108,42 @@ def measured(samples: Samples, window: Window) -> Mapping[str, Value]:
         "docs_per_s_median": float(np.median(acked)) if window.seconds else None,
         "docs_per_s_mean": int(done["documents_acked"].sum()) / length_s if length_s > 0 else None,
         "bytes_measured": int(answered["bytes_sent"].sum()),
-        "response_ms_p50": _ms(response_ns, 50),
-        "response_ms_p99": _ms(response_ns, 99),
-        "response_ms_p999": _ms(response_ns, 99.9),
-        "response_ms_max": _ms(response_ns, 100),
+        **_responses("response", planned, {"p50": 50, "p99": 99, "p999": 99.9, "max": 100}),
         "service_ms_p50": _ms(service_ns, 50),
         "service_ms_p99": _ms(service_ns, 99),
         "requests": len(planned),
         "requests_failed": int((~outcome(planned, "ok")).sum()),
+        "attempts": int(planned["attempts"].sum()),
         "stalled_s": stalled_seconds(samples, window.start_ns, window.seconds) if window.seconds else None,
     }
 
 
 def queried(queries: Samples, window: Window) -> Mapping[str, Value]:
-    """The numbers of the queries that were sent beside the indexing, within the measurement."""
-    inside = (queries["planned_ns"] >= window.start_ns) & (queries["planned_ns"] < window.end_ns)
-    planned = queries[inside]
-    timed = planned[~outcome(planned, *_WITHOUT_RESPONSE)]
-    response_ns = timed["done_ns"] - timed["planned_ns"]
+    """The numbers of the queries that were sent beside the indexing, within the measurement; times as of requests."""
+    planned = queries[_planned_within(queries, window)]
     good = queries[outcome(queries, "ok")]
     second = (good["done_ns"] - window.start_ns) // 10**9
     answered = np.bincount(second[(second >= 0) & (second < window.seconds)], minlength=window.seconds)
     return {
         "queries_per_s_median": float(np.median(answered)) if window.seconds else None,
-        "query_ms_p50": _ms(response_ns, 50),
-        "query_ms_p99": _ms(response_ns, 99),
+        **_responses("query", planned, {"p50": 50, "p99": 99}),
         "queries": len(planned),
         "queries_failed": int((~outcome(planned, "ok")).sum()),
     }
+
+
+def _planned_within(samples: Samples, window: Window) -> Samples:
+    inside: Samples = (samples["planned_ns"] >= window.start_ns) & (samples["planned_ns"] < window.end_ns)
+    return inside
+
+
+def _responses(name: str, planned: Samples, percents: Mapping[str, float]) -> dict[str, Value]:
+    """Percentiles of the response times of all of them, and of the acknowledged ones."""
+    found: dict[str, Value] = {}
+    for kind, chosen in ((name, planned), (f"{name}_ok", planned[outcome(planned, "ok")])):
+        times_ns = chosen["done_ns"] - chosen["planned_ns"]
+        found |= {f"{kind}_ms_{short}": _ms(times_ns, percent) for short, percent in percents.items()}
+    return found
 
 
 def series(samples: Samples, report: WorkerReport) -> dict[str, Series]:
@@ -147,8 +158,9 @@ def series(samples: Samples, report: WorkerReport) -> dict[str, Series]:
     starts = [start_ns + report.realtime_minus_monotonic_ns + second * 10**9 for second in range(seconds)]
     acked = acked_per_second(samples, start_ns, seconds)
     found = {"docs_per_s": Series("docs_per_s", tuple(starts), tuple(float(value) for value in acked))}
-    timed = samples[~outcome(samples, *_WITHOUT_RESPONSE)]
-    return found | dict(_response_series("response", timed, start_ns, starts))
+    for kind, chosen in (("response", samples), ("response_ok", samples[outcome(samples, "ok")])):
+        found |= dict(_response_series(kind, chosen, start_ns, starts))
+    return found
 
 
 def _response_series(kind: str, samples: Samples, start_ns: int, starts: Sequence[int]) -> Iterator[tuple[str, Series]]:

@@ -48,9 +48,9 @@ def summarise(
     values |= conditions(record, cell)
     values["documents_counted"] = record.documents_counted
     report = _cut(report, record)
-    if len(samples):
-        values |= load.totals(samples)
     if report is not None:
+        # A worker that ended without a report took samples with it: nobody knows the totals.
+        values |= load.totals(samples) if len(samples) else {}
         values["bytes_sent"] = report.bytes_written
         values |= _out_of_memory(record, report)
         values |= own_counts(record.counters, report.local_ports)

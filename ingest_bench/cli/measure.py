@@ -48,7 +48,10 @@ AllowDelete = Annotated[
 ]
 FindMax = Annotated[
     str | None,
-    typer.Option("--find-max", help='Search the highest rate that meets a goal: "p99 < 500ms, errors < 0.1%".'),
+    typer.Option(
+        "--find-max",
+        help='Search the highest rate that meets a goal: "p99 < 500ms". Errors stay below 0.1% unless it says else.',
+    ),
 ]
 MostRuns = Annotated[int, typer.Option(help="How many runs --find-max may take in each cell.", min=3)]
 Out = Annotated[Path, typer.Option(help="The folder for results.")]

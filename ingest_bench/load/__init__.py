@@ -5,7 +5,7 @@
     supervisor.py    one start, one report, for all workers    plan.py         what a worker is told (a JSON file)
     workers.py       a worker that is a child of ours          worker.py       that child: Locust as a library
     remote.py        a worker on another machine               agent.py        that machine's side; wire.py between
-    work.py          what the users of a worker share          users/          one file a protocol
+    work.py          what the users of a worker share          users/          one file a protocol; sender.py: a ticket
     arrivals.py      when requests are due (pure)              tickets.py      who gives them to users; alarm.py
     connection.py    HTTP/1.1 on a plain socket                answers.py      what an answer says (pure)
     recorder.py      every sample on disk                      health.py       how the generator itself is

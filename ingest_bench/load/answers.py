@@ -89,24 +89,28 @@ def told_added(raw: bytes | bytearray, start: int, end: int, documents: int) -> 
     return raw.count(b'"result":"created"', start, end) - raw.count(b'"result":"deleted"', start, end)
 
 
-def judge_search(status: int, raw: bytes | bytearray, start: int, end: int) -> tuple[str, str]:
-    """The outcome of a query, and what the server said when it is not "ok": in time, and from every shard."""
-    # Both are told before the hits: there is no need to read these.
-    if status == 200:
-        near = min(end, start + _ERRORS_WITHIN_BYTES)
-        if raw.find(b'"timed_out":false', start, near) >= 0 and raw.find(b'"failed":0', start, near) >= 0:
-            return OK, ""
-    body = bytes(memoryview(raw)[start:end])
+def all_found(status: int, raw: bytes | bytearray, start: int, end: int) -> bool:
+    """Whether a query was answered in time and by every shard: both are told before the hits, which are not read."""
+    near = min(end, start + _ERRORS_WITHIN_BYTES)
+    in_time = status == 200 and raw.find(b'"timed_out":false', start, near) >= 0
+    return in_time and raw.find(b'"failed":0', start, near) >= 0
+
+
+def judge_search(status: int, body: bytes) -> Verdict:
+    """What became of a query, from its whole answer."""
     if status == 429:
-        return REJECTED, _said(status, body)
+        return Verdict(outcome=REJECTED, said=_said(status, body))
     if not 200 <= status < 300:
-        return HTTP_ERROR, _said(status, body)
+        return Verdict(outcome=HTTP_ERROR, said=_said(status, body))
     try:
         answer = json.loads(body)
         whole = answer["timed_out"] is False and answer["_shards"]["failed"] == 0
     except (ValueError, KeyError, TypeError):
-        return BROKEN_ANSWER, f"a {status} answer that is not the answer to a query: {body[:_SAID_BYTES]!r}"
-    return (OK, "") if whole else (PARTIAL, f"a query was answered in part: {body[:_SAID_BYTES]!r}")
+        said = f"a {status} answer that is not the answer to a query: {body[:_SAID_BYTES]!r}"
+        return Verdict(outcome=BROKEN_ANSWER, said=said)
+    if whole:
+        return Verdict(outcome=OK)
+    return Verdict(outcome=PARTIAL, said=f"a query was answered in part: {body[:_SAID_BYTES]!r}")
 
 
 def _judge_items(items: list[dict[str, dict[str, Any]]], documents: int) -> Verdict:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 import gevent
 
@@ -17,12 +18,13 @@ class Deadlines:
     """Ends the requests that take too long. One greenlet for all, late by at most a twentieth of a second."""
 
     def __init__(self) -> None:
-        self._connections: list[Connection] = []
+        # Weak: a connection whose user has gone is gone with its buffer. Users come and go for as long as a load lasts.
+        self._connections: WeakSet[Connection] = WeakSet()
         self._sweeper: gevent.Greenlet | None = None
 
     def watch(self, connection: Connection) -> None:
         """From now on the connection's `deadline_ns` holds."""
-        self._connections.append(connection)
+        self._connections.add(connection)
         if self._sweeper is None:
             self._sweeper = gevent.spawn(self._sweep)
 
@@ -42,7 +44,9 @@ class Deadlines:
     def _sweep(self) -> None:
         while True:
             gevent.sleep(_SWEEP_S)
-            now_ns = time.monotonic_ns()
-            for connection in self._connections:
-                if 0 < connection.deadline_ns < now_ns:
-                    connection.expire("timeout")
+            self._time_out(time.monotonic_ns())
+
+    def _time_out(self, now_ns: int) -> None:
+        for connection in self._connections:
+            if 0 < connection.deadline_ns < now_ns:
+                connection.expire("timeout")

@@ -25,7 +25,8 @@ from ingest_bench import catalog, urls
 from ingest_bench.load.plan import LoadPlan
 from ingest_bench.load.users.bulk import BulkUser
 from ingest_bench.load.work import Work
-from ingest_bench.model.load import OUTCOMES, LoadOptions
+from ingest_bench.model.load import LoadOptions
+from ingest_bench.model.samples import OUTCOMES, Sample
 from ingest_bench.model.target import Endpoint
 
 if TYPE_CHECKING:
@@ -57,14 +58,10 @@ class BulkIndexUser(BulkUser):
         self.work, self.head, self._bodies = _shared(type(self), self.environment)
         super().on_start()
 
-    def on_stop(self) -> None:
-        """No connection."""
-        self._connection.close()
-
     @task
     def bulk(self) -> None:
         """One bulk, and what was rejected of it again."""
-        self.send_all(time.monotonic_ns(), next(self._bodies))
+        self.send(time.monotonic_ns(), next(self._bodies))
 
 
 class _Events:
@@ -74,28 +71,24 @@ class _Events:
         self._fire: Any = environment.events.request.fire
         self._name = name
 
-    def add(
-        self,
-        planned_ns: int,
-        sent_ns: int,  # noqa: ARG002 - Locust knows one time only
-        done_ns: int,
-        bytes_sent: int,
-        documents: int,
-        acked: int,
-        failed: int,  # noqa: ARG002 - what is not acknowledged is told
-        status: int,
-        outcome: int,
-        user: int,  # noqa: ARG002 - Locust does not ask who
-    ) -> None:
-        """One request, with its time from planned to done."""
-        said = f"{OUTCOMES[outcome]} (status {status}): {documents - acked} of {documents} documents not acknowledged"
+    def add(self, *fields: int) -> None:
+        """One bulk, resent items included, with its time from planned to done. One that Locust ended is not counted."""
+        sample = Sample(*fields)
+        outcome, missing = OUTCOMES[sample.outcome], sample.documents - sample.documents_acked
+        if outcome == "cut-off":
+            return
+        said = f"{outcome} (status {sample.status}): {missing} of {sample.documents} documents not acknowledged"
         self._fire(
             request_type="POST",
             name=self._name,
-            response_time=(done_ns - planned_ns) / 1e6,
-            response_length=bytes_sent,
-            exception=BulkFailedError(said) if outcome else None,
-            context={"documents": documents, "documents_acked": acked},
+            response_time=(sample.done_ns - sample.planned_ns) / 1e6,
+            response_length=sample.bytes_sent,
+            exception=None if outcome == "ok" else BulkFailedError(said),
+            context={
+                "documents": sample.documents,
+                "documents_acked": sample.documents_acked,
+                "attempts": sample.attempts,
+            },
         )
 
 

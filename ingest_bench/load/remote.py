@@ -18,7 +18,8 @@ import numpy as np
 from ingest_bench.errors import RunFailed
 from ingest_bench.load import wire
 from ingest_bench.load.workers import read_report
-from ingest_bench.model.load import SAMPLE_FIELDS, ClockOffset, WorkerReport
+from ingest_bench.model.load import ClockOffset, WorkerReport
+from ingest_bench.model.samples import SAMPLE, TIMES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from ingest_bench.model.target import Endpoint
 
 _PINGS = 20
-_TIMES = ("planned_ns", "sent_ns", "done_ns")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,8 +233,8 @@ def _sizes(plan: LoadPlan) -> dict[str, int]:
 
 def shift_samples(path: Path, shift_ns: int) -> None:
     """The same samples, their times moved by so much."""
-    samples = np.fromfile(path, dtype=np.dtype(list(SAMPLE_FIELDS)))
-    for name in _TIMES:
+    samples = np.fromfile(path, dtype=SAMPLE)
+    for name in TIMES:
         samples[name] += shift_ns
     samples.tofile(path)
 

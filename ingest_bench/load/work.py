@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import Counter
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ from ingest_bench.load.tickets import ClosedLoop
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from ingest_bench.documents.body import Body
     from ingest_bench.documents.source import Source
     from ingest_bench.load.recorder import KeepsSamples
     from ingest_bench.load.tickets import Tickets
@@ -44,8 +46,6 @@ class Work:
         self.traffic = Traffic()
         self.deadlines = Deadlines()
         self.acked = 0
-        self.requests = 0
-        self.documents_offered = 0
         self.documents_resent = 0
         self.documents_repeated = 0
         self.item_failures: Counter[str] = Counter()
@@ -60,7 +60,9 @@ class Work:
         """The end of the measurement, once the load has begun."""
         self._users = len(users)
         self._errors: Counter[str] = Counter()
-        self._answered = False
+        self._unit: RateUnit = "requests"
+        self._taken = 0
+        self._taken_units = 0
         self._failed_requests = 0
         self._first_failure_ns = 0
 
@@ -74,26 +76,33 @@ class Work:
         return connection
 
     def sizes(self, unit: RateUnit, expected: float) -> Iterator[float]:
-        """How much of the unit the next request will carry: the mean so far, at first what is expected."""
-        while True:
-            if unit == "requests":
-                yield 1.0
-            elif not self.requests:
-                yield expected
-            else:
-                done = self.documents_offered if unit == "documents" else self.traffic.bytes_written
-                yield max(1.0, done / self.requests)
+        """How much of the unit the next body will carry: the mean of the bodies so far, at first what is expected."""
+        self._unit = unit
+        return itertools.repeat(1.0) if unit == "requests" else self._means(expected)
 
-    def succeeded(self, documents: int) -> None:
-        """Some documents of a request were acknowledged."""
-        self.acked += documents
-        self._answered = True
+    def bodies(self, user: int) -> Iterator[Body]:
+        """The bodies of one user. They are counted where `sizes` has to know of them."""
+        own = self.source.for_user(user)
+        return own if self._unit == "requests" else map(self._counted, own)
+
+    def _means(self, expected: float) -> Iterator[float]:
+        while True:
+            yield max(1.0, self._taken_units / self._taken) if self._taken else expected
+
+    def _counted(self, body: Body) -> Body:
+        self._taken += 1
+        self._taken_units += body.documents if self._unit == "documents" else len(body.data)
+        return body
+
+    def is_over(self, now_ns: int) -> bool:
+        """Whether nothing new is begun any more."""
+        return self.stopped or now_ns >= self.end_ns
 
     def failed(self, said: str, failures: Mapping[str, int]) -> None:
         """A bulk failed, or some of its items did."""
         self.item_failures.update(failures)
         self.note(said)
-        if self._answered:
+        if self.acked:
             return
         now_ns = time.monotonic_ns()
         self._failed_requests += 1
@@ -132,8 +141,3 @@ class Work:
     def errors(self) -> tuple[str, ...]:
         """What went wrong, the most frequent first, each with its count."""
         return tuple(f"{count} x {said}" for said, count in self._errors.most_common())
-
-    @property
-    def answered(self) -> bool:
-        """Whether any document was ever acknowledged."""
-        return self._answered

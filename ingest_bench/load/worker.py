@@ -28,7 +28,7 @@ from ingest_bench.errors import IngestBenchError, RunFailed
 from ingest_bench.load import plan as plans
 from ingest_bench.load.arrivals import schedule, striped
 from ingest_bench.load.health import LoopLag
-from ingest_bench.load.recorder import OUTCOME_INDEX, Recorder
+from ingest_bench.load.recorder import Recorder, unsent
 from ingest_bench.load.tickets import OpenLoop
 from ingest_bench.load.users.bulk import TicketUser
 from ingest_bench.load.users.search import SearchUser
@@ -105,12 +105,12 @@ def _load(plan: LoadPlan, recorder: Recorder, queries: Recorder | None) -> int:
     work.deadlines.close()
     # A track's clock ticks on until the last answer, but its corpus is sent: nothing is missing.
     for planned_ns in () if plan.step is not None else work.tickets.unsent():
-        recorder.add(planned_ns, end_ns, end_ns, 0, 0, 0, 0, 0, OUTCOME_INDEX["cut-off"], -1)
+        recorder.add(*unsent(planned_ns, end_ns))
     recorder.flush()
     if queries is not None:
         for planned_ns in work.query_tickets.unsent():
-            queries.add(planned_ns, end_ns, end_ns, 0, 0, 0, 0, 0, OUTCOME_INDEX["cut-off"], -1)
-    if not work.answered and not work.hopeless:
+            queries.add(*unsent(planned_ns, end_ns))
+    if not work.acked and not work.hopeless:
         work.give_up()
     report = _report(plan, work, start_ns, end_ns, cpu_ns, lag)
     plan.report.write_text(json.dumps(to_json(report), indent=1))

@@ -82,7 +82,7 @@ class Search:
     """What a search for the highest rate looks for. Its runs are added to the plan one by one, as they are decided."""
 
     goal: str
-    """Such as "p99 < 500ms, errors < 0.1%"."""
+    """Such as "p99 < 500ms, errors < 0.1%": in full, with the limit for errors that it has when none is given."""
     tolerance_ppm: int = 50_000
     """How far the lowest rate that misses the goal may be above the highest one that meets it."""
     most_runs: int = 16

@@ -104,26 +104,6 @@ class LoadOptions:
         return self.warm_up_ns if isinstance(self.warm_up_ns, int) else self.measure_ns
 
 
-# One request, as it is written to disk: little-endian, in the order of `SAMPLE_FIELDS` (numpy type strings).
-# Times are CLOCK_MONOTONIC of the worker's machine. Outcomes: see OUTCOMES.
-SAMPLE_FIELDS: tuple[tuple[str, str], ...] = (
-    ("planned_ns", "<i8"),
-    ("sent_ns", "<i8"),
-    ("done_ns", "<i8"),
-    ("bytes_sent", "<i8"),
-    ("documents", "<i4"),
-    ("documents_acked", "<i4"),
-    ("documents_failed", "<i4"),
-    ("status", "<i2"),
-    ("outcome", "<i2"),
-    ("user", "<i4"),
-)
-
-# What became of a request. `ok`: every document was acknowledged. `partial`: a 200 answer with failed items.
-# `broken-answer`: not HTTP, or not the answer to a bulk. `cut-off`: the load ended before the answer.
-OUTCOMES = ("ok", "partial", "rejected", "http-error", "connection-error", "timeout", "cut-off", "broken-answer")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClockOffset:
     """How far the CLOCK_MONOTONIC of another machine's worker was ahead of ours; its samples are on our clock."""

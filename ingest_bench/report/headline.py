@@ -106,9 +106,10 @@ def timeline(run: Summary) -> str:
         kinds = " and ".join(dict.fromkeys(str(fault["kind"]) for fault in run.faults))
         back = f"throughput back {short(float(recovery))} s after it" if recovery else "throughput not back in time"
         return f"{kinds.capitalize()}: {stalled or 0} s without progress, {back}"
-    docs, worst = run.values.get("docs_per_s_median"), run.values.get("response_ms_p99")
+    docs, worst, failed = map(run.values.get, ("docs_per_s_median", "response_ms_p99", "requests_failed"))
     parts = [f"{whole(float(docs))} documents/s"] if docs is not None else []
-    parts += [f"99% answered within {short(float(worst))} ms"] if worst is not None else []
+    parts += [f"99% {'over' if failed else 'answered'} within {short(float(worst))} ms"] if worst is not None else []
+    parts += [f"{whole(float(failed))} requests failed"] if failed else []
     pauses, paused = run.values.get("gc_pauses"), run.values.get("gc_pause_ms_total")
     if isinstance(pauses, int) and isinstance(paused, (int, float)):
         parts.append(f"{whole(pauses)} GC pauses, {short(paused)} ms in all")

@@ -28,6 +28,11 @@ _BLUE, _RED, _GREEN = PALETTE[0], PALETTE[1], PALETTE[2]
 _LEFT_IN, _RIGHT_IN, _PANEL_IN, _GAP_IN = 1.15, 1.35, 1.25, 0.42
 
 _Draw = Callable[[Axes, Summary, int], None]
+_RESPONSES = (
+    ("response_ms_max", "max", _RED, "-"),
+    ("response_ok_ms_max", "max of ok", PALETTE[3], "--"),
+    ("response_ms_p50", "median", _BLUE, "-"),
+)
 
 
 def timeline(run: Summary) -> bytes | None:
@@ -71,14 +76,13 @@ def _documents(axes: Axes, run: Summary, start_ns: int) -> None:
 
 
 def _response(axes: Axes, run: Summary, start_ns: int) -> None:
-    worst, middle = run.series.get("response_ms_max"), run.series["response_ms_p50"]
-    lines = [(worst, "max", _RED), (middle, "median", _BLUE)] if worst else [(middle, "median", _BLUE)]
     last = []
-    for line, label, colour in lines:
-        if line is None:
+    for name, label, colour, dashes in _RESPONSES:
+        line = run.series.get(name)
+        if line is None or not line.at_ns or (name == "response_ok_ms_max" and not run.values.get("requests_failed")):
             continue
         at, values = _broken(*_xy(line, start_ns))
-        axes.plot([moment + 0.5 for moment in at], values, color=colour, linewidth=2)
+        axes.plot([moment + 0.5 for moment in at], values, color=colour, linewidth=2, linestyle=dashes)
         last.append((values[-1], label, colour))
     apart = 0.16 * (axes.get_ylim()[1] or 1)
     height = -apart
@@ -114,7 +118,7 @@ def _pauses(axes: Axes, run: Summary, start_ns: int) -> None:
 
 _PANELS: tuple[tuple[str, str, _Draw], ...] = (
     ("docs_per_s", "Documents/s", _documents),
-    ("response_ms_p50", "Response time, ms", _response),
+    ("response_ms_p50", "Response time of all requests, ms", _response),
     ("heap_bytes", "Heap in use, before and after each collection", _heap),
     ("gc_pause_ms", "GC pauses, ms", _pauses),
 )

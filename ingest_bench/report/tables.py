@@ -108,25 +108,26 @@ class Shown:
     column: str
     head: str
     text: Callable[[float], str]
+    when_some: str = ""
+    """Shown only where this column is somewhere not 0: otherwise it is noise."""
 
 
 SHOWN: tuple[Shown, ...] = (
     Shown("docs_per_s_median", "docs/s", whole),
     Shown("response_ms_p99", "response p99, ms", short),
+    Shown("response_ok_ms_p99", "of acknowledged, ms", short, when_some="requests_failed"),
     Shown("wire_bytes_p50", "frame, median", exact_bytes),
     Shown("reads", "reads", whole),
     Shown("read_bytes_mean", "mean read", units.format_bytes),
     Shown("gc_pauses", "GC pauses", whole),
     Shown("gc_pause_ms_total", "paused, ms", short),
-    Shown("full_gcs", "full GCs", whole),
+    Shown("full_gcs", "full GCs", whole, when_some="full_gcs"),
     Shown("heap_after_gc_max_bytes", "heap after GC, max", units.format_bytes),
     Shown("outside_tlab_network_bytes", "outside TLABs by network, GB", gigabytes),
-    Shown("requests_failed", "failed requests", whole),
-    Shown("stalled_s", "stalled, s", whole),
+    Shown("requests_failed", "failed requests", whole, when_some="requests_failed"),
+    Shown("stalled_s", "stalled, s", whole, when_some="stalled_s"),
     Shown("recovery_s", "recovery, s", short),
 )
-# Shown only where one of them is not 0: otherwise they are noise.
-_ONLY_WHEN_SOME = ("requests_failed", "stalled_s", "full_gcs")
 
 
 def terminal(summaries: Sequence[Summary]) -> list[list[str]]:
@@ -193,8 +194,10 @@ def not_shown(summaries: Sequence[Summary]) -> list[str]:
 
 
 def _worth(item: Shown, rows: Sequence[CellRuns]) -> bool:
-    numbers = [number for row in rows for number in row.told.numbers(item.column)]
-    return any(numbers) if item.column in _ONLY_WHEN_SOME else bool(numbers)
+    def numbers(column: str) -> list[float]:
+        return [number for row in rows for number in row.told.numbers(column)]
+
+    return bool(numbers(item.column)) and (not item.when_some or any(numbers(item.when_some)))
 
 
 def _runs(row: CellRuns) -> str:
