@@ -281,3 +281,23 @@ def test_track_parameters_are_read_from_text_or_a_file(tmp_path: Path) -> None:
     assert track.parameters_of(str(path)) == {"bulk_size": 5}
     with pytest.raises(SpecError, match='"bulk_size" is not NAME:VALUE'):
         track.parameters_of("bulk_size")
+
+
+@pytest.mark.parametrize(
+    "name", ["a b", "a\r\nHost: x", "../x", "a/b", "_all", "..", "", "a?b", "a#b", "x" * 256, "\x1b[2J"]
+)
+def test_a_name_that_no_index_can_have_is_refused(folder: Path, name: str) -> None:
+    with pytest.raises(SpecError, match="no index can be called"):
+        track.read(small(folder / "a", [], indices=[{"name": name, "body": "index.json"}]))
+    documents = [{"source-file": "docs.json", "target-index": name}]
+    with pytest.raises(SpecError, match="no index can be called"):
+        track.read(small(folder / "b", [], corpora=[{"name": "c", "documents": documents}]))
+
+
+@pytest.mark.parametrize("name", ["a\0b", "\x1b[2J", "x" * 300, "\ud800"])
+def test_a_file_that_nobody_can_have_is_refused(folder: Path, name: str) -> None:
+    corpora = [{"name": "c", "documents": [{"source-file": name}]}]
+    with pytest.raises(SpecError, match="no file of a track is called so"):
+        track.read(small(folder / "a", [], corpora=corpora))
+    with pytest.raises(SpecError, match="no file of a track is called so"):
+        track.read(small(folder / "b", [], indices=[{"name": "i", "body": name}]))

@@ -15,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 from weakref import WeakKeyDictionary
 
 from locust import events, task
@@ -144,7 +144,7 @@ def _plan(user: type[BulkIndexUser], environment: Environment) -> LoadPlan:
         workers = max(1, getattr(environment.parsed_options, "processes", None) or 1)
     plan = LoadPlan(
         address=Endpoint(host.hostname or "localhost", host.port or 9200),
-        bulk_path=user.bulk_path or f"/{workload.index}/_bulk",
+        bulk_path=user.bulk_path or f"/{quote(workload.index, safe='')}/_bulk",
         workload=workload,
         # Users come and go: each process takes bodies as one.
         options=LoadOptions(documents=user.documents, bulk_documents=user.bulk_documents, users=workers),

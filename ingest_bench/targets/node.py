@@ -95,7 +95,7 @@ class Node:
     def bulk_path(self, asked: TargetOptions, workload: Workload) -> str:
         """Where bulk requests go."""
         kind = f"/{index.TYPE}" if self.version(asked).before_7 else ""
-        return f"/{workload.index}{kind}/_bulk"
+        return f"/{quote(workload.index, safe='')}{kind}/_bulk"
 
     def count_documents(self, http: Http, indices: Sequence[str]) -> int:
         """The documents in all these indices, after a refresh. One that is not there has none."""

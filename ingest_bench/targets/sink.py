@@ -7,6 +7,7 @@ import platform
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from ingest_bench import jvm, records, units
 from ingest_bench.errors import InvalidRun, MissingCapability, RunFailed, SpecError
@@ -152,7 +153,7 @@ class Sink:
     def bulk_path(self, asked: TargetOptions, workload: Workload) -> str:
         """Where bulk requests go."""
         del asked
-        return f"/{workload.index}/_bulk"
+        return f"/{quote(workload.index, safe='')}/_bulk"
 
     def count_documents(self, http: Http, indices: Sequence[str]) -> int:
         """The documents that it acknowledged, in whatever index: it does not read what action lines name."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ingest_bench.errors import SpecError
+from ingest_bench.load.track.corpora import index_name
 from ingest_bench.load.track.schedule import steps
 from ingest_bench.load.track.template import Templates
 from ingest_bench.model.track import Track, TrackIndex
@@ -79,7 +80,8 @@ def _index(table: Mapping[str, Any], templates: Templates, where: str) -> TrackI
     if "name" not in table:
         raise SpecError(f'{where}: an index has no "name"')
     body = templates.json(str(table["body"])) if table.get("body") else {}
-    return TrackIndex(name=str(table["name"]), body=templates.complete(body, f"index {table['name']}"))
+    name = index_name(str(table["name"]), f"{where}: indices")
+    return TrackIndex(name=name, body=templates.complete(body, f"index {name}"))
 
 
 def _procedure(table: Mapping[str, Any], wanted: str | None, where: str) -> Mapping[str, Any]:
