@@ -8,7 +8,7 @@ from ingest_bench import advise, jvm, network, probes, report, store
 from ingest_bench.analysis import cells, knees, summary
 from ingest_bench.errors import SpecError
 from ingest_bench.jvm.compile import classes
-from ingest_bench.jvm.java import Java
+from ingest_bench.jvm.java import Java, again
 from ingest_bench.model.experiment import Plan, Run
 from ingest_bench.model.results import Measured, RunRecord, Summary
 from ingest_bench.records import from_json
@@ -16,23 +16,27 @@ from ingest_bench.report import knee, tables, whatif
 from ingest_bench.store import Results, RunFolder
 
 
-def run_summary(plan: Plan, planned: Run, folder: RunFolder, record: RunRecord) -> Summary:
-    """One run as one row, from its raw files."""
+def run_summary(
+    plan: Plan, planned: Run, folder: RunFolder, record: RunRecord, java_home: Path | None = None
+) -> Summary:
+    """One run as one row, from its raw files. Recordings are read by the user's Java, or one of this machine."""
     return summary.summarise(
         record,
         planned.cell,
         folder.samples(),
         folder.load_report(),
-        _measured(planned, folder, record),
+        _measured(planned, folder, record, java_home),
         experiment=plan.experiment,
         queries=folder.queries(),
     )
 
 
-def summaries(results: Results) -> list[Summary]:
+def summaries(results: Results, java_home: Path | None = None) -> list[Summary]:
     """A row for each run that was started, in the order in which the experiment lists its levels."""
     plan, records = results.plan, results.records()
-    found = [run_summary(plan, run, results.run(run), records[run.id]) for run in plan.runs if run.id in records]
+    found = [
+        run_summary(plan, run, results.run(run), records[run.id], java_home) for run in plan.runs if run.id in records
+    ]
     return cells.in_order(found, plan.factors)
 
 
@@ -97,14 +101,14 @@ def reader(java: Java) -> Path:
     return classes(java, (Path(jvm.__file__).with_name("JfrReader.java"),))
 
 
-def _measured(planned: Run, folder: RunFolder, record: RunRecord) -> list[Measured]:
+def _measured(planned: Run, folder: RunFolder, record: RunRecord, java_home: Path | None) -> list[Measured]:
     load = folder.load_report()
     if load is None or record.measure_start_realtime_ns is None or record.measure_end_realtime_ns is None:
         return []
     if "runtime" not in record.server:
         window = record.measure_start_realtime_ns, record.measure_end_realtime_ns
         return list(probes.read_from_outside(planned.cell.probes, folder.raw, *window))
-    java = from_json(Java, record.server["runtime"])
+    java = _runtime(folder, record, java_home)
     context = probes.ReadContext(
         raw=folder.raw,
         start_ns=record.measure_start_realtime_ns,
@@ -114,3 +118,12 @@ def _measured(planned: Run, folder: RunFolder, record: RunRecord) -> list[Measur
         classes=reader(java),
     )
     return [*probes.read(planned.cell.probes, context), *network.frame_sizes(folder.raw)]
+
+
+def _runtime(folder: RunFolder, record: RunRecord, java_home: Path | None) -> Java:
+    """The Java that reads the run's recordings."""
+    try:
+        kept = from_json(Java, record.server["runtime"])
+    except ValueError as error:
+        raise SpecError(f"{folder.path / 'run.json'}: this file is damaged: server: runtime: {error}") from None
+    return again(kept, java_home)
