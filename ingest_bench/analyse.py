@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ingest_bench import advise, jvm, network, probes, report, store
+from ingest_bench import advise, jvm, network, probes, report, store, visible
 from ingest_bench.analysis import cells, knees, summary
 from ingest_bench.errors import SpecError
 from ingest_bench.jvm.compile import classes
@@ -20,7 +20,7 @@ def run_summary(
     plan: Plan, planned: Run, folder: RunFolder, record: RunRecord, java_home: Path | None = None
 ) -> Summary:
     """One run as one row, from its raw files. Recordings are read by the user's Java, or one of this machine."""
-    return summary.summarise(
+    found = summary.summarise(
         record,
         planned.cell,
         folder.samples(),
@@ -29,6 +29,7 @@ def run_summary(
         experiment=plan.experiment,
         queries=folder.queries(),
     )
+    return visible.summary(found)
 
 
 def summaries(results: Results, java_home: Path | None = None) -> list[Summary]:
@@ -47,7 +48,7 @@ def kept(path: Path) -> list[Summary]:
     """
     source = path / store.SUMMARY if path.is_dir() else path
     try:
-        rows = tables.read_summary_csv(source.read_text(encoding="utf-8"))
+        rows = [visible.summary(row) for row in tables.read_summary_csv(source.read_text(encoding="utf-8"))]
     except OSError as error:
         raise SpecError(f"{source}: cannot be read ({error.strerror}); give results/<experiment>/<start>") from None
     except ValueError as error:
@@ -60,7 +61,7 @@ def kept(path: Path) -> list[Summary]:
 
 
 def _planned(run: Run) -> Summary:
-    return Summary(
+    planned = Summary(
         run=run.id,
         cell=run.cell.name,
         replicate=run.replicate,
@@ -70,6 +71,7 @@ def _planned(run: Run) -> Summary:
         reason="it was not carried out",
         values={},
     )
+    return visible.summary(planned)
 
 
 def write_tables(results: Results, found: list[Summary]) -> None:

@@ -9,7 +9,6 @@ from importlib import metadata
 from typing import Annotated, TextIO
 
 import typer
-from rich.markup import escape
 from typer.exceptions import TyperException
 
 from ingest_bench.cli import calibrate, gate, look, measure, net, recommend, report, screen, worker, workload
@@ -97,7 +96,7 @@ def _misused(error: TyperException) -> int:
 
 
 def _complain(text: str, code: int, word: str = "error") -> int:
-    screen.ERRORS.print(f"[bold red]{word}:[/] {escape(text)}", soft_wrap=True, highlight=False)
+    screen.complain(word, text)
     return code
 
 
