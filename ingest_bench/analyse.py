@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ingest_bench import advise, jvm, network, probes, report, store
+from ingest_bench import advise, jvm, network, probes, report, store, visible
 from ingest_bench.analysis import cells, knees, summary
 from ingest_bench.errors import SpecError
 from ingest_bench.jvm.compile import classes
-from ingest_bench.jvm.java import Java
+from ingest_bench.jvm.java import Java, again
 from ingest_bench.model.experiment import Plan, Run
 from ingest_bench.model.results import Measured, RunRecord, Summary
 from ingest_bench.records import from_json
@@ -16,23 +16,28 @@ from ingest_bench.report import knee, tables, whatif
 from ingest_bench.store import Results, RunFolder
 
 
-def run_summary(plan: Plan, planned: Run, folder: RunFolder, record: RunRecord) -> Summary:
-    """One run as one row, from its raw files."""
-    return summary.summarise(
+def run_summary(
+    plan: Plan, planned: Run, folder: RunFolder, record: RunRecord, java_home: Path | None = None
+) -> Summary:
+    """One run as one row, from its raw files. Recordings are read by the user's Java, or one of this machine."""
+    found = summary.summarise(
         record,
         planned.cell,
         folder.samples(),
         folder.load_report(),
-        _measured(planned, folder, record),
+        _measured(planned, folder, record, java_home),
         experiment=plan.experiment,
         queries=folder.queries(),
     )
+    return visible.summary(found)
 
 
-def summaries(results: Results) -> list[Summary]:
+def summaries(results: Results, java_home: Path | None = None) -> list[Summary]:
     """A row for each run that was started, in the order in which the experiment lists its levels."""
     plan, records = results.plan, results.records()
-    found = [run_summary(plan, run, results.run(run), records[run.id]) for run in plan.runs if run.id in records]
+    found = [
+        run_summary(plan, run, results.run(run), records[run.id], java_home) for run in plan.runs if run.id in records
+    ]
     return cells.in_order(found, plan.factors)
 
 
@@ -43,7 +48,7 @@ def kept(path: Path) -> list[Summary]:
     """
     source = path / store.SUMMARY if path.is_dir() else path
     try:
-        rows = tables.read_summary_csv(source.read_text(encoding="utf-8"))
+        rows = [visible.summary(row) for row in tables.read_summary_csv(source.read_text(encoding="utf-8"))]
     except OSError as error:
         raise SpecError(f"{source}: cannot be read ({error.strerror}); give results/<experiment>/<start>") from None
     except ValueError as error:
@@ -56,7 +61,7 @@ def kept(path: Path) -> list[Summary]:
 
 
 def _planned(run: Run) -> Summary:
-    return Summary(
+    planned = Summary(
         run=run.id,
         cell=run.cell.name,
         replicate=run.replicate,
@@ -66,6 +71,7 @@ def _planned(run: Run) -> Summary:
         reason="it was not carried out",
         values={},
     )
+    return visible.summary(planned)
 
 
 def write_tables(results: Results, found: list[Summary]) -> None:
@@ -97,14 +103,14 @@ def reader(java: Java) -> Path:
     return classes(java, (Path(jvm.__file__).with_name("JfrReader.java"),))
 
 
-def _measured(planned: Run, folder: RunFolder, record: RunRecord) -> list[Measured]:
+def _measured(planned: Run, folder: RunFolder, record: RunRecord, java_home: Path | None) -> list[Measured]:
     load = folder.load_report()
     if load is None or record.measure_start_realtime_ns is None or record.measure_end_realtime_ns is None:
         return []
     if "runtime" not in record.server:
         window = record.measure_start_realtime_ns, record.measure_end_realtime_ns
         return list(probes.read_from_outside(planned.cell.probes, folder.raw, *window))
-    java = from_json(Java, record.server["runtime"])
+    java = _runtime(folder, record, java_home)
     context = probes.ReadContext(
         raw=folder.raw,
         start_ns=record.measure_start_realtime_ns,
@@ -114,3 +120,12 @@ def _measured(planned: Run, folder: RunFolder, record: RunRecord) -> list[Measur
         classes=reader(java),
     )
     return [*probes.read(planned.cell.probes, context), *network.frame_sizes(folder.raw)]
+
+
+def _runtime(folder: RunFolder, record: RunRecord, java_home: Path | None) -> Java:
+    """The Java that reads the run's recordings."""
+    try:
+        kept = from_json(Java, record.server["runtime"])
+    except ValueError as error:
+        raise SpecError(f"{folder.path / 'run.json'}: this file is damaged: server: runtime: {error}") from None
+    return again(kept, java_home)

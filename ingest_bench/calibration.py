@@ -70,7 +70,7 @@ def kept() -> list[Sent]:
     """The result of the last calibration; nothing when there was none or its file cannot be read."""
     try:
         return [records.from_json(Sent, table) for table in store.read_json(path())["sent"]]
-    except (OSError, SpecError, KeyError, TypeError):
+    except (SpecError, KeyError, TypeError, ValueError):
         return []
 
 

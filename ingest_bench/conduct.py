@@ -110,7 +110,8 @@ def carry_out(results: Results, options: runner.RunOptions, watcher: Watcher) ->
     plan = results.plan
     records_before = results.records()
     done = {run for run, record in records_before.items() if record.state in DONE}
-    found = {summary.run: summary for summary in analyse.summaries(results) if summary.run in done} if done else {}
+    before = analyse.summaries(results, options.java_home) if done else []
+    found = {summary.run: summary for summary in before if summary.run in done}
     for number, planned in enumerate(plan.runs, 1):
         if planned.id in done:
             continue
@@ -126,7 +127,7 @@ def one(results: Results, planned: Run, options: runner.RunOptions, watcher: Wat
     folder = results.run(planned)
     record = runner.run(planned, folder, options, on_stage=watcher.stage, on_progress=watcher.load)
     watcher.stage("analysis")
-    summary = analyse.run_summary(results.plan, planned, folder, record)
+    summary = analyse.run_summary(results.plan, planned, folder, record, options.java_home)
     watcher.end(_said(record, summary))
     return summary
 

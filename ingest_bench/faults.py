@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from ingest_bench import catalog, network
 from ingest_bench.errors import IngestBenchError, RunFailed, SpecError
 from ingest_bench.model.experiment import Cell, Fault
 from ingest_bench.model.network import Profile
+from ingest_bench.model.results import Happened
 from ingest_bench.network import Link
 
 Act = Callable[[], object]
@@ -57,12 +58,12 @@ def states(cell: Cell) -> tuple[Profile, ...]:
 @contextlib.contextmanager
 def happening(
     faults: tuple[Fault, ...], stage: Stage, measure_start_ns: Callable[[], int | None]
-) -> Iterator[Happened]:
+) -> Iterator[Following]:
     """While the block lasts, each fault happens at its moment; each that began has ended when the block ends.
 
     `measure_start_ns` says when the measurement begins (CLOCK_MONOTONIC), None as long as nobody knows.
     """
-    happened = Happened(faults, stage, measure_start_ns)
+    happened = Following(faults, stage, measure_start_ns)
     if not faults:
         yield happened
         return
@@ -77,19 +78,19 @@ def happening(
         raise RunFailed(f"fault: {happened.error}")
 
 
-class Happened:
+class Following:
     """The faults of a run, and what became of them."""
 
     def __init__(self, faults: tuple[Fault, ...], stage: Stage, measure_start_ns: Callable[[], int | None]) -> None:
         self.over = threading.Event()
         self.error: Exception | None = None
-        self.records: list[dict[str, Any]] = []
+        self.records: list[Happened] = []
         self._stage = stage
         self._measure_start_ns = measure_start_ns
         begins = [(fault.at_ns, 1, number, fault) for number, fault in enumerate(faults)]
         ends = [(fault.at_ns + fault.for_ns, 0, number, fault) for number, fault in enumerate(faults) if fault.for_ns]
         self._moments = sorted(begins + ends, key=lambda moment: moment[:3])
-        self._ends: dict[int, tuple[Act, dict[str, Any]]] = {}
+        self._ends: dict[int, tuple[Act, int]] = {}
 
     def follow(self) -> None:
         """Let each fault begin and end at its moment."""
@@ -115,20 +116,18 @@ class Happened:
         return not self.over.wait(max(0, start_ns + at_ns - time.monotonic_ns()) / 1e9)
 
     def _begin(self, number: int, fault: Fault) -> None:
-        record: dict[str, Any] = {"kind": fault.kind, "started": time.time_ns(), "ended": None}
-        if fault.kind != "reset":
-            record["direction"] = fault.direction
-        self.records.append(record)
-        self._ends[number] = (begin(fault, self._stage), record)
+        direction = "" if fault.kind == "reset" else fault.direction
+        self.records.append(Happened(kind=fault.kind, started=time.time_ns(), direction=direction))
+        self._ends[number] = (begin(fault, self._stage), len(self.records) - 1)
         if not fault.for_ns:
             self._end(number)
 
     def _end(self, number: int) -> None:
         if number not in self._ends:
             return
-        end, record = self._ends.pop(number)
+        end, place = self._ends.pop(number)
         end()
-        record["ended"] = time.time_ns()
+        self.records[place] = dataclasses.replace(self.records[place], ended=time.time_ns())
 
 
 def begin(fault: Fault, stage: Stage) -> Act:

@@ -229,7 +229,7 @@ def _of_track(
     parts: list[Ask | Send] = []
     for number, step in enumerate(found.steps, 1):
         if step.operation == "bulk":
-            folder = out / f"{number:02d}-{re.sub(r'[^A-Za-z0-9._-]+', '_', step.name)}"
+            folder = out / f"{number:02d}-{re.sub(r'[^A-Za-z0-9._-]+', '_', step.name)[:100]}"
             parts.append(Send(name=step.name, plan=_sending(cell, target, found, step, place, folder)))
         else:
             requests = tuple(_adapted(cell, target, step, request, mark) for request in step.requests)

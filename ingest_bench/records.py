@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from ingest_bench import rates, units, urls
+from ingest_bench import decoding, rates, units, urls
 from ingest_bench.errors import SpecError
 from ingest_bench.model.load import Arrivals, Rate, TrackChoice
 from ingest_bench.model.target import Url
@@ -71,10 +71,9 @@ def from_toml(record: type[T], table: Mapping[str, Any], where: str) -> T:
     return made
 
 
-def from_json(record: type[T], table: Mapping[str, Any]) -> T:
-    """A record from what `to_json` made. Keys that the record does not know are an error of the program."""
-    hints = _hints(record)
-    return record(**{name: _restore(hints[name], value) for name, value in table.items()})
+def from_json(record: type[T], table: Any) -> T:
+    """A record from what `to_json` made; ValueError says where something else stands in it, and what."""
+    return typing.cast("T", decoding.decoded(record, table))
 
 
 def to_json(value: Any) -> Any:
@@ -183,18 +182,3 @@ def _truth(value: Any) -> Any:
 def _whole(value: Any) -> Any:
     """A level of a factor is text: "8" is 8."""
     return int(value) if isinstance(value, str) and value.isascii() and value.isdigit() else value
-
-
-def _restore(hint: Any, value: Any) -> Any:
-    if value is None:
-        return None
-    kind = next((option for option in _options(hint) if option is not type(None)), hint)
-    origin = get_origin(kind)
-    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-        return from_json(kind, value)
-    if origin is tuple:
-        return tuple(_restore(get_args(kind)[0], item) for item in value)
-    if origin is dict:
-        key_type, item_type = get_args(kind)
-        return {(int(key) if key_type is int else key): _restore(item_type, item) for key, item in value.items()}
-    return Path(value) if kind is Path else value

@@ -24,7 +24,7 @@ from ingest_bench.jvm import process
 from ingest_bench.load import LoadPlan, Progress, RemoteWorker, reports
 from ingest_bench.model.experiment import Cell, Run
 from ingest_bench.model.load import WorkerReport
-from ingest_bench.model.results import RunRecord, Stage
+from ingest_bench.model.results import Happened, RunRecord, Stage
 from ingest_bench.procedure import Procedure
 from ingest_bench.serving import Serving
 from ingest_bench.store import RunFolder
@@ -107,7 +107,7 @@ def _carry_out(
 ) -> RunRecord:
     # No other run has it: what carries it was made by this one.
     mark = f"{planned.id} {record.started_utc} {uuid.uuid4().hex}"
-    happened: list[dict[str, Any]] = []
+    happened: list[Happened] = []
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(
             serving.opened(
@@ -239,7 +239,7 @@ def _load(
     stage: faults.Stage,
     cell: Cell,
     on_progress: Callable[[Progress], None],
-    happened: list[dict[str, Any]],
+    happened: list[Happened],
 ) -> WorkerReport:
     """The load's report; the faults that happened during it are added to `happened`."""
     sender = load.start(sending, server.enter, joined)

@@ -43,7 +43,7 @@ def most_runs(plan: Plan) -> int:
 
 def carry_out(results: Results, options: runner.RunOptions, watcher: conduct.Watcher) -> list[Summary]:
     """The summaries of all steps, after doing what the search still needs; tables are up to date after each."""
-    found = {summary.run: summary for summary in analyse.summaries(results)}
+    found = {summary.run: summary for summary in analyse.summaries(results, options.java_home)}
     done = {name for name, record in results.records().items() if record.state in conduct.DONE}
     number = len(done)
     for first in knees.beginnings(results.plan):

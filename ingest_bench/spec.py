@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import re
 from collections.abc import Mapping, Sequence
@@ -178,7 +179,7 @@ def _override(experiment: Experiment, text: str) -> Experiment:
 
 
 def _replaced(experiment: Experiment, **changes: Any) -> Experiment:
-    return records.from_json(Experiment, {**records.to_json(experiment), **records.to_json(changes)})
+    return dataclasses.replace(experiment, **changes)
 
 
 def _text(level: Any) -> str:

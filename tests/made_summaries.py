@@ -11,7 +11,7 @@ import numpy as np
 
 from ingest_bench.analysis import histogram
 from ingest_bench.analysis.columns import COLUMNS
-from ingest_bench.model.results import Series, Summary
+from ingest_bench.model.results import Happened, Series, Summary
 
 KIB = 1024
 START_NS = 1_700_000_000 * 10**9
@@ -123,7 +123,7 @@ def with_series(run: Summary, *, fault: bool = False) -> Summary:
         _series("heap_bytes", heap_at, heap),
         _series("gc_pause_ms", heap_at[::2], random.gamma(2, 6, len(pauses_at))),
     ]
-    faults = ({"kind": "partition", "started": START_NS + 20 * 10**9, "ended": START_NS + 30 * 10**9},) if fault else ()
+    faults = (Happened(kind="partition", started=START_NS + 20 * 10**9, ended=START_NS + 30 * 10**9),) if fault else ()
     return changed(run, series={item.name: item for item in series}, faults=faults)
 
 

@@ -23,6 +23,7 @@ def typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
         return code, " ".join((said.out + said.err).split())
 
     (tmp_path / "empty.ndjson").write_text("")
+    (tmp_path / "empty.toml").write_text('[[threshold]]\ncolumn = "gc_pauses"\nat_most = 1\n')
     (tmp_path / "bad.ndjson").write_text('{"a": 1}\nnot json\n')
     return type_in
 
@@ -52,6 +53,13 @@ def typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
         ("report nowhere", "no results"),
         ("workload show pmcc", 'did you mean "pmc"?'),
         ("fetch opensearh", 'did you mean "opensearch"?'),
+        (f"run {'x' * 600}.toml", "File name too long"),
+        (f"run --track {'x' * 600}", "longer than 235 bytes"),
+        (f"run quickstart --out {'x' * 600}", "File name too long"),
+        (f"run --resume {'x' * 600}", "File name too long"),
+        (f"report {'x' * 600}", "File name too long"),
+        (f"gate {'x' * 600} --thresholds empty.toml", "File name too long"),
+        (f"gate nothing.csv --thresholds {'x' * 600}.toml", "File name too long"),
     ],
 )
 def test_a_slip_gets_one_message_with_the_remedy_and_nothing_starts(typed: Typed, line: str, message: str) -> None:

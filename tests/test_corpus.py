@@ -169,6 +169,15 @@ def test_a_packed_corpus_is_unpacked_once_for_several_processes(tmp_path: Path, 
     assert lines.unpack(corpus, folder) == corpus
 
 
+@pytest.mark.parametrize("name", ["...gz", "..gz", "x" * 252 + ".gz"])
+def test_a_corpus_is_unpacked_below_the_folder_whatever_it_is_called(tmp_path: Path, corpus: Path, name: str) -> None:
+    packed = write(tmp_path / name, gzip.compress(corpus.read_bytes()))
+    folder = tmp_path / "plain"
+    folder.mkdir()
+    assert lines.unpack(packed, folder).parent == folder
+    assert {path.name for path in tmp_path.iterdir()} == {corpus.name, name, "plain"}
+
+
 def test_a_last_line_without_line_feed_is_fine_when_it_is_whole(tmp_path: Path) -> None:
     assert check(write(tmp_path / "a.json", '{"n": 1}\n{"n": 2}')).documents == 2
 

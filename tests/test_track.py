@@ -372,3 +372,23 @@ def test_a_ramp_up_of_clients_is_refused_and_not_left_out(tmp_path: Path) -> Non
     with pytest.raises(SpecError, match=r'fill: "ramp-up-time-period" is 60, .*; set it to 0'):
         tracks.read(folder)
     assert tracks.read(folder, test_mode=True).steps[0].warm_up_ns == 0
+
+
+@pytest.mark.parametrize(
+    "name", ["a b", "a\r\nHost: x", "../x", "a/b", "_all", "..", "", "a?b", "a#b", "x" * 256, "\x1b[2J"]
+)
+def test_a_name_that_no_index_can_have_is_refused(folder: Path, name: str) -> None:
+    with pytest.raises(SpecError, match="no index can be called"):
+        tracks.read(small(folder / "a", [], indices=[{"name": name, "body": "index.json"}]))
+    documents = [{"source-file": "docs.json", "target-index": name}]
+    with pytest.raises(SpecError, match="no index can be called"):
+        tracks.read(small(folder / "b", [], corpora=[{"name": "c", "documents": documents}]))
+
+
+@pytest.mark.parametrize("name", ["a\0b", "\x1b[2J", "x" * 300, "\ud800"])
+def test_a_file_that_nobody_can_have_is_refused(folder: Path, name: str) -> None:
+    corpora = [{"name": "c", "documents": [{"source-file": name}]}]
+    with pytest.raises(SpecError, match="no file of a track is called so"):
+        tracks.read(small(folder / "a", [], corpora=corpora))
+    with pytest.raises(SpecError, match="no file of a track is called so"):
+        tracks.read(small(folder / "b", [], indices=[{"name": "i", "body": name}]))

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from statistics import median
-from typing import Any
 
-from ingest_bench.model.results import Series
+from ingest_bench.model.results import Happened, Series
 
 # "Back" is this share of the median before the first fault. Not all of it: seconds of a steady run differ too.
 BACK_SHARE = 0.9
 
 
-def recovery_s(docs_per_s: Series, faults: Sequence[Mapping[str, Any]], start_ns: int, end_ns: int) -> float | None:
+def recovery_s(docs_per_s: Series, faults: Sequence[Happened], start_ns: int, end_ns: int) -> float | None:
     """Seconds from the end of the last fault to the end of the first second at the earlier throughput.
 
     None when there was no fault, nothing before it to compare with, or throughput did not come back within the
@@ -20,8 +19,8 @@ def recovery_s(docs_per_s: Series, faults: Sequence[Mapping[str, Any]], start_ns
     """
     if not faults:
         return None
-    first_ns = min(int(fault["started"]) for fault in faults)
-    last_ns = max(int(fault.get("ended") or fault["started"]) for fault in faults)
+    first_ns = min(fault.started for fault in faults)
+    last_ns = max(fault.ended or fault.started for fault in faults)
     seconds = list(zip(docs_per_s.at_ns, docs_per_s.values, strict=True))
     before = [value for at, value in seconds if start_ns <= at and at + 10**9 <= first_ns]
     if not before:

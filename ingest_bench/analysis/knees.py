@@ -11,6 +11,7 @@ from ingest_bench.analysis.goals import Goal
 from ingest_bench.analysis.search import Found, Tried
 from ingest_bench.model.experiment import Cell, Plan, Run
 from ingest_bench.model.results import Summary
+from ingest_bench.visible import one_line
 
 # A step is an ordinary cell with one factor more: its rate.
 KEY = "arrivals"
@@ -40,7 +41,7 @@ def knees(plan: Plan, summaries: Sequence[Summary]) -> list[Knee]:
         seen = tried(steps, by_run, goal)
         decided = search.decide(seen, rules)
         end = decided if isinstance(decided, Found) else Found(None, None, "not finished: go on by --resume")
-        name = " · ".join(level for key, level in first.cell.levels.items() if key != KEY)
+        name = " · ".join(one_line(level) for key, level in first.cell.levels.items() if key != KEY)
         rows = tuple((each, by_run[run.id]) for each, run in zip(seen, steps, strict=True))
         found.append(Knee(cell=name, goal=goal, steps=rows, found=end))
     return found

@@ -6,7 +6,6 @@ import dataclasses
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePath
-from typing import Any
 
 from ingest_bench.analysis import faults, health, histogram, integrity, steady
 from ingest_bench.analysis import samples as load
@@ -15,7 +14,7 @@ from ingest_bench.analysis.samples import Samples
 from ingest_bench.model.experiment import Cell
 from ingest_bench.model.load import LoadOptions, WorkerReport
 from ingest_bench.model.network import Profile
-from ingest_bench.model.results import Histogram, Measured, Reading, Remark, RunRecord, Series, Summary, Value
+from ingest_bench.model.results import Counters, Histogram, Measured, Reading, Remark, RunRecord, Series, Summary, Value
 from ingest_bench.model.target import TargetOptions
 
 _OWN = {
@@ -122,11 +121,12 @@ def _server(record: RunRecord, options: TargetOptions) -> str:
     return str(record.server.get("name", options.url or f"pid {options.attach}"))
 
 
-def own_counts(counters: Mapping[str, Any], ports: Sequence[int]) -> dict[str, Value]:
+def own_counts(counters: Counters, ports: Sequence[int]) -> dict[str, Value]:
     """What the server counted itself on the connections from these ports; nothing where it does not count."""
-    if "by_peer_port" not in counters:
+    by_port = counters.get("by_peer_port")
+    if not isinstance(by_port, dict):
         return {}
-    found = [counters["by_peer_port"].get(str(port), {}) for port in ports]
+    found = [by_port.get(str(port), {}) for port in ports]
     return {column: sum(one.get(key, 0) for one in found) for column, key in _OWN.items()}
 
 

@@ -6,13 +6,16 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from pathlib import Path
-from types import FrameType
+from types import FrameType, TracebackType
+
+from ingest_bench.visible import visible
 
 
 def main() -> None:
     """Run the command and end the process: 0 pass, 1 gate, 2 usage, 3 invalid, 4 cannot, 130 Ctrl-C."""
-    sys.unraisablehook = _again
+    sys.unraisablehook, sys.excepthook = _again, _explain
     signal.signal(signal.SIGTERM, _interrupt)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         # Asked afterwards, a terminal that is gone is none any more.
@@ -46,6 +49,11 @@ def _hang_up(terminals: list[int]) -> None:
 
 def _interrupt(_signal: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt
+
+
+def _explain(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """An error of the program, with its traceback. Its words may be somebody else's."""
+    sys.stderr.write(visible("".join(traceback.format_exception(kind, error, trace))))
 
 
 def _again(ignored: sys.UnraisableHookArgs) -> None:

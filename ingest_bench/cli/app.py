@@ -9,14 +9,15 @@ from importlib import metadata
 from typing import Annotated, TextIO
 
 import typer
-from rich.markup import escape
 from typer.exceptions import TyperException
 
 from ingest_bench.cli import calibrate, gate, look, measure, net, recommend, report, screen, worker, workload
-from ingest_bench.errors import IngestBenchError, Interrupted, RunFailed
+from ingest_bench.errors import IngestBenchError, Interrupted, RunFailed, SpecError
 
 # As a shell says it when a program ends by SIGPIPE. Not 0: what a run had still to do was not done.
 _READER_GONE = 141
+# Paths that the user gave, and that no file can have.
+_NO_PATH = {errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR}
 _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
 
 app = typer.Typer(
@@ -78,9 +79,11 @@ def run(arguments: list[str] | None = None) -> int:
             return Interrupted.exit_code
         if error.errno == errno.ENOENT and error.filename is None:
             return _complain("the current folder is gone, somebody removed it; change to another one", 2)
+        where = f"{error.filename}: " if error.filename else ""
+        if error.errno in _NO_PATH:
+            return _complain(f"{where}{error.strerror}", SpecError.exit_code)
         if error.errno not in _DISK:
             raise
-        where = f"{error.filename}: " if error.filename else ""
         return _complain(f"{where}{error.strerror}", RunFailed.exit_code)
     if code == Interrupted.exit_code:
         return _complain("everything that was started is stopped", Interrupted.exit_code, word="interrupted")
@@ -95,7 +98,7 @@ def _misused(error: TyperException) -> int:
 
 
 def _complain(text: str, code: int, word: str = "error") -> int:
-    screen.ERRORS.print(f"[bold red]{word}:[/] {escape(text)}", soft_wrap=True, highlight=False)
+    screen.complain(word, text)
     return code
 
 

@@ -65,8 +65,7 @@ def execute(
     with ExitStack() as stack:
         link = stack.enter_context(network.link(chosen, netem=netem))
         # Not on the standard output: that one is the command's.
-        who = f"client {link.client_address}, server {link.server_address}, netem: {link.backend}"
-        screen.ERRORS.print(who, soft_wrap=True, highlight=False)
+        screen.note(f"client {link.client_address}, server {link.server_address}, netem: {link.backend}")
         if server is not None:
             stack.enter_context(inside.server(link, shlex.split(server), port=server_port))
         return inside.run(link, command)

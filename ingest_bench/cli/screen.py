@@ -1,4 +1,7 @@
-"""The two consoles, and the progress of runs: bars on a terminal, one plain line a stage elsewhere."""
+"""Everything that the command prints, and the progress of runs: bars on a terminal, one plain line a stage elsewhere.
+
+No other module prints, and nothing is printed but through `_shown`.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import contextlib
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
+from typing import Literal
 
 from rich.console import Console
 from rich.progress import (
@@ -21,10 +25,37 @@ from rich.table import Table
 from rich.text import Text
 
 from ingest_bench.load import Progress as LoadProgress
+from ingest_bench.visible import one_line, visible
 
 # Away from a terminal nothing is cut: a log may be as wide as it likes.
-OUT = Console(width=None if sys.stdout.isatty() else 400)
-ERRORS = Console(stderr=True)
+_OUT = Console(width=None if sys.stdout.isatty() else 400)
+_ERRORS = Console(stderr=True)
+
+
+def say(text: str) -> None:
+    """Print lines as they are; the terminal breaks them where it is too narrow."""
+    _OUT.print(_shown(text), soft_wrap=True)
+
+
+def heading(text: str) -> None:
+    """Print a title."""
+    _OUT.print(_shown(one_line(text), "bold"))
+
+
+def mark(present: bool, name: str, detail: str) -> None:
+    """Print a line that says yes or no."""
+    _OUT.print(_shown("yes", "green") if present else _shown("no ", "red"), end="  ")
+    say(f"{name}: {detail}")
+
+
+def note(text: str) -> None:
+    """Print lines where errors go: the standard output is somebody else's."""
+    _ERRORS.print(_shown(text), soft_wrap=True)
+
+
+def complain(word: str, text: str) -> None:
+    """Print an error after the word that says what kind of end it is."""
+    _ERRORS.print(_shown(f"{word}:", "bold red") + _shown(f" {text}"), soft_wrap=True)
 
 
 def table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], numbers_from: int = 1) -> None:
@@ -32,32 +63,39 @@ def table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], number
 
     Where it is wider than the terminal: one block a row with a line a column.
     """
-    grid = Table(title=Text(title) if title else None, title_justify="left", header_style="bold")
+    grid = Table(title=_shown(one_line(title)) if title else None, title_justify="left", header_style="bold")
     for at, name in enumerate(head):
-        grid.add_column(name, justify="left" if at < numbers_from else "right", no_wrap=True)
+        justify: Literal["left", "right"] = "left" if at < numbers_from else "right"
+        grid.add_column(_shown(one_line(name)), justify=justify, no_wrap=True)
     for row in rows:
-        grid.add_row(*map(Text, row))
+        grid.add_row(*(_shown(one_line(cell)) for cell in row))
     # Asked at its own width, rich would say that any table fits: it cuts cells, "no_wrap" or not.
-    if OUT.measure(grid, options=OUT.options.update(width=10_000)).maximum <= OUT.width:
-        OUT.print(grid)
+    if _OUT.measure(grid, options=_OUT.options.update(width=10_000)).maximum <= _OUT.width:
+        _OUT.print(grid)
         return
     if title:
         heading(title)
     for row in rows:
         heading(" ".join(row[:numbers_from]))
         for name, value in zip(head[numbers_from:], row[numbers_from:], strict=True):
-            OUT.print(f"  {name}: {value}", highlight=False, markup=False)
+            _OUT.print(_shown(one_line(f"  {name}: {value}")))
 
 
 def names(title: str, rows: Sequence[tuple[str, str]]) -> None:
     """Print names, each with a sentence beside it that wraps there."""
     heading(title)
-    indent = 2 + max((len(name) for name, _ in rows), default=0) + 2
-    for name, said in rows:
-        wrapped = textwrap.wrap(said, max(20, OUT.width - indent)) or [""]
+    shown = [(one_line(name), one_line(said)) for name, said in rows]
+    indent = 2 + max((len(name) for name, _ in shown), default=0) + 2
+    for name, said in shown:
+        wrapped = textwrap.wrap(said, max(20, _OUT.width - indent)) or [""]
         say(f"  {name:<{indent - 2}}{wrapped[0]}")
         for line in wrapped[1:]:
             say(" " * indent + line)
+
+
+def _shown(text: str, style: str = "") -> Text:
+    """Whatever is printed goes through here: anybody's text, which is neither markup nor a command to the terminal."""
+    return Text(visible(text), style)
 
 
 class RunProgress:
@@ -73,7 +111,7 @@ class RunProgress:
         """A run begins."""
         self._name = f"run {number}/{self._runs} {name}"
         if not self._progress:
-            OUT.print(self._name, soft_wrap=True, highlight=False, markup=False)
+            say(self._name)
 
     def stage(self, name: str) -> None:
         """A stage of the run begins."""
@@ -88,23 +126,23 @@ class RunProgress:
         """A run ended."""
         if self._progress and self._task is not None:
             self._progress.advance(self._task)
-            self._progress.console.print(f"{self._name}: {said}", soft_wrap=True, highlight=False, markup=False)
+            say(f"{self._name}: {said}")
         else:
-            OUT.print(f"  {said}", soft_wrap=True, highlight=False, markup=False)
+            say(f"  {said}")
 
     def _show(self, what: str) -> None:
         if self._progress and self._task is not None:
-            self._progress.update(self._task, description=f"{self._name}: {what}")
+            self._progress.update(self._task, description=one_line(f"{self._name}: {what}"))
 
 
 @contextlib.contextmanager
 def run_progress(runs: int) -> Iterator[RunProgress]:
     """A progress display for that many runs; plain lines when the output is no terminal."""
-    if not OUT.is_terminal:
+    if not _OUT.is_terminal:
         yield RunProgress(runs, None)
         return
     columns = (BarColumn(bar_width=20), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
-    with Progress(*columns, console=OUT, transient=True) as progress:
+    with Progress(*columns, console=_OUT, transient=True) as progress:
         yield RunProgress(runs, progress)
 
 
@@ -112,15 +150,15 @@ def run_progress(runs: int) -> Iterator[RunProgress]:
 def downloads() -> Iterator[Callable[[str, int, int | None], None]]:
     """A function that shows downloads as bars, or as one line each when the output is no terminal."""
     seen: dict[str, TaskID] = {}
-    if not OUT.is_terminal:
+    if not _OUT.is_terminal:
         yield lambda what, done, _total: None if done or what in seen else _say_once(seen, what)
         return
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=OUT, transient=True) as progress:
+    with Progress(*columns, console=_OUT, transient=True) as progress:
 
         def show(what: str, done: int, total: int | None) -> None:
             if what not in seen:
-                seen[what] = progress.add_task(f"fetch {what}", total=total)
+                seen[what] = progress.add_task(one_line(f"fetch {what}"), total=total)
             progress.update(seen[what], completed=done, total=total)
 
         yield show
@@ -129,19 +167,3 @@ def downloads() -> Iterator[Callable[[str, int, int | None], None]]:
 def _say_once(seen: dict[str, TaskID], what: str) -> None:
     seen[what] = TaskID(0)
     say(f"fetch {what}")
-
-
-def say(text: str) -> None:
-    """Print a line as it is; the terminal breaks it where it is too narrow."""
-    OUT.print(text, soft_wrap=True, highlight=False, markup=False)
-
-
-def heading(text: str) -> None:
-    """Print a title."""
-    OUT.print(text, style="bold", highlight=False, markup=False)
-
-
-def mark(present: bool, name: str, detail: str) -> None:
-    """Print a line that says yes or no."""
-    OUT.print("[green]yes[/]" if present else "[red]no [/]", end="  ")
-    say(f"{name}: {detail}")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ingest_bench import attaching, plan, records, spec
+from ingest_bench import attaching, plan, records, spec, store
 from ingest_bench.documents import tracks
 from ingest_bench.errors import SpecError
 from ingest_bench.model.experiment import Plan
@@ -77,5 +77,7 @@ def _plan(experiment: str | None, what: What) -> Plan:
     usual = "track" if what.track is not None else "running" if what.attach is None else "attached"
     found = spec.load(experiment or usual, what.sets, fixed=fixed, running=running or None, replicates=what.replicates)
     if experiment is None and what.track is not None:
-        found = dataclasses.replace(found, name=what.track.absolute().name)
-    return attaching.pinned(plan.order(found))
+        found = dataclasses.replace(found, name=what.track.resolve().name)
+    ordered = plan.order(found)
+    store.check_names(ordered)
+    return attaching.pinned(ordered)

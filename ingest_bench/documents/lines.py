@@ -93,8 +93,7 @@ def unpack(path: Path, folder: Path) -> Path:
     """
     if path.suffix not in OPENERS:
         return path
-    target = folder / path.stem
-    part = target.with_name(target.name + ".part")
+    target, part = folder / "unpacked", folder / "unpacked.part"
     try:
         with part.open("wb") as file:
             for piece in chunks(path):

@@ -66,6 +66,16 @@ def find(
     return wheel(version, progress)
 
 
+def again(kept: Java, java_home: Path | None = None) -> Java:
+    """The Java that a file names, if this machine or the user would choose it too; otherwise one of the same version.
+
+    A results folder may come from somebody else, and so may the program that its files name.
+    """
+    ours = [found.home for found in on_machine()] + ([java_home.resolve()] if java_home is not None else [])
+    is_ours = kept.home in ours or kept.home.resolve().is_relative_to(cache.folder().resolve())
+    return kept if is_ours else find(kept.version)
+
+
 def on_machine(folders: Iterable[Path] | None = None) -> Iterator[Java]:
     """The Java homes of this machine, the most deliberate choice first: JAVA_HOME, the PATH, /usr/lib/jvm."""
     seen = set()

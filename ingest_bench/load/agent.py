@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ingest_bench import system
+from ingest_bench.decoding import decoded
 from ingest_bench.errors import RunFailed
 from ingest_bench.load import wire
-from ingest_bench.load.plan import from_table
+from ingest_bench.load.plan import LoadPlan
 from ingest_bench.load.workers import LocalWorker, start_local
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ingest_bench.load.plan import LoadPlan
     from ingest_bench.load.wire import Wire
     from ingest_bench.model.target import Endpoint
 
@@ -103,12 +103,13 @@ class Agent:
     def _prepare(self, line: dict[str, Any]) -> None:
         self._release()
         self._loads += 1
-        plan = dataclasses.replace(from_table(line["load"]), out=self._folder / f"load-{self._loads}")
+        told, files = self._understood(LoadPlan, line["load"]), self._understood(dict[str, int], line.get("files"))
+        plan = dataclasses.replace(told, out=self._folder / f"load-{self._loads}")
         plan.out.mkdir(parents=True)
         self._plan = plan
         where = f"{plan.workload.name} to {plan.address}, worker {plan.worker + 1} of {plan.workers}"
         self._tell(f"load {self._loads}: {where}")
-        wrong = [said for path, size in line["files"].items() if (said := _unlike(Path(path), size))]
+        wrong = [said for path, size in files.items() if (said := _unlike(Path(path), size))]
         if wrong:
             self._wire.send(phase="failed", error="; ".join(wrong))
             return
@@ -117,7 +118,7 @@ class Agent:
 
     def _begin(self, line: dict[str, Any]) -> None:
         if self._worker is not None:
-            self._worker.begin(line["start_ns"])
+            self._worker.begin(self._understood(int, line["start_ns"]))
 
     def _pass_on(self) -> None:
         worker = self._worker
@@ -155,6 +156,13 @@ class Agent:
         if self._plan is not None:
             shutil.rmtree(self._plan.out, ignore_errors=True)
         self._worker = self._plan = None
+
+    def _understood(self, hint: Any, value: Any) -> Any:
+        """What the supervisor sent, as that type has it; RunFailed when it is something else."""
+        try:
+            return decoded(hint, value)
+        except ValueError as error:
+            raise RunFailed(f"{self._wire.partner}: sent a load that cannot be understood: {error}") from None
 
     def _unwatch(self, worker: LocalWorker) -> None:
         # KeyError: not watched any more, ValueError: nor open.

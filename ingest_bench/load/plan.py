@@ -167,15 +167,10 @@ class LoadPlan:
         return path
 
     def table(self) -> dict[str, Any]:
-        """This plan as JSON; `from_table` reads it again."""
+        """This plan as JSON."""
         return {**to_json(dataclasses.replace(self, out=Path())), "out": str(self.out.absolute())}
 
 
 def read(path: Path) -> LoadPlan:
     """The plan that `LoadPlan.write` wrote."""
-    return from_table(json.loads(path.read_text()))
-
-
-def from_table(table: dict[str, Any]) -> LoadPlan:
-    """The plan from its JSON."""
-    return from_json(LoadPlan, table | {"out": Path(table["out"])})
+    return from_json(LoadPlan, json.loads(path.read_text()))

@@ -10,6 +10,8 @@ from ingest_bench.model.load import ClockOffset
 from ingest_bench.model.network import Promise
 
 Value = int | float | str | None
+Counters = dict[str, int | dict[str, dict[str, int]]]
+"""What a server counted itself, of each connection too: `by_peer_port`, a table of counts for each port."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,17 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Happened:
+    """A fault that happened; the moments are CLOCK_REALTIME nanoseconds."""
+
+    kind: str
+    started: int
+    ended: int | None = None
+    """None: it was still there when the run broke."""
+    direction: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
     """`run.json`: the state of a run and everything about it that is not a raw file."""
 
@@ -81,8 +94,8 @@ class RunRecord:
     server: dict[str, Any] = field(default_factory=dict)
     """What is known of the server: version, java, allocator, pid, host, port."""
     documents_counted: int | None = None
-    counters: dict[str, Any] = field(default_factory=dict)
-    """What the server counted itself, after the load; only the sink does."""
+    counters: Counters = field(default_factory=dict)
+    """After the load; only the sink counts."""
     warm_up_ns: int | None = None
     """From the first request to the measurement: as given, or as found."""
     measure_start_realtime_ns: int | None = None
@@ -94,8 +107,7 @@ class RunRecord:
     out_of_memory: str = ""
     """What ran out: heap, direct, metaspace …"""
     out_of_memory_realtime_ns: int | None = None
-    faults: tuple[dict[str, Any], ...] = ()
-    """What happened when: kind, started and ended (CLOCK_REALTIME ns)."""
+    faults: tuple[Happened, ...] = ()
     skipped: tuple[str, ...] = ()
     """Operations of a track that were not done."""
     notes: tuple[str, ...] = ()
@@ -121,7 +133,6 @@ class Summary:
     measure_start_ns: int | None = None
     """CLOCK_REALTIME, as the moments of the series; None when the load never got there."""
     measure_end_ns: int | None = None
-    faults: tuple[dict[str, Any], ...] = ()
-    """As in the run's record."""
+    faults: tuple[Happened, ...] = ()
     remarks: tuple[Remark, ...] = ()
     """What the probes had to say about their numbers."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from ingest_bench import records
+from ingest_bench.errors import SpecError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -53,11 +54,13 @@ class ReadContext:
     @property
     def attachment(self) -> Attachment:
         """What is different because the JVM ran before; nothing, when we started it."""
+        path = self.raw / ATTACHED
         try:
-            text = (self.raw / ATTACHED).read_text(encoding="utf-8")
+            return records.from_json(Attachment, json.loads(path.read_text(encoding="utf-8")))
         except FileNotFoundError:
             return Attachment()
-        return records.from_json(Attachment, json.loads(text))
+        except ValueError as error:
+            raise SpecError(f"{path}: this file is damaged: {error}") from None
 
     def covers(self, moment_ns: int) -> bool:
         """Whether this moment is within the measurement."""

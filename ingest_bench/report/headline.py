@@ -103,7 +103,7 @@ def timeline(run: Summary) -> str:
     """What a person should see first in one run over time: the cost of its faults, or else its pauses."""
     stalled, recovery = run.values.get("stalled_s"), run.values.get("recovery_s")
     if run.faults:
-        kinds = " and ".join(dict.fromkeys(str(fault["kind"]) for fault in run.faults))
+        kinds = " and ".join(dict.fromkeys(fault.kind for fault in run.faults))
         back = f"throughput back {short(float(recovery))} s after it" if recovery else "throughput not back in time"
         return f"{kinds.capitalize()}: {stalled or 0} s without progress, {back}"
     docs, worst, failed = map(run.values.get, ("docs_per_s_median", "response_ms_p99", "requests_failed"))

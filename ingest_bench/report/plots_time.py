@@ -152,13 +152,13 @@ def _ends(run: Summary, start_ns: int) -> tuple[float, float]:
 def _spans(axes: Axes, run: Summary, start_ns: int, ends: tuple[float, float], *, labelled: bool) -> None:
     spans = []
     for fault in run.faults:
-        left, right = (((fault.get(end) or fault["started"]) - start_ns) / 1e9 for end in ("started", "ended"))
+        left, right = ((end_ns - start_ns) / 1e9 for end_ns in (fault.started, fault.ended or fault.started))
         # A fault without a length, such as a reset, is a line.
         right = max(right, left + 0.002 * (ends[1] - ends[0]))
         spans.append((left, right))
         axes.axvspan(left, right, color=FAULT, alpha=0.28, linewidth=0, zorder=0)
         if labelled:
-            _label(axes, left, str(fault["kind"]), "#8a5a00")
+            _label(axes, left, fault.kind, "#8a5a00")
     if ends[0] < 0:
         axes.axvspan(ends[0], 0, color=RULE, alpha=0.5, linewidth=0, zorder=0)
         if labelled and not any(left < 0.12 * ends[1] for left, _ in spans):

@@ -44,17 +44,20 @@ def read_summary_csv(text: str) -> list[Summary]:
 
     ValueError says what is wrong with the file.
     """
-    reader = csv.DictReader(io.StringIO(text))
-    head = reader.fieldnames or []
+    reader = csv.DictReader(io.StringIO(text), restval="")
+    try:
+        head, rows = reader.fieldnames or [], [(reader.line_num, row) for row in reader]
+    except csv.Error as error:
+        raise ValueError(f"this is no summary.csv: line {reader.line_num}: {error}") from None
     missing = [name for name in _HEAD if name not in head]
     if missing:
         raise ValueError(f"this is no summary.csv: the column {missing[0]} is missing")
     columns = {column.name for column in COLUMNS}
     levels = [name for name in head if name not in columns and name not in (*_HEAD, _INSTRUMENTED)]
     found = []
-    for row in reader:
+    for number, row in rows:
         if row["state"] not in get_args(RunState):
-            raise ValueError(f'line {reader.line_num}: "{row["state"]}" is no state of a run')
+            raise ValueError(f'line {number}: "{row["state"]}" is no state of a run')
         found.append(
             Summary(
                 run=row["run"],

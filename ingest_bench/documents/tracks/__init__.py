@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ingest_bench.documents import corpus
+from ingest_bench.documents.tracks.corpora import index_name
 from ingest_bench.documents.tracks.schedule import steps
 from ingest_bench.documents.tracks.template import Templates
 from ingest_bench.errors import SpecError
@@ -87,7 +88,8 @@ def _index(table: Mapping[str, Any], templates: Templates, where: str) -> TrackI
     if "name" not in table:
         raise SpecError(f'{where}: an index has no "name"')
     body = templates.json(str(table["body"])) if table.get("body") else {}
-    return TrackIndex(name=str(table["name"]), body=templates.complete(body, f"index {table['name']}"))
+    name = index_name(str(table["name"]), f"{where}: indices")
+    return TrackIndex(name=name, body=templates.complete(body, f"index {name}"))
 
 
 def _procedure(table: Mapping[str, Any], wanted: str | None, where: str) -> Mapping[str, Any]:

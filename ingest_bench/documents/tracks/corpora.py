@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,9 @@ from ingest_bench.errors import SpecError
 from ingest_bench.model.track import TrackFile, TrackIndex
 from ingest_bench.records import nearest
 
+# MetadataCreateIndexService.validateIndexOrAliasName of both servers: none of these, and none of the three in front.
+_INDEX = re.compile(r'(?!\.{1,2}$)[^\s"*\\<>|,/?#:_+-][^\s"*\\<>|,/?#:]*')
+_LONGEST_INDEX_BYTES = 255
 # What both tools send of each corpus in their test mode.
 TEST_DOCUMENTS = 1000
 
@@ -78,9 +82,16 @@ def _existing(name: str, templates: Templates) -> Path | None:
     return None
 
 
+def index_name(name: str, where: str) -> str:
+    """The name, when an index may be called so; SpecError otherwise. The server itself may have more to say."""
+    if not _INDEX.fullmatch(name) or not name.isprintable() or len(name.encode()) > _LONGEST_INDEX_BYTES:
+        raise SpecError(f"{where}: no index can be called {name[:60]!r}")
+    return name
+
+
 def _target(documents: Mapping[str, Any], indices: tuple[TrackIndex, ...]) -> str:
     if "target-index" in documents:
-        return str(documents["target-index"])
+        return index_name(str(documents["target-index"]), f"{documents.get('source-file')}: target-index")
     if documents.get("includes-action-and-meta-data"):
         return ""
     if len(indices) == 1:

@@ -29,6 +29,8 @@ _HELPER_TEMPLATE = "{% set collect = _collect %}{% set exists_set_param = _exist
 # What both tools define without being asked.
 _GIVEN: Mapping[str, Any] = {"build_flavor": "default", "serverless_operator": False}
 _DEPTH = 20
+# NAME_MAX of Linux (limits.h).
+_LONGEST_NAME_BYTES = 255
 # The workloads of OpenSearch Benchmark share this folder, which stands beside each of theirs.
 _SHARED = "common_operations"
 
@@ -99,9 +101,11 @@ class Templates:
         return value
 
     def inside(self, path: Path, said: str) -> Path:
-        """The same path without links; SpecError when it leaves the folder."""
+        """The same path without links; SpecError when it leaves the folder, or when no file can be called so."""
         plain = Path(os.path.normpath(path))
-        found = plain.resolve()
+        if not said.isprintable() or any(len(part.encode()) > _LONGEST_NAME_BYTES for part in plain.parts):
+            raise SpecError(f"{self.folder}: {said[:60]!r} is named in it, and no file of a track is called so")
+        found = Path(os.path.realpath(plain))
         for one in (plain, found):
             if not any(one.is_relative_to(root) for root in self._roots):
                 raise SpecError(

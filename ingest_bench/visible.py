@@ -1,0 +1,55 @@
+"""Somebody else's text, fit to be shown: what moves a cursor, ends a line or turns text round is written out. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import unicodedata
+
+from ingest_bench.model.results import Happened, Remark, Summary, Value
+
+# Controls (C0, DEL, C1), formats (among them the marks that turn text round, CVE-2021-42574), halves of characters,
+# and the two separators that end a line.
+_UNSEEN = frozenset(("Cc", "Cf", "Cs", "Zl", "Zp"))
+
+
+def visible(text: str) -> str:
+    r"""The text with each character that nobody sees as its escape, such as \x1b; lines and tabs stay."""
+    if text.isprintable():
+        return text
+    return "".join(letter if letter in "\n\t" else _written(letter) for letter in text.replace("\r\n", "\n"))
+
+
+def one_line(text: str) -> str:
+    r"""The same where there is room for one line: its end is \n too."""
+    return "".join(map(_written, text))
+
+
+def summary(found: Summary) -> Summary:
+    """The summary with visible texts: they were written by a server, or by whoever wrote the experiment."""
+    return dataclasses.replace(
+        found,
+        run=one_line(found.run),
+        cell=one_line(found.cell),
+        levels={one_line(key): one_line(level) for key, level in found.levels.items()},
+        reason=visible(found.reason),
+        values={name: _value(value) for name, value in found.values.items()},
+        experiment=one_line(found.experiment),
+        faults=tuple(_fault(fault) for fault in found.faults),
+        remarks=tuple(_remark(remark) for remark in found.remarks),
+    )
+
+
+def _written(letter: str) -> str:
+    return letter.encode("unicode_escape").decode() if unicodedata.category(letter) in _UNSEEN else letter
+
+
+def _value(value: Value) -> Value:
+    return one_line(value) if isinstance(value, str) else value
+
+
+def _fault(fault: Happened) -> Happened:
+    return dataclasses.replace(fault, kind=one_line(fault.kind), direction=one_line(fault.direction))
+
+
+def _remark(remark: Remark) -> Remark:
+    return dataclasses.replace(remark, text=visible(remark.text))

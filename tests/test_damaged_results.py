@@ -1,0 +1,239 @@
+"""A results folder may come from anybody: its names lead nowhere else, and a damaged file is one sentence."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import made_runs
+import pytest
+
+from ingest_bench import analyse, plan, spec, store
+from ingest_bench.analysis import cells
+from ingest_bench.cli import app
+from ingest_bench.errors import SpecError
+from ingest_bench.load import reports
+from ingest_bench.report import REPORTS
+from ingest_bench.store import Results
+
+Said = Callable[..., tuple[int, str]]
+Path_ = tuple[str | int, ...]
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Results:
+    """Two runs of the same cell, both measured."""
+    experiment = tmp_path / "x.toml"
+    experiment.write_text("replicates = 2\n")
+    made = store.create(tmp_path / "results", plan.order(spec.load(str(experiment))), {})
+    report = made_runs.report()
+    offset_ns = report.realtime_minus_monotonic_ns
+    for run in made.plan.runs:
+        folder = made.run(run)
+        folder.create()
+        folder.write(
+            made_runs.record(
+                run=run.id,
+                cell=run.cell.name,
+                replicate=run.replicate,
+                levels=run.cell.levels,
+                link={"retransmits": 3},
+                measure_start_realtime_ns=report.warm_up_end_ns + offset_ns,
+                measure_end_realtime_ns=report.measure_end_ns + offset_ns,
+            )
+        )
+        reports.write(report, folder.load)
+        made_runs.steady().tofile(folder.load / "samples-0.bin")
+    return made
+
+
+@pytest.fixture
+def typed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Said:
+    """Exit code and output of a command; it must leave every file below the test's folder as it was."""
+
+    def type_in(*words: str) -> tuple[int, str]:
+        before = everything(tmp_path)
+        code = app.run(list(words))
+        said = capsys.readouterr()
+        assert everything(tmp_path) == before
+        return code, " ".join((said.out + said.err).split())
+
+    return type_in
+
+
+def everything(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() if path.is_file() else b"" for path in folder.rglob("*")}
+
+
+def change(path: Path, keys: Path_, value: Any) -> None:
+    table = json.loads(path.read_text())
+    path.write_text(json.dumps(changed(table, keys, value)))
+
+
+def changed(table: Any, keys: Path_, value: Any) -> Any:
+    """The same with another value at that place; `...` takes it out."""
+    if not keys:
+        return value
+    made = copy.deepcopy(table)
+    inner = made
+    for key in keys[:-1]:
+        inner = inner[key]
+    if value is ...:
+        del inner[keys[-1]]
+    else:
+        inner[keys[-1]] = value
+    return made
+
+
+def places(value: Any, above: Path_ = ()) -> Iterator[Path_]:
+    yield above
+    inner = value.items() if isinstance(value, dict) else enumerate(value[:1]) if isinstance(value, list) else ()
+    for key, item in inner:
+        yield from places(item, (*above, key))
+
+
+@pytest.mark.parametrize(
+    ("name", "trouble"),
+    [
+        ("../../evil/1", "not the name of one folder"),
+        ("/etc/1", "not the name of one folder"),
+        ("only", "not the name of one folder"),
+        ("only/..", "not the name of one folder"),
+        ("only/1/2", "not the name of one folder"),
+        ("./1", "not the name of one folder"),
+        ("", "not the name of one folder"),
+        ("only/1\0", "characters that cannot be printed"),
+        ("only/\x1b[2J", "characters that cannot be printed"),
+        ("only/" + "x" * 300, "longer than 235 bytes"),
+        ("only/" + "ä" * 200, "longer than 235 bytes"),
+        ("a,filename=x/1", "a comma, colon, quote or space"),
+        ("other/1", "of a cell with another name"),
+        ("only/2", "there are two runs"),
+    ],
+)
+def test_a_run_whose_name_is_no_folder_of_its_own_is_refused(
+    results: Results, typed: Said, name: str, trouble: str
+) -> None:
+    cell = name.partition("/")[0] if name != "other/1" else "only"
+    first = [run["id"] for run in json.loads((results.path / "plan.json").read_text())["runs"]].index("only/1")
+    change(results.path / "plan.json", ("runs", first, "id"), name)
+    change(results.path / "plan.json", ("runs", first, "cell", "name"), cell)
+    for command in (("run", "--resume"), ("report",), ("recommend",)):
+        code, said = typed(*command, str(results.path))
+        assert (code, trouble in said, "plan.json" in said) == (2, True, True), said
+        assert "\x1b" not in said
+
+
+@pytest.mark.parametrize("name", ["...toml", "..toml", "my experiment.toml", "a,b.toml", "x" * 240 + ".toml"])
+def test_an_experiment_whose_name_is_no_folder_is_refused_before_anything_runs(
+    tmp_path: Path, typed: Said, name: str
+) -> None:
+    (tmp_path / name).write_text('[target]\nname = "sink"\n')
+    for command in (("plan",), ("run", "--out", str(tmp_path / "results"))):
+        code, said = typed(*command, str(tmp_path / name))
+        assert code == 2, said
+        assert "the experiment" in said
+        assert "cannot be a folder" in said
+
+
+@pytest.mark.parametrize(
+    "link", ["only", "only/1", "report", "summary.csv", "only/1/raw/reads.bin", "only/1/raw", "only/1/load/load.json"]
+)
+def test_a_link_that_leads_out_of_the_folder_is_refused(
+    results: Results, typed: Said, tmp_path: Path, link: str
+) -> None:
+    place, elsewhere = results.path / link, tmp_path / "elsewhere"
+    if place.exists():
+        place.rename(elsewhere)
+    place.symlink_to(elsewhere)
+    for command in (("run", "--resume"), ("report",), ("recommend",)):
+        code, said = typed(*command, str(results.path))
+        assert code == 2, said
+        assert f"{place}: this is a link that leads out" in said
+
+
+def test_a_link_in_the_place_of_a_file_that_is_being_written_is_not_followed(results: Results, tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    (results.path / ".summary.csv.new").symlink_to(victim)
+    results.write({"summary.csv": b"new"})
+    assert victim.read_text() == "mine"
+    assert (results.path / "summary.csv").read_text() == "new"
+
+
+def test_a_report_is_never_written_outside(results: Results) -> None:
+    for name in ("../x", "/etc/x", "report/../../x", "report/\0"):
+        with pytest.raises(SpecError, match="cannot be a folder"):
+            results.write({name: b""})
+
+
+DAMAGED = (
+    *(b"", b"{", b"{}", b"[]", b"null", b'"text"', b"7", b"\xff\xfe", b"[" * 10_000, b'{"x": ' * 10_000),
+    *(b'{"schema": 1}', b'{"schema": 2}', b'{"experiment": "\\ud800"}', b"[" * 10_000 + b"]" * 10_000),
+)
+
+
+@pytest.mark.parametrize("content", DAMAGED, ids=lambda content: repr(content[:20]))
+@pytest.mark.parametrize("file", ["plan.json", "only/1/run.json", "only/1/load/load.json"])
+def test_a_damaged_file_is_one_sentence_that_names_it(results: Results, typed: Said, file: str, content: bytes) -> None:
+    (results.path / file).write_bytes(content)
+    for command in (("report",), ("recommend",)):
+        code, said = typed(*command, str(results.path))
+        assert code == 2, said
+        assert said.startswith(f"error: {results.path / file}: ")
+        assert len(said) < len(str(results.path / file)) + 150
+
+
+@pytest.mark.parametrize(
+    ("file", "keys", "value", "sentence"),
+    [
+        ("plan.json", ("surprise",), 1, 'the key "surprise" is not known here'),
+        ("plan.json", ("seed",), "1", 'seed: "1" is not a whole number'),
+        ("plan.json", ("seed",), True, "seed: true is not a whole number"),
+        ("plan.json", ("seed",), 2**64, "seed: a number of more than 64 bits"),
+        ("plan.json", ("runs", 0, "cell", "load"), [], "runs[0].cell.load: a list is not an object"),
+        ("plan.json", ("runs", 0, "cell", "target", "gc"), "best", 'runs[0].cell.target.gc: "best" is not one of'),
+        ("plan.json", ("runs", 0, "replicate"), ..., 'runs[0]: the key "replicate" is missing'),
+        ("plan.json", ("runs",), [], "the plan has no runs"),
+        ("only/1/run.json", ("state",), "fine", "state: \"fine\" is not one of 'planned'"),
+        ("only/1/run.json", ("run",), "only/2", "is of another run than only/1"),
+        ("only/1/run.json", ("server", "runtime"), {"home": 1}, "server: runtime: "),
+        ("only/1/run.json", ("counters",), {"by_peer_port": [1]}, 'counters["by_peer_port"]: a list is not an object'),
+        ("only/1/run.json", ("faults",), [{"kind": "pause"}], 'faults[0]: the key "started" is missing'),
+        ("only/1/load/load.json", ("local_ports",), ["x"], 'local_ports[0]: "x" is not a whole number'),
+        ("only/1/load/load.json", ("measure_end_ns",), 2**62, "no load starts and ends at such times"),
+        ("only/1/load/load.json", ("errors",), "x" * 600, "is not a list"),
+    ],
+)
+def test_what_a_file_cannot_hold_is_named_with_its_place(
+    results: Results, typed: Said, file: str, keys: Path_, value: Any, sentence: str
+) -> None:
+    change(results.path / file, keys, value)
+    code, said = typed("report", str(results.path))
+    assert code == 2, said
+    assert f"{results.path / file}" in said or "only/1" in said
+    assert sentence in said
+
+
+NUMBERS = (-1, 0, 2**62, -(2**62), 10**30, 1e308, -1.5, True)
+ODD: tuple[Any, ...] = (None, [], {}, "", "../../x", *NUMBERS, "\ud800", "\x1b[31m", [1], {"a": 1})
+
+
+def test_no_odd_value_ends_in_a_traceback(results: Results) -> None:
+    """A sample: all places with all values were tried once, which takes a minute."""
+    chosen = random.Random(1)  # noqa: S311 - a sample, not a secret
+    for file in ("plan.json", "only/1/run.json", "only/1/load/load.json"):
+        path = results.path / file
+        whole = json.loads(path.read_text())
+        tries = [(keys, value) for keys in places(whole) for value in ((..., *ODD) if keys else ODD)]
+        for keys, value in chosen.sample(tries, 60):
+            path.write_text(json.dumps(changed(whole, keys, value)))
+            with contextlib.suppress(SpecError):
+                opened = store.open_results(results.path)
+                REPORTS["tables"](cells.in_order(analyse.summaries(opened), opened.plan.factors))
+        path.write_text(json.dumps(whole))
