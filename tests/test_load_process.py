@@ -265,7 +265,10 @@ def test_documents_that_replace_others_are_counted_exactly_when_some_are_rejecte
         report, samples, _ = loaded(plan_for(server.address, tmp_path, action=action, retries=50, gzip=packed))
     assert report.documents_resent > 0
     assert report.documents_repeated > 0
-    assert samples["documents_acked"].sum() - report.documents_repeated == store.counted
+    # An id whose first item was given up at the load's end may be in the index by a later item of the same bulk: then
+    # only the server knows that it was new.
+    unknown = 0 if tells else samples["documents_failed"].sum()
+    assert 0 <= store.counted - (samples["documents_acked"].sum() - report.documents_repeated) <= unknown
 
 
 @pytest.mark.parametrize("pool_bytes", [1000, 10**6])
