@@ -110,7 +110,17 @@ def test_a_shaped_interface_is_put_back_by_nothing_of_the_folder(tmp_path: Path,
     with lab(tmp_path / "unused") as place, planted(None) as here:
         before = place.snapshot()
         limit = "1s" if end == "its time is over" else "10min"
-        words = ("apply", "ethernet-100m", "--interface", "eth0", "--to", "198.18.40.2:9200", "--for", limit)
+        words = (
+            "apply",
+            "ethernet-100m",
+            "--interface",
+            "eth0",
+            "--to",
+            "198.18.40.2:9200",
+            "--for",
+            limit,
+            "--shared-settings",
+        )
         with here.started("net", *words, enter=place.client) as shaping:
             assert shaping.stdout is not None
             assert "ethernet-100m on eth0" in shaping.stdout.readline(), shaping.communicate()
