@@ -155,7 +155,8 @@ def which(program: str) -> str | None:
 def python(module: str, *arguments: str) -> tuple[str, ...]:
     """The argv of this Python that runs an installed module, and imports nothing from the current folder.
 
-    Nothing from the user's own site-packages either, unless the command itself is installed there.
+    Nothing from the user's own site-packages either, unless the command itself is installed there. What PYTHONPATH
+    names counts, as in any Python; an entry that is empty or relative leads nowhere, since a child begins in `/`.
     """
     return (*_isolated(), "-m", module, *arguments)
 

@@ -53,7 +53,6 @@ class Planted:
 
     folder: Path
     user: int | None
-    command: str = COMMAND
 
     @property
     def ran(self) -> list[str]:
@@ -79,7 +78,7 @@ class Planted:
     def started(self, *arguments: str, enter: Sequence[str] = ()) -> Iterator[subprocess.Popen[str]]:
         """The command, begun in the folder and killed at the end; `enter` is the argv that leads elsewhere first."""
         pipe = subprocess.PIPE
-        argv = [*_by_path((*enter, *as_user(self.user))), self.command, *arguments]
+        argv = [*_by_path((*enter, *as_user(self.user))), COMMAND, *arguments]
         with subprocess.Popen(
             argv, cwd=self.folder, env=self.environment(), stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True
         ) as process:

@@ -13,7 +13,7 @@ from interface_lab import Lab, lab
 from planted import Planted, planted
 from running import free_port, running
 
-from ingest_bench import system
+from ingest_bench import probes, system
 from ingest_bench.model.target import TargetOptions
 
 pytestmark = [pytest.mark.jvm, pytest.mark.netns, pytest.mark.processes]
@@ -43,10 +43,10 @@ GATE = '[[threshold]]\ncolumn = "docs_per_s_median"\nat_least = 1\n'
 def here(request: pytest.FixtureRequest) -> Iterator[Planted]:
     commands.fill_cache()
     with commands.place(request.param), planted(request.param) as made:
-        probes = ["reads", "gc", "allocations", "host"]
-        if system.is_root() and made.user is None:
-            probes.append("kernel-reads")
-        (made.folder / "watched.toml").write_text(f"probes = {probes}\n{EXPERIMENT}")
+        watching = ["reads", "gc", "allocations", "host"]
+        if made.user is None and probes.capability().present:
+            watching.append("kernel-reads")
+        (made.folder / "watched.toml").write_text(f"probes = {watching}\n{EXPERIMENT}")
         (made.folder / "reset.toml").write_text(EXPERIMENT + RESET)
         (made.folder / "gate.toml").write_text(GATE)
         yield made
@@ -110,7 +110,17 @@ def test_a_shaped_interface_is_put_back_by_nothing_of_the_folder(tmp_path: Path,
     with lab(tmp_path / "unused") as place, planted(None) as here:
         before = place.snapshot()
         limit = "1s" if end == "its time is over" else "10min"
-        words = ("apply", "ethernet-100m", "--interface", "eth0", "--to", "198.18.40.2:9200", "--for", limit)
+        words = (
+            "apply",
+            "ethernet-100m",
+            "--interface",
+            "eth0",
+            "--to",
+            "198.18.40.2:9200",
+            "--for",
+            limit,
+            "--shared-settings",
+        )
         with here.started("net", *words, enter=place.client) as shaping:
             assert shaping.stdout is not None
             assert "ethernet-100m on eth0" in shaping.stdout.readline(), shaping.communicate()
