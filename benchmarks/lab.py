@@ -94,7 +94,7 @@ def served(asked: TargetOptions, profile: str) -> Iterator[Served]:
             enter=link.server.command,
             log=folder / "server.log",
             listen=listen,
-            ready=lambda: target.is_ready(http),
+            ready=lambda left_s: target.is_ready(http.within(left_s)),
             timeout_s=60,
         )
         server = stack.enter_context(serving)

@@ -141,7 +141,8 @@ def _fits(cell: Cell) -> None:
 def _said(record: RunRecord, summary: Summary) -> str:
     seconds = sum(stage.seconds for stage in record.stages)
     if summary.state != "measured":
-        return f"{summary.state}: {summary.reason}"
+        # What a log says follows at the end, with all other reasons.
+        return "\n".join(f"{summary.state}: {summary.reason}".splitlines()[:1])
     rate, mean, pauses = (summary.values.get(name) for name in ("docs_per_s_median", "read_bytes_mean", "gc_pauses"))
     shown = [f"{rate:,.0f} docs/s"] if isinstance(rate, (int, float)) else []
     shown += [f"{mean:,.0f} bytes a read"] if isinstance(mean, (int, float)) else []

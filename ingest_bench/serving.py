@@ -10,6 +10,7 @@ import dataclasses
 import os
 import socket
 import ssl
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,17 +113,21 @@ def _started(
         launch = dataclasses.replace(launch, writable=(*launch.writable, folder.raw))
         with stage("boot"):
             http = stack.enter_context(connected(place, link.server.command))
+            deadline = time.monotonic() + _BOOT_LIMIT_S
             server = stack.enter_context(
                 process.serve(
                     launch,
                     enter=link.server.command,
                     log=folder.log,
                     listen=place.endpoint,
-                    ready=lambda: target.is_ready(http),
+                    ready=lambda left_s: target.is_ready(http.within(left_s)),
                     timeout_s=_BOOT_LIMIT_S,
                 )
             )
-            told = target.describe(http, cell.target, folder.log)
+            try:
+                told = target.describe(http.within(deadline - time.monotonic()), cell.target, folder.log)
+            except RunFailed as error:
+                raise RunFailed(f"{error}. {folder.log} ends:\n{process.last_lines(folder.log)}") from None
         yield Serving(
             target=target,
             asked=cell.target,

@@ -22,7 +22,9 @@ def running(tmp_path: Path, asked: TargetOptions) -> Iterator[tuple[Http, Server
     plan = target.launch_plan(asked, java, tmp_path / "home", listen, ())
     with ask(tuple, listen) as http:
         log = tmp_path / "server.log"
-        with serve(plan, enter=tuple, log=log, listen=listen, ready=lambda: target.is_ready(http)) as process:
+        with serve(
+            plan, enter=tuple, log=log, listen=listen, ready=lambda left_s: target.is_ready(http.within(left_s))
+        ) as process:
             yield http, process
 
 

@@ -78,7 +78,9 @@ def served(
         with ask(between.client.command, listen) as http:
             log = tmp_path / "server.log"
             enter = between.server.command
-            with serve(plan, enter=enter, log=log, listen=listen, ready=lambda: target.is_ready(http)) as process:
+            with serve(
+                plan, enter=enter, log=log, listen=listen, ready=lambda left_s: target.is_ready(http.within(left_s))
+            ) as process:
                 yield Served(target, asked, process, http, home, between, listen)
     assert not psutil.pid_exists(process.jvm_pid)
     assert not [one for one in psutil.process_iter(["cmdline"]) if str(home) in " ".join(one.info["cmdline"] or ())]

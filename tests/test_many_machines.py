@@ -86,7 +86,12 @@ def sink_on(at: Machine, here: Machine, folder: Path) -> Iterator[Http]:
     with ask(here.place.command, listen) as http:
         log = folder / "server.log"
         with serve(
-            plan, enter=at.place.command, log=log, listen=listen, ready=lambda: target.is_ready(http), timeout_s=60
+            plan,
+            enter=at.place.command,
+            log=log,
+            listen=listen,
+            ready=lambda left_s: target.is_ready(http.within(left_s)),
+            timeout_s=60,
         ):
             yield http
 

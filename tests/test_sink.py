@@ -200,7 +200,7 @@ def test_a_server_that_is_never_ready_is_ended(tmp_path: Path) -> None:
             enter=tuple,
             log=tmp_path / "server.log",
             listen=Endpoint("127.0.0.1", 1),
-            ready=lambda: False,
+            ready=lambda _: False,
             timeout_s=0.5,
         ),
     ):

@@ -90,7 +90,19 @@ public final class NettySink {
 
     private static EventLoopGroup loops;
 
-    public static void main(String[] arguments) throws Exception {
+    public static void main(String[] arguments) {
+        try {
+            serve();
+        } catch (Throwable error) {
+            error.printStackTrace();
+            // The threads of Netty would live on, and nobody would hear why it never answers.
+            System.exit(1);
+        }
+    }
+
+    private static void serve() throws Exception {
+        // Refused now, and not for each connection anew.
+        receiveBuffers(new Reads());
         loops = EPOLL ? new EpollEventLoopGroup(THREADS) : new NioEventLoopGroup(THREADS);
         ByteBufAllocator allocator = POOLED ? new PooledByteBufAllocator(DIRECT) : new UnpooledByteBufAllocator(DIRECT);
         ServerBootstrap bootstrap = new ServerBootstrap()

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 # The traditional uid of nobody. OpenSearch, Elasticsearch and Cassandra refuse to run as root.
 SERVER_UID = 65534
 _POLL_S = 0.05
+# Of a log, for the lines at its end.
+_TAIL_BYTES = 256 * 1024
 # For a server whose folders lie in a closed one, such as /root. access(2) forgets the capabilities of an ordinary uid
 # unless no_setuid_fixup is set, and the flight recorder asks it whether its folder can be written.
 _WALK_ANYWHERE = (
@@ -34,6 +36,8 @@ _WALK_ANYWHERE = (
 )
 # A recording of 200 MB is written at the JVM's exit.
 _GRACE_S = 60.0
+# Of a server that was never ready nobody wants a recording.
+_SHORT_GRACE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,24 +58,27 @@ def serve(
     enter: Callable[[Sequence[str]], tuple[str, ...]],
     log: Path,
     listen: Endpoint,
-    ready: Callable[[], bool],
+    ready: Callable[[float], bool],
     timeout_s: float = 120,
 ) -> Iterator[ServerProcess]:
     """A ready server for the block's time; afterwards no process of it is left.
 
-    `enter` makes the argv that runs inside the server's namespace. A server that ends or is not ready in time is
-    RunFailed with the last lines of its log.
+    `enter` makes the argv that runs inside the server's namespace. `ready` asks the server, for so many seconds at
+    most; RunFailed from it says why it is not ready. A server that ends or is not ready in time is RunFailed with the
+    last lines of its log.
     """
     for folder in plan.writable:
         folder.mkdir(parents=True, exist_ok=True)
         give(folder)
     argv = enter((*drop_privileges(plan), *system.with_us(plan.argv)))
     popen = system.start(argv, stdout=log, cwd=plan.cwd, env=environment(plan))
+    grace_s = _SHORT_GRACE_S
     try:
         _wait_until_ready(popen, ready, log, timeout_s)
+        grace_s = _GRACE_S
         yield ServerProcess(popen=popen, jvm_pid=_jvm_pid(popen, plan, log), log=log, listen=listen)
     finally:
-        end(popen)
+        end(popen, grace_s)
 
 
 def drop_privileges(plan: LaunchPlan) -> tuple[str, ...]:
@@ -108,11 +115,20 @@ def give(folder: Path) -> None:
 
 
 def last_lines(log: Path, count: int = 20) -> str:
-    """The end of a log, for an error."""
+    """The end of a log, for an error; of the frames of a stack only the first, so that what was said is among it."""
     with suppress(OSError):
-        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-        return "\n".join(line[:400] for line in lines[-count:]) or "(it wrote nothing)"
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
+            lines = file.read().decode("utf-8", "replace").splitlines()
+        before = ["", *lines]
+        told = [line for line, last in zip(lines, before, strict=False) if not (_is_frame(line) and _is_frame(last))]
+        return "\n".join(line[:400] for line in told[-count:]) or "(it wrote nothing)"
     return f"({log} could not be read)"
+
+
+def _is_frame(line: str) -> bool:
+    """Whether a line is a part of a Java stack, such as "at a.B.c(B.java:1)" or "... 7 more"."""
+    return line.lstrip().startswith(("at ", "... "))
 
 
 def end(popen: subprocess.Popen[bytes], grace_s: float = _GRACE_S) -> None:
@@ -122,9 +138,10 @@ def end(popen: subprocess.Popen[bytes], grace_s: float = _GRACE_S) -> None:
     for process in reversed(children):
         _signal(process)
     _signal(popen)
+    deadline = time.monotonic() + grace_s
     with suppress(subprocess.TimeoutExpired):
         popen.wait(grace_s)
-    _, left = psutil.wait_procs(children, timeout=grace_s)
+    _, left = psutil.wait_procs(children, timeout=max(0.0, deadline - time.monotonic()))
     for process in left:
         with suppress(psutil.NoSuchProcess):
             process.kill()
@@ -148,15 +165,23 @@ def _children(popen: subprocess.Popen[bytes]) -> list[psutil.Process]:
         return []
 
 
-def _wait_until_ready(popen: subprocess.Popen[bytes], ready: Callable[[], bool], log: Path, timeout_s: float) -> None:
+def _wait_until_ready(
+    popen: subprocess.Popen[bytes], ready: Callable[[float], bool], log: Path, timeout_s: float
+) -> None:
     deadline = time.monotonic() + timeout_s
-    while not ready():
+    why = "it was not asked yet"
+    while (left_s := deadline - time.monotonic()) > 0:
+        try:
+            if ready(left_s):
+                return
+            why = "it answers that it is not"
+        except RunFailed as error:
+            why = str(error)
         status = popen.poll()
         if status is not None:
             raise RunFailed(f"server: it ended before it was ready ({_ending(status)}). {log} ends:\n{last_lines(log)}")
-        if time.monotonic() > deadline:
-            raise RunFailed(f"server: not ready after {timeout_s:g} s. {log} ends:\n{last_lines(log)}")
         time.sleep(_POLL_S)
+    raise RunFailed(f"server: not ready after {timeout_s:g} s ({why}). {log} ends:\n{last_lines(log)}")
 
 
 def _jvm_pid(popen: subprocess.Popen[bytes], plan: LaunchPlan, log: Path) -> int:

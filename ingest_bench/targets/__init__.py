@@ -48,7 +48,7 @@ class Target(Protocol):
         """How to start it in a fresh home, which is made here. What is not in the cache is fetched."""
 
     def is_ready(self, http: Http) -> bool:
-        """Whether it takes requests."""
+        """Whether it takes requests; NoAnswer when it does not answer at all."""
 
     def index_body(self, asked: TargetOptions, mapping: Mapping[str, Any]) -> dict[str, Any]:
         """The body that creates an index with these settings and mappings in the chosen version."""

@@ -10,10 +10,15 @@ from __future__ import annotations
 import base64
 import http.client
 import json
+import signal
 import socket
 import ssl
 import sys
+from types import FrameType
 from typing import Any
+
+# No question here has an answer of this size; a body without an end would fill the memory.
+_LARGEST_BYTES = 64 * 1024**2
 
 
 class Connection(http.client.HTTPConnection):
@@ -26,7 +31,7 @@ class Connection(http.client.HTTPConnection):
 
     def connect(self) -> None:
         """Open it; over TLS the certificate must be for the server's name."""
-        self.sock = socket.create_connection((self.host, self.port), self.timeout)
+        self.sock = socket.create_connection((self.host, self.port))
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if self._context is not None:
             self.sock = self._context.wrap_socket(self.sock, server_hostname=self._name)
@@ -35,37 +40,70 @@ class Connection(http.client.HTTPConnection):
 def main(host: str, port: int) -> None:
     """Answer each question on stdin, until it ends."""
     server = json.loads(sys.stdin.readline())
-    tls = server["tls"]
-    context = None if tls is None else ssl.create_default_context(cadata=tls["ca_pem"] or None)
-    connection: Connection | None = None
+    signal.signal(signal.SIGALRM, _over)
+    asker = Asker(host, port, server)
     for line in sys.stdin:
         question = json.loads(line)
-        # A kept connection may have died while nobody used it: then the question is asked again on a new one. One with
-        # a body is not: the server may have acted on it before it broke off.
-        again = connection is not None and question["body"] is None
-        for was_kept in (True, False) if again else (False,):
-            connection = connection or Connection(host, port, context, tls["name"] if tls else "")
-            try:
-                answer = _ask(connection, question, server["host"])
-                break
-            except (OSError, http.client.HTTPException) as error:
-                connection.close()
-                connection = None
-                answer = {"error": f"{type(error).__name__}: {error}"}
-                if not (was_kept and isinstance(error, (ConnectionError, http.client.BadStatusLine))):
-                    break
+        try:
+            # For all of it: a socket's own timeout begins anew with each byte that a server lets drip.
+            signal.setitimer(signal.ITIMER_REAL, question["timeout_s"])
+            answer = asker.answer(question)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        except TimeoutError as error:
+            asker.connection = None
+            answer = {"error": f"TimeoutError: {error}"}
         sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()
 
 
-def _ask(connection: Connection, question: dict[str, Any], host: str) -> dict[str, Any]:
-    body = None if question["body"] is None else base64.b64decode(question["body"])
-    connection.timeout = question["timeout_s"]
-    if connection.sock is not None:
-        connection.sock.settimeout(question["timeout_s"])
-    connection.request(question["method"], question["path"], body, {"Host": host, **question["headers"]})
-    response = connection.getresponse()
-    return {"status": response.status, "body": base64.b64encode(response.read()).decode()}
+class Asker:
+    """One server, and the connection that is kept to it."""
+
+    def __init__(self, host: str, port: int, server: dict[str, Any]) -> None:
+        self.connection: Connection | None = None
+        self._address = host, port
+        self._host_header = server["host"]
+        tls = server["tls"]
+        self._context = None if tls is None else ssl.create_default_context(cadata=tls["ca_pem"] or None)
+        self._name = tls["name"] if tls else ""
+
+    def answer(self, question: dict[str, Any]) -> dict[str, Any]:
+        """What the server said, or why there is no answer."""
+        # A kept connection may have died while nobody used it: then the question is asked again on a new one. One with
+        # a body is not: the server may have acted on it before it broke off.
+        again = self.connection is not None and question["body"] is None
+        answer: dict[str, Any] = {}
+        for was_kept in (True, False) if again else (False,):
+            connection = self.connection = self.connection or Connection(*self._address, self._context, self._name)
+            try:
+                return self._ask(connection, question)
+            except (OSError, http.client.HTTPException) as error:
+                self.connection = None
+                connection.close()
+                answer = {"error": f"{type(error).__name__}: {error}"}
+                if not (was_kept and isinstance(error, (ConnectionError, http.client.BadStatusLine))):
+                    break
+        return answer
+
+    def _ask(self, connection: Connection, question: dict[str, Any]) -> dict[str, Any]:
+        body = None if question["body"] is None else base64.b64decode(question["body"])
+        headers = {"Host": self._host_header, **question["headers"]}
+        connection.request(question["method"], question["path"], body, headers)
+        response = connection.getresponse()
+        return {"status": response.status, "body": base64.b64encode(_body(response)).decode()}
+
+
+def _body(response: http.client.HTTPResponse) -> bytes:
+    if response.length is not None and response.length <= _LARGEST_BYTES:
+        return response.read()
+    content = response.read(_LARGEST_BYTES)
+    if len(content) == _LARGEST_BYTES:
+        raise http.client.HTTPException(f"the answer is longer than {_LARGEST_BYTES} bytes")
+    return content
+
+
+def _over(_signal: int, _frame: FrameType | None) -> None:
+    raise TimeoutError("timed out")
 
 
 if __name__ == "__main__":

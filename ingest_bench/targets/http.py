@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import base64
 import json
+import select
 import subprocess
+import time
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from ingest_bench.model.target import Endpoint, Tls
+
+
+# The asking process keeps the time itself; this is for one that is stopped.
+_LATE_S = 5.0
 
 
 class NoAnswer(RunFailed):
@@ -44,6 +50,12 @@ class Http:
     asker: subprocess.Popen[bytes]
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Of each request. They go through a pipe: no file and no command line has them."""
+    deadline: float | None = None
+    """Of all questions together, on the monotonic clock; None: each has its own limit alone."""
+
+    def within(self, limit_s: float) -> Http:
+        """The same server, which is asked nothing any more after that time."""
+        return replace(self, deadline=time.monotonic() + limit_s)
 
     def request(
         self,
@@ -53,16 +65,22 @@ class Http:
         headers: Mapping[str, str] | None = None,
         timeout_s: float = 60,
     ) -> Answer:
-        """The answer, whatever its status; NoAnswer when there is none. A body is JSON unless `headers` says else."""
+        """The answer, whatever its status; NoAnswer when there is no whole one in time, from the connecting on.
+
+        A body is JSON unless `headers` says else.
+        """
+        left_s = timeout_s if self.deadline is None else min(timeout_s, self.deadline - time.monotonic())
+        if left_s <= 0:
+            raise NoAnswer(f"server: {method} {self.origin}{path} was not asked any more: the time for it was over")
         sent = {"Content-Type": "application/json"} if body is not None else {}
         question = {
             "method": method,
             "path": path,
             "body": None if body is None else base64.b64encode(body).decode(),
             "headers": {**sent, **self.headers, **(headers or {})},
-            "timeout_s": timeout_s,
+            "timeout_s": left_s,
         }
-        answer = self._ask(question)
+        answer = self._ask(question, left_s + _LATE_S)
         if "error" in answer:
             raise NoAnswer(f"server: no answer to {method} {self.origin}{path} ({answer['error']})")
         return Answer(answer["status"], base64.b64decode(answer["body"]))
@@ -75,10 +93,16 @@ class Http:
             raise RunFailed(f"server: {method} {self.origin}{path} was answered {answer.status}: {said}")
         return answer.json()
 
-    def _ask(self, question: Mapping[str, Any]) -> dict[str, Any]:
+    def _ask(self, question: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
         assert self.asker.stdout is not None  # noqa: S101 - for the type checker: `ask` opened both pipes
         self.tell(question)
-        answer: dict[str, Any] = json.loads(self.asker.stdout.readline() or b'{"error": "the asking process ended"}')
+        if not select.select([self.asker.stdout], [], [], limit_s)[0]:
+            # An answer that came after this one would be taken for the next question's.
+            self.asker.kill()
+        try:
+            answer: dict[str, Any] = json.loads(self.asker.stdout.readline())
+        except ValueError:
+            answer = {"error": "the asking process ended"}
         return answer
 
     def tell(self, line: Mapping[str, Any]) -> None:

@@ -9,7 +9,6 @@ from ingest_bench import urls
 from ingest_bench.jvm import artifacts
 from ingest_bench.model.target import LaunchPlan
 from ingest_bench.targets import index, modules, node_answers, node_options
-from ingest_bench.targets.http import NoAnswer
 from ingest_bench.targets.version import Requirements, chosen
 
 if TYPE_CHECKING:
@@ -81,11 +80,11 @@ class Node:
         )
 
     def is_ready(self, http: Http) -> bool:
-        """Whether the node has a master, itself, and would take an index."""
+        """Whether the node has a master, itself, and would take an index; NoAnswer when it does not answer at all."""
+        answer = http.request("GET", "/_cluster/health?local=true", timeout_s=10)
         try:
-            answer = http.request("GET", "/_cluster/health?local=true", timeout_s=10)
             return answer.status == 200 and answer.json()["status"] in ("green", "yellow")
-        except (NoAnswer, ValueError):
+        except (ValueError, KeyError, TypeError):
             return False
 
     def index_body(self, asked: TargetOptions, mapping: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,6 @@ from ingest_bench.jvm import artifacts, options
 from ingest_bench.jvm.artifacts import Artifact
 from ingest_bench.jvm.compile import ECJ, classes
 from ingest_bench.model.target import LaunchPlan
-from ingest_bench.targets.http import NoAnswer
 from ingest_bench.targets.version import Requirements, chosen
 
 if TYPE_CHECKING:
@@ -138,11 +137,8 @@ class Sink:
         return LaunchPlan(argv=argv, env={}, cwd=home, writable=(home,))
 
     def is_ready(self, http: Http) -> bool:
-        """Whether it answers."""
-        try:
-            return http.request("HEAD", "/", timeout_s=5).status == 200
-        except NoAnswer:
-            return False
+        """Whether it takes requests; NoAnswer when it does not answer at all."""
+        return http.request("HEAD", "/", timeout_s=5).status == 200
 
     def index_body(self, asked: TargetOptions, mapping: Mapping[str, Any]) -> dict[str, Any]:
         """The same: it takes any index."""

@@ -1,0 +1,164 @@
+"""A server that never gets ready ends the run within its boot limit, and says why with the end of its log."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import psutil
+import pytest
+from running import free_port
+from servers import served
+
+from ingest_bench import targets
+from ingest_bench.errors import RunFailed
+from ingest_bench.jvm import process
+from ingest_bench.model.target import Endpoint, LaunchPlan, TargetOptions
+from ingest_bench.targets.http import ask
+
+pytestmark = pytest.mark.processes
+
+# In the place of a JVM: it says a last word, listens, and then does the thing with each connection that is asked for.
+SERVER = r"""
+import signal, socket, sys, time
+port, behaviour = int(sys.argv[1]), sys.argv[2]
+listener = socket.create_server(("127.0.0.1", port))
+print("the last word of the log \x1b[2J", flush=True)
+if behaviour == "deaf":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+kept = []
+while True:
+    connection, _ = listener.accept()
+    kept.append(connection)
+    if behaviour == "broken":
+        connection.close()
+    if behaviour in ("busy", "odd"):
+        connection.recv(65536)
+        status, body = (b"200 OK", b'{"status": {}}') if behaviour == "odd" else (b"503 Service Unavailable", b"{}")
+        head = b"HTTP/1.1 %s\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % (status, len(body))
+        connection.sendall(head + body)
+        connection.close()
+    try:
+        if behaviour == "drips":
+            for letter in b"HTTP/1.1 200 OK\r\n" + b"X-Header: 1\r\n" * 10_000:
+                connection.sendall(bytes([letter]))
+                time.sleep(0.05)
+        if behaviour == "endless":
+            connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+            while True:
+                connection.sendall(b"x" * 65536)
+    except OSError:
+        pass
+"""
+LIMIT_S = 1.5
+BEHAVIOURS = {
+    "silent": r"no answer to GET http://127\.0\.0\.1:\d+/_cluster/health\?local=true \(TimeoutError: timed out\)",
+    "deaf": "TimeoutError: timed out",
+    "drips": "TimeoutError: timed out",
+    "endless": "TimeoutError: timed out|the answer is longer than",
+    "broken": "RemoteDisconnected|ConnectionResetError",
+    "busy": "it answers that it is not",
+    "odd": "it answers that it is not",
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """A folder that the server's own user may enter."""
+    for parent in (tmp_path, *tmp_path.parents):
+        if parent.owner() == tmp_path.owner() and parent != Path("/tmp"):  # noqa: S108 - it is compared
+            parent.chmod(parent.stat().st_mode | 0o011)
+    yield tmp_path
+    own = [child for child in psutil.Process().children(recursive=True) if str(tmp_path) in " ".join(child.cmdline())]
+    assert own == []
+
+
+def boot(folder: Path, argv: tuple[str, ...], port: int, timeout_s: float = LIMIT_S) -> None:
+    """A start of such a server as if it were OpenSearch."""
+    target, listen = targets.named("opensearch"), Endpoint("127.0.0.1", port)
+    plan = LaunchPlan(argv=argv, env={}, cwd=folder, writable=())
+    with ExitStack() as stack:
+        http = stack.enter_context(ask(tuple, listen))
+        stack.enter_context(
+            process.serve(
+                plan,
+                enter=tuple,
+                log=folder / "server.log",
+                listen=listen,
+                ready=lambda left_s: target.is_ready(http.within(left_s)),
+                timeout_s=timeout_s,
+            )
+        )
+        pytest.fail("it cannot be ready")
+
+
+def scripted(behaviour: str, port: int) -> tuple[str, ...]:
+    return (os.path.realpath(sys.executable), "-I", "-S", "-c", SERVER, str(port), behaviour)
+
+
+@pytest.mark.parametrize("behaviour", BEHAVIOURS)
+def test_a_server_that_is_never_ready_ends_within_its_limit(folder: Path, behaviour: str) -> None:
+    port, began = free_port(), time.monotonic()
+    with pytest.raises(RunFailed) as failed:
+        boot(folder, scripted(behaviour, port), port)
+    # One that is deaf to SIGTERM has five seconds to end its recording.
+    assert time.monotonic() - began < LIMIT_S + (6.5 if behaviour == "deaf" else 2.5)
+    said = str(failed.value)
+    assert re.match(rf"server: not ready after 1\.5 s \(.*({BEHAVIOURS[behaviour]}).*\)\. ", said), said
+    assert f"{folder / 'server.log'} ends:\nthe last word of the log" in said
+
+
+def test_a_launcher_that_outlives_its_server_ends_within_the_limit_too(folder: Path) -> None:
+    port, began = free_port(), time.monotonic()
+    launcher = ("/bin/sh", "-c", "sh -c 'echo its server has died; exit 1'; exec sleep 1000")
+    with pytest.raises(RunFailed, match=r"(?s)not ready after 1\.5 s \(.*ConnectionRefused.*its server has died"):
+        boot(folder, launcher, port)
+    assert time.monotonic() - began < LIMIT_S + 2.5
+
+
+def test_a_server_that_ends_at_once_is_not_waited_for(folder: Path) -> None:
+    port, began = free_port(), time.monotonic()
+    with pytest.raises(RunFailed, match=r"(?s)it ended before it was ready \(exit 7\).*wrong option"):
+        boot(folder, ("/bin/sh", "-c", "echo wrong option; exit 7"), port, timeout_s=60)
+    assert time.monotonic() - began < 5
+
+
+def test_a_stack_in_a_log_leaves_room_for_what_was_said(tmp_path: Path) -> None:
+    frames = "".join(f"\tat io.netty.Class.method(Class.java:{line})\n" for line in range(50))
+    log = tmp_path / "server.log"
+    log.write_text(f"Exception: maximum: 32768\n{frames}Caused by: the cause\n{frames}\t... 50 more\nthe end\n")
+    first = "\tat io.netty.Class.method(Class.java:0)"
+    assert process.last_lines(log).splitlines() == [
+        "Exception: maximum: 32768",
+        first,
+        "Caused by: the cause",
+        first,
+        "the end",
+    ]
+    assert process.last_lines(tmp_path / "nothing") == f"({tmp_path / 'nothing'} could not be read)"
+
+
+@pytest.mark.jvm
+@pytest.mark.netns
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("-Dsink.receive=65536..32768", "maximum: 32768"),
+        ("-Dsink.host=192.0.2.1", "Cannot assign requested address"),
+        ("-XX:NoSuchFlag", "Unrecognized VM option"),
+        ("-Xmx1k", "Too small maximum heap|Initial heap size set to a larger value"),
+    ],
+)
+def test_a_sink_that_cannot_run_ends_at_once_and_says_why(tmp_path: Path, option: str, said: str) -> None:
+    asked, began = TargetOptions(name="sink", heap_bytes=64 << 20, jvm=(option,)), time.monotonic()
+    with (
+        pytest.raises(RunFailed, match=rf"(?s)it ended before it was ready \(exit 1\).*({said})"),
+        served(tmp_path, asked),
+    ):
+        pytest.fail("it cannot be ready")
+    assert time.monotonic() - began < 20
