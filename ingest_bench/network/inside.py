@@ -39,7 +39,7 @@ def environment(link: Link) -> dict[str, str]:
 def argv(place: Namespace, command: Sequence[str]) -> tuple[str, ...]:
     """The argv that runs a user's command in a namespace, found by the user's own PATH, and bound to our process."""
     processes = (*_PROCESSES, "--mount-proc") if _sees_own_processes(place) else _PROCESSES
-    as_typed = ("env", f"PATH={os.environ.get('PATH', system.PATH)}", "--", *command)
+    as_typed = ("env", f"PATH={os.environ.get('PATH', system.PATH)}", *command)
     return place.command(system.with_us((*processes, "--", *_SHELL, *as_typed)))
 
 
