@@ -20,5 +20,6 @@ Imports run downward only (tests/test_architecture.py):
     report, gate -> analysis model units (report also data; gate also records errors)     analysis -> model units
     advise   -> store analysis model
     spec, plan, store, facts -> records data model units errors (facts also system)
+    records  -> rules rates urls | model units errors (what a value may be stands in the model's types)
     model    -> nothing
 """

@@ -94,7 +94,13 @@ class Results:
     @property
     def plan(self) -> Plan:
         """The plan as it was written before anything ran."""
-        return records.from_json(Plan, read_json(self.path / "plan.json"))
+        path = self.path / "plan.json"
+        try:
+            plan = records.from_json(Plan, read_json(path))
+        except (TypeError, KeyError, AttributeError, ValueError) as error:
+            raise SpecError(f"{path}: this is no plan of this version of ingest-bench ({error})") from None
+        records.check(plan, str(path))
+        return plan
 
     def replace_plan(self, plan: Plan) -> None:
         """Write plan.json anew, whole or not at all: a search adds its next step."""

@@ -1,10 +1,12 @@
-"""The URL of a server that runs already. Pure. No message repeats what may hold a password."""
+"""Where a server is: a URL, or HOST:PORT. Pure. No message repeats what may hold a password."""
 
 from __future__ import annotations
 
+import re
 from urllib.parse import urlsplit
 
-from ingest_bench.model.target import Scheme, Url
+from ingest_bench.model.target import Endpoint, Scheme, Url
+from ingest_bench.units import quoted
 
 _PORT = 9200
 
@@ -29,3 +31,11 @@ def parse(text: str) -> Url:
         )
     scheme: Scheme = "https" if parts.scheme == "https" else "http"
     return Url(scheme=scheme, host=parts.hostname, port=port or _PORT)
+
+
+def parse_endpoint(text: str) -> Endpoint:
+    """The host and port in "HOST:PORT"; ValueError says how to write them."""
+    host, _, port = text.rpartition(":")
+    if not host or re.fullmatch("[0-9]{1,5}", port) is None:
+        raise ValueError(f"{quoted(text)}: write it like 192.0.2.7:9200, server.example:9200 or [2001:db8::7]:9200")
+    return Endpoint(host.removeprefix("[").removesuffix("]"), int(port))

@@ -12,7 +12,7 @@ import ingest_bench
 
 PACKAGE = Path(ingest_bench.__file__).parent
 BASE = {"model", "units", "errors"}
-PARTS = {"records", "rates", "urls", "credentials", "coherence", "catalog", "data", "system", "ledger", *BASE}
+PARTS = {"records", "rates", "rules", "urls", "credentials", "coherence", "catalog", "data", "system", "ledger", *BASE}
 REACHED = {"targets", "network", "probes", "load", "jvm", "store", "facts", "analysis"}
 # Each part and what it may import of ours. A part that is not here may import everything: only `cli` may.
 MAY_IMPORT: dict[str, set[str]] = {
@@ -23,7 +23,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "rates": BASE,
     "urls": BASE,
     "credentials": BASE,
-    "records": {"rates", "urls", *BASE},
+    "rules": BASE,
+    "records": {"rates", "rules", "urls", *BASE},
     "coherence": {"records", *BASE},
     "catalog": {"coherence", "data", "records", *BASE},
     "spec": {"catalog", "coherence", "records", *BASE},

@@ -13,7 +13,7 @@ from rich.markup import escape
 from typer.exceptions import TyperException
 
 from ingest_bench.cli import calibrate, gate, look, measure, net, recommend, report, screen, worker, workload
-from ingest_bench.errors import IngestBenchError, Interrupted, RunFailed
+from ingest_bench.errors import IngestBenchError, Interrupted, RunFailed, SpecError
 
 # As a shell says it when a program ends by SIGPIPE. Not 0: what a run had still to do was not done.
 _READER_GONE = 141
@@ -76,10 +76,11 @@ def run(arguments: list[str] | None = None) -> int:
             # The terminal is gone, and we heard of it by writing there, before the signal.
             _silence(sys.stdout, sys.stderr)
             return Interrupted.exit_code
-        if error.errno not in _DISK:
+        if error.errno not in _DISK | {errno.ENAMETOOLONG}:
             raise
         where = f"{error.filename}: " if error.filename else ""
-        return _complain(f"{where}{error.strerror}", RunFailed.exit_code)
+        named = error.errno == errno.ENAMETOOLONG
+        return _complain(f"{where}{error.strerror}", SpecError.exit_code if named else RunFailed.exit_code)
     if code == Interrupted.exit_code:
         return _complain("everything that was started is stopped", Interrupted.exit_code, word="interrupted")
     return code if isinstance(code, int) else 0

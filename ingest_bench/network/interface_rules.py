@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ingest_bench.errors import SpecError
 from ingest_bench.model.network import Impairment
+from ingest_bench.network.commands import buffers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -163,7 +164,7 @@ def _shared(found: Found, profile: Profile) -> list[str]:
         if any(old != on for old in found.features.get(name, {}).values())
     ]
     changed += [name for name, size in wanted_sizes(profile).items() if found.sizes.get(name) != size]
-    return changed + [name for name, value in wanted_sysctls(profile).items() if found.sysctls.get(name) != value]
+    return changed + [name for name, value in buffers(profile).items() if found.sysctls.get(name) != value]
 
 
 def wanted_sizes(profile: Profile) -> dict[str, int]:
@@ -174,9 +175,3 @@ def wanted_sizes(profile: Profile) -> dict[str, int]:
         "gro_max_size": profile.gro_max_size_bytes,
     }
     return {name: size for name, size in wanted.items() if size is not None}
-
-
-def wanted_sysctls(profile: Profile) -> dict[str, str]:
-    """The settings below net.ipv4 that the profile sets."""
-    wanted = {"tcp_rmem": profile.tcp_rmem, "tcp_wmem": profile.tcp_wmem}
-    return {name: " ".join(value.split()) for name, value in wanted.items() if value is not None}
