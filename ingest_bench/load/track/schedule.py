@@ -6,16 +6,20 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast, get_args
 
+from ingest_bench import records
 from ingest_bench.errors import SpecError
 from ingest_bench.load.track import admin, corpora
 from ingest_bench.load.track.template import Templates
-from ingest_bench.model.load import Rate
+from ingest_bench.model.load import LoadOptions, Rate
 from ingest_bench.model.track import Operation, Step, TrackIndex
 from ingest_bench.model.workload import BulkAction
+from ingest_bench.units import quoted
 
 OPERATIONS = get_args(Operation)
 # In their test mode both tools cut every time period to this.
 TEST_PERIOD_S = 10
+# A day of seconds, and the largest bulk: no number of a task is larger.
+_LARGEST = 1_000_000
 _LEFT_OUT = ("parallel", "schedule", "operation", "tasks", "name")
 
 
@@ -102,11 +106,13 @@ def _bulk(
     return Step(
         name=name,
         operation="bulk",
-        clients=max(1, int(_number(task, "clients", where) or 1)),
+        clients=records.at(LoadOptions, ("users",), int(_number(task, "clients", where, 1)), f'{where}: "clients"'),
         warm_up_ns=0 if test_mode else int(_number(task, "warmup-time-period", where) * 10**9),
         time_period_ns=int((min(period_s, TEST_PERIOD_S) if test_mode else period_s) * 10**9),
         rate=None if test_mode else _rate(task, where),
-        bulk_documents=max(1, int(_number(operation, "bulk-size", where))),
+        bulk_documents=records.at(
+            LoadOptions, ("bulk_documents",), int(_number(operation, "bulk-size", where)), f'{where}: "bulk-size"'
+        ),
         action=_action(operation, where),
         files=corpora.files(operation, table.get("corpora", ()), indices, templates, test_mode),
     )
@@ -120,27 +126,43 @@ def _action(operation: Mapping[str, Any], where: str) -> BulkAction:
     if on_conflict not in ("index", "update"):
         raise SpecError(f'{where}: on-conflict is "{on_conflict}", not index or update')
     refresh = operation.get("refresh")
-    return BulkAction(
+    action = BulkAction(
         conflicts=conflicts,  # type: ignore[arg-type] # checked above
         conflict_probability_ppm=int(_number(operation, "conflict-probability", where, 25) * 10**4),
         on_conflict=on_conflict,  # type: ignore[arg-type] # checked above
         pipeline=operation.get("pipeline"),
-        refresh=None if refresh is None else str(refresh).lower(),  # type: ignore[arg-type] # the server checks it
+        refresh=None if refresh is None else str(refresh).lower(),  # type: ignore[arg-type] # checked below
     )
+    records.check(action, where)
+    return action
 
 
 def _number(table: Mapping[str, Any], key: str, where: str, default: float = 0) -> float:
+    """A number of the track, 0 or more, and never more than anything may be."""
     value = table.get(key, default)
     try:
-        return float(default if value is None else value)
-    except (TypeError, ValueError):
-        raise SpecError(f'{where}: "{key}" is {value!r}, not a number') from None
+        number = float(default if value is None else value)
+    except (TypeError, ValueError, OverflowError):
+        raise SpecError(f'{where}: "{key}" is {quoted(value)}, not a number') from None
+    if not 0 <= number <= _LARGEST:
+        raise SpecError(f'{where}: "{key}" is {quoted(value)}, not between 0 and {_LARGEST:,}')
+    return number
 
 
 def _rate(task: Mapping[str, Any], where: str) -> Rate | None:
     """A target throughput: of requests, or of documents where it says docs/s. None: as fast as possible."""
-    if task.get("target-interval"):
-        return Rate(1 / _number(task, "target-interval", where))
+    found = _asked_rate(task, where)
+    if found is not None:
+        records.check(found, f"{where}: target rate")
+        if not found.per_s:
+            raise SpecError(f"{where}: a rate of 0 would wait for ever; leave it out, or give one above 0")
+    return found
+
+
+def _asked_rate(task: Mapping[str, Any], where: str) -> Rate | None:
+    interval_s = _number(task, "target-interval", where)
+    if interval_s:
+        return Rate(1 / interval_s)
     text = str(task.get("target-throughput") or "").strip()
     if not text:
         return None
