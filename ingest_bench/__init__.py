@@ -22,5 +22,6 @@ Imports run downward only (tests/test_architecture.py):
     advise   -> store analysis model
     spec, plan, store, facts -> records data model units errors (facts also system)
     trials   -> system model errors (what a machine can do: for targets, network, probes and cli)
+    records  -> rules rates urls | model units errors (what a value may be stands in the model's types)
     model    -> nothing
 """

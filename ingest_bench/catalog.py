@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import tomllib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from ingest_bench.coherence import coherent
 from ingest_bench.errors import SpecError
 from ingest_bench.model.network import Profile
 from ingest_bench.model.workload import DocumentField, Workload
+from ingest_bench.units import quoted, spelled
 
 NETWORKS = "netem"
 WORKLOADS = "workloads"
@@ -21,12 +24,13 @@ def find(folder: str, name: str, what: str) -> Path:
     """The TOML of that name in a shipped folder, or the user's own file; SpecError with the nearest name."""
     if name.endswith(".toml"):
         path = Path(name)
-        if not path.is_file():
-            raise SpecError(f"{name}: there is no such file")
-        return path
+        with contextlib.suppress(OSError):  # a name that is too long for any file
+            if path.is_file():
+                return path
+        raise SpecError(f"{spelled(name)}: there is no such file")
     known = data.files(folder)
     if name not in known:
-        raise SpecError(f'there is no {what} "{name}"; {records.nearest(name, known)}')
+        raise SpecError(f'there is no {what} "{spelled(name)}"; {records.nearest(name, known)}')
     return known[name]
 
 
@@ -34,8 +38,10 @@ def table(path: Path) -> dict[str, Any]:
     """What a TOML file holds; SpecError with file and line when it is not TOML."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise SpecError(f"{path}: this is not TOML: {error}") from None
+    except RecursionError:
+        raise SpecError(f"{path}: this is not TOML that means anything: it is nested too deeply") from None
     except OSError as error:
         raise SpecError(f"{path}: cannot be read: {error.strerror}") from None
 
@@ -43,8 +49,10 @@ def table(path: Path) -> dict[str, Any]:
 def profile(name: str, overrides: dict[str, Any] | None = None) -> Profile:
     """A network profile with some of its keys replaced, deeply: `{"to_server": {"delay": "5ms"}}` keeps the rest."""
     path = find(NETWORKS, name, "network profile")
-    read = records.from_toml(Profile, merged({"name": path.stem, **table(path)}, overrides or {}), str(path))
-    return coherent(read, str(path))
+    own = {"name": path.stem, **table(path)}
+    records.from_toml(Profile, own, str(path))
+    where = f"{path}, with {', '.join(_written(overrides))}" if overrides else str(path)
+    return coherent(records.from_toml(Profile, merged(own, overrides or {}), where), where)
 
 
 def workload(name: str) -> Workload:
@@ -65,6 +73,15 @@ def document_fields(tables: Any, where: str) -> list[dict[str, Any]]:
         | {"options": {key: value for key, value in one.items() if key not in own}}
         for one in tables
     ]
+
+
+def _written(overrides: Mapping[str, Any], above: str = "") -> Iterator[str]:
+    """Each key that is replaced, with its new value."""
+    for key, value in overrides.items():
+        if isinstance(value, Mapping):
+            yield from _written(value, f"{above}{key}.")
+        else:
+            yield f"{above}{key} = {quoted(value)}"
 
 
 def merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:

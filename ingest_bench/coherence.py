@@ -15,10 +15,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from ingest_bench.model.experiment import Fault
+    from ingest_bench.model.load import LoadOptions
     from ingest_bench.model.network import Profile
 
-# IPv4's least (RFC 791: every host takes 576 bytes) and the most that veth and lo take (drivers/net/veth.c).
-_MTU_BYTES = {"veth": (576, 65535), "loopback": (576, 65536)}
+# The most that veth takes (drivers/net/veth.c); only lo has one byte more.
+_VETH_MTU_BYTES = 65535
+_ETHERNET_HEADER_BYTES = 14
+# A token bucket's queue is counted in bytes of 32 bits, and what it has saved up in 32 bits of 64 ns (tc's ticks).
+_TBF_BYTES = 2**32 - 1
+_TBF_NS = 2**32 * 64
 _LOSS_MODELS = ("loss", "loss_state", "loss_gemodel")
 _PER_PACKET = (*_LOSS_MODELS, "duplicate", "corrupt", "reorder")
 # What does nothing on its own, and what it needs one of.
@@ -42,15 +47,18 @@ _NEEDS = {
 
 def coherent(profile: Profile, where: str) -> Profile:
     """The profile itself; SpecError when its keys contradict each other."""
-    least, most = _MTU_BYTES[profile.medium]
-    if not least <= profile.mtu_bytes <= most:
-        raise SpecError(f"{where}: mtu: {profile.mtu_bytes} is not between {least} and {most}")
-    if profile.gso_max_segs is not None and profile.gso_max_segs < 1:
-        raise SpecError(f"{where}: gso_max_segs: {profile.gso_max_segs} is not at least 1")
+    if profile.medium == "veth" and profile.mtu_bytes > _VETH_MTU_BYTES:
+        raise SpecError(f"{where}: mtu: {profile.mtu_bytes} is lo's alone; a veth takes at most {_VETH_MTU_BYTES}")
     for key, impairment in (("to_server", profile.to_server), ("to_client", profile.to_client)):
         for complaint in _complaints(impairment, profile):
             raise SpecError(f"{where}: {key}: {complaint}")
     return profile
+
+
+def check_load(options: LoadOptions, where: str) -> None:
+    """SpecError when keys of the load contradict each other."""
+    if options.bulk_documents is not None and options.bulk_bytes is not None:
+        raise SpecError(f"{where}: bulk and bulk_documents: a bulk has one size; take one of them out")
 
 
 # What may be said of a server that runs already.
@@ -91,5 +99,20 @@ def _complaints(impairment: Impairment, profile: Profile) -> Iterator[str]:
             yield f"{key} does nothing without {' or '.join(needed)}"
     if impairment.distribution != "uniform" and not impairment.jitter_ns:
         yield "distribution does nothing without jitter"
+    yield from _bucket(impairment, profile.mtu_bytes + _ETHERNET_HEADER_BYTES)
     if impairment.slot_max_ns is not None and impairment.slot_max_ns < (impairment.slot_min_ns or 0):
         yield "slot_max is less than slot_min"
+
+
+def _bucket(impairment: Impairment, frame_bytes: int) -> Iterator[str]:
+    """What is wrong with a token bucket for frames of that size."""
+    if impairment.rate_bps is None:
+        return
+    if impairment.limit_packets is not None and impairment.limit_packets * frame_bytes > _TBF_BYTES:
+        yield f"limit_packets: {impairment.limit_packets:,} frames of {frame_bytes} bytes are more than 4 GiB of queue"
+    if impairment.burst_bytes is None:
+        return
+    if impairment.burst_bytes < frame_bytes:
+        yield f"burst: a frame has {frame_bytes} bytes, and one that is larger than the burst never passes"
+    if impairment.burst_bytes * 8 * 10**9 > impairment.rate_bps * _TBF_NS:
+        yield "burst: it would hold more than 274 seconds of the rate, which tc cannot say"

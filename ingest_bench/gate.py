@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from ingest_bench import records
 from ingest_bench.analysis import cells, compare
@@ -26,8 +26,10 @@ from ingest_bench.analysis.cells import CellRuns
 from ingest_bench.analysis.columns import COLUMNS
 from ingest_bench.errors import SpecError
 from ingest_bench.model.results import Summary
+from ingest_bench.model.values import Between, Line, Share
 
 Outcome = Literal["pass", "fail", "no verdict"]
+Limit = Annotated[float, Between(-1e18, 1e18)]
 EXIT_CODES: Mapping[Outcome, int] = {"pass": 0, "fail": 1, "no verdict": 3}
 
 
@@ -35,12 +37,12 @@ EXIT_CODES: Mapping[Outcome, int] = {"pass": 0, "fail": 1, "no verdict": 3}
 class Threshold:
     """What a column must keep."""
 
-    column: str
-    cells: str = "*"
-    at_least: float | None = None
-    at_most: float | None = None
-    may_fall_ppm: int | None = None
-    may_rise_ppm: int | None = None
+    column: Line
+    cells: Line = "*"
+    at_least: Limit | None = None
+    at_most: Limit | None = None
+    may_fall_ppm: Share | None = None
+    may_rise_ppm: Share | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,8 @@ import re
 from typing import TYPE_CHECKING
 
 from ingest_bench import units
-from ingest_bench.model.load import Arrivals, Rate
+from ingest_bench.model.load import LEAST_PER_S, MOST_PER_S, Arrivals, Rate
+from ingest_bench.units import quoted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -20,7 +21,7 @@ def parse_rate(text: str) -> Rate:
     """A rate in requests, documents or bytes; ValueError says how to write one."""
     match = _RATE.fullmatch(text)
     if match is None:
-        raise ValueError(f"{text!r} is not a rate: {_EXAMPLES}")
+        raise ValueError(f"{quoted(text)} is not a rate: {_EXAMPLES}")
     number, unit = float(match["number"].replace("_", "")), match["unit"]
     per_s = number / (units.TIMES[match["time"]] / 10**9)
     if unit in _COUNTED:
@@ -28,7 +29,18 @@ def parse_rate(text: str) -> Rate:
     # "2k/s" could be two thousand requests or 2 KiB: a size in a rate has its B.
     if unit in units.SIZES and "b" in unit.lower():
         return Rate(per_s * units.SIZES[unit], "bytes")
-    raise ValueError(f"{text!r} is not a rate ({unit!r} is neither docs nor a size such as MB): {_EXAMPLES}")
+    raise ValueError(
+        f"{quoted(text)} is not a rate ({quoted(unit)} is neither docs nor a size such as MB): {_EXAMPLES}"
+    )
+
+
+def check_rate(rate: Rate) -> None:
+    """Nothing; ValueError for a rate that no machine sends, or that sends nothing in any measurement."""
+    most = MOST_PER_S[rate.unit]
+    if rate.per_s > most:
+        raise ValueError(f"{rate.per_s:,.0f} {rate.unit} a second are more than one machine can send ({most:,.0f})")
+    if 0 < rate.per_s < LEAST_PER_S:
+        raise ValueError(f"{rate.per_s:.3g} {rate.unit} a second are less than one a day")
 
 
 def parse_arrivals(text: str) -> Arrivals:
@@ -36,12 +48,14 @@ def parse_arrivals(text: str) -> Arrivals:
     first, *rest = text.split() or [""]
     if first not in _SHAPES:
         if rest or not first[:1].isdigit():
-            raise ValueError(f"{text!r} is not a shape of arrivals: known are {', '.join(_SHAPES)}, or a rate alone")
+            raise ValueError(
+                f"{quoted(text)} is not a shape of arrivals: known are {', '.join(_SHAPES)}, or a rate alone"
+            )
         first, rest = "constant", [first]
     try:
         arrivals = _SHAPES[first](rest)
     except (IndexError, TypeError):
-        raise ValueError(f"{text!r}: write it like {_FORMS[first]!r}") from None
+        raise ValueError(f"{quoted(text)}: write it like {_FORMS[first]!r}") from None
     check_arrivals(arrivals)
     return arrivals
 

@@ -1,36 +1,53 @@
 """A frozen record from a table of TOML or JSON, and back.
 
 One rule reads every TOML: the key is the field's name without its unit, and the unit says how text is parsed
-(`delay_ns` is `delay = "50ms"`). JSON keeps the fields' names and plain integers.
+(`delay_ns` is `delay = "50ms"`). JSON keeps the fields' names and plain integers. What a field may hold stands in its
+type (`model.values`): nothing else gets into a record that is read from TOML, or checked after it was read from JSON.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
+import re
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from ingest_bench import decoding, rates, units, urls
+from ingest_bench import decoding, rates, rules, units, urls
 from ingest_bench.errors import SpecError
 from ingest_bench.model.load import Arrivals, Rate, TrackChoice
-from ingest_bench.model.target import Url
+from ingest_bench.model.target import Endpoint, Url
+from ingest_bench.model.values import Several
+from ingest_bench.units import quoted, spelled
 
 T = TypeVar("T")
 
 _TRUTHS = {"true": True, "on": True, "false": False, "off": False}
+# Python neither reads nor writes an int of more than 4300 digits, and no key means one of thirty.
+_LARGEST = 10**30
 
 # Records that may be written as one text, and records whose fields must fit together.
 _TEXTS: Mapping[type, Callable[[str], Any]] = {
     Rate: rates.parse_rate,
     Arrivals: rates.parse_arrivals,
     Url: urls.parse,
+    Endpoint: urls.parse_endpoint,
     TrackChoice: lambda text: TrackChoice(path=text),
 }
-_CHECKS: Mapping[type, Callable[[Any], None]] = {Arrivals: rates.check_arrivals}
+_CHECKS: Mapping[type, Callable[[Any], None]] = {Arrivals: rates.check_arrivals, Rate: rates.check_rate}
+
+
+# The types of a record's fields, with what they may hold.
+_hints: Callable[[Any], dict[str, Any]] = functools.cache(functools.partial(get_type_hints, include_extras=True))
+
+
+_keys: Callable[[Any], Mapping[str, str]] = functools.cache(
+    lambda record: {key_of(field.name): field.name for field in dataclasses.fields(record)}
+)
 
 
 def nearest(found: str, known: Iterable[str]) -> str:
@@ -48,22 +65,18 @@ def key_of(name: str) -> str:
 
 def keys(record: type) -> Mapping[str, str]:
     """TOML key to field name of a record."""
-    return {key_of(field.name): field.name for field in dataclasses.fields(record)}
+    return _keys(record)
 
 
 def from_toml(record: type[T], table: Mapping[str, Any], where: str) -> T:
-    """A record from a TOML table; SpecError names file and key (`where`), what was found and the remedy."""
+    """A record from a TOML table; SpecError names file and key (`where`), what was found and what is allowed."""
     if not isinstance(table, Mapping):
-        raise SpecError(f"{where}: {table!r} is not a table")
-    known = keys(record)
-    for key in table:
-        if key not in known:
-            raise SpecError(f'{where}: unknown key "{key}"; {nearest(key, known)}')
+        raise SpecError(f"{where}: {quoted(table)} is not a table")
     hints = _hints(record)
-    values = {
-        known[key]: _read(hints[known[key]], value, _suffix(known[key]), f"{where}: {key}")
-        for key, value in table.items()
-    }
+    values = {}
+    for key, value in table.items():
+        name = _known(record, key, where)
+        values[name] = _read(hints[name], value, _suffix(name), f"{where}: {key}")
     _require(record, values, where)
     made = record(**values)
     if record in _CHECKS:
@@ -71,9 +84,25 @@ def from_toml(record: type[T], table: Mapping[str, Any], where: str) -> T:
     return made
 
 
+def at(record: type, path: Sequence[str], value: Any, where: str) -> Any:
+    """What one key of a record, or of the tables in it, becomes; SpecError (`where` names it) when it cannot be."""
+    name = _known(record, path[0], where)
+    return _below(_hints(record)[name], path[1:], value, _suffix(name), where)
+
+
 def from_json(record: type[T], table: Any) -> T:
     """A record from what `to_json` made; ValueError says where something else stands in it, and what."""
     return typing.cast("T", decoding.decoded(record, table))
+
+
+def check(made: Any, where: str) -> None:
+    """Nothing; SpecError when a field of a record, or of one in it, holds what it may not."""
+    hints = _hints(type(made))
+    for field in dataclasses.fields(made):
+        suffix = _suffix(field.name)
+        _check(hints[field.name], getattr(made, field.name), suffix, f"{where}: {key_of(field.name)}")
+    if type(made) in _CHECKS:
+        _explained(_CHECKS[type(made)], made, where)
 
 
 def to_json(value: Any) -> Any:
@@ -87,12 +116,16 @@ def to_json(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-def _hints(record: type) -> dict[str, Any]:
-    return get_type_hints(record)
-
-
 def _suffix(name: str) -> str:
     return next((suffix for suffix in units.PARSERS if name.endswith(suffix)), "")
+
+
+def _known(record: type, key: str, where: str) -> str:
+    """The field of a key."""
+    known = keys(record)
+    if key not in known:
+        raise SpecError(f'{where}: unknown key "{spelled(key)}"; {nearest(key, known)}')
+    return known[key]
 
 
 def _require(record: type, values: Mapping[str, Any], where: str) -> None:
@@ -102,32 +135,48 @@ def _require(record: type, values: Mapping[str, Any], where: str) -> None:
             raise SpecError(f'{where}: the key "{key_of(field.name)}" is missing')
 
 
-def _options(hint: Any) -> tuple[Any, ...]:
-    return get_args(hint) if get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+def _kinds(hint: Any) -> list[tuple[Any, tuple[Any, ...]]]:
+    """Each type that a field may have, but None, with its rules."""
+    options = get_args(hint) if get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+    return [
+        (option.__origin__, option.__metadata__) if get_origin(option) is Annotated else (option, ())
+        for option in options
+        if option is not types.NoneType
+    ]
 
 
 def _read(hint: Any, value: Any, suffix: str, where: str) -> Any:
-    kinds = [option for option in _options(hint) if option is not type(None)]
-    kind = kinds[0]
+    (kind, ruled), *others = _kinds(hint)
+    if any(get_origin(other) is Literal and value in get_args(other) for other, _ in others):
+        return value  # a word in the place of a number, such as "auto"
+    if isinstance(value, int) and abs(value) >= _LARGEST:
+        raise SpecError(f"{where}: a number of more than thirty digits means nothing here")
+    made = _parsed(kind, ruled, value, suffix, where)
+    _enforce(ruled, made, value, suffix, where)
+    return made
+
+
+def _parsed(kind: Any, ruled: tuple[Any, ...], value: Any, suffix: str, where: str) -> Any:
+    """The value as its type has it, not yet checked against the rules of its own field."""
     origin = get_origin(kind)
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
         return _record(kind, value, where)
     if origin is tuple:
-        items = value if isinstance(value, list) else _split(value, suffix)
-        return tuple(_read(get_args(kind)[0], item, suffix, where) for item in items)
+        return tuple(_read(get_args(kind)[0], item, suffix, where) for item in _items(ruled, value, suffix, where))
     if origin is dict:
+        key_hint, item_hint = get_args(kind)
         return {
-            str(key): _read(get_args(kind)[1], item, "", f"{where}.{key}")
+            _read(key_hint, key, "", where): _read(item_hint, item, "", f"{where}.{key}")
             for key, item in _expect(value, dict, "a table", where).items()
         }
     if origin is Literal:
         if value not in get_args(kind):
-            raise SpecError(f"{where}: {value!r} is not one of {', '.join(map(str, get_args(kind)))}")
+            raise SpecError(f"{where}: {quoted(value)} is not one of {', '.join(map(str, get_args(kind)))}")
         return value
     if kind is Any:
         return value
     if suffix:
-        return value if value in _words(kinds) else _number(value, suffix, where)
+        return _number(value, suffix, where)
     if kind is bool:
         return _expect(_truth(value), bool, "true or false (on or off)", where)
     if kind is int:
@@ -137,23 +186,40 @@ def _read(hint: Any, value: Any, suffix: str, where: str) -> Any:
     return str(_expect(value, (str, int, float), "a text", where))
 
 
-def _words(kinds: list[Any]) -> tuple[Any, ...]:
-    """What may stand in the place of a number, such as "auto"."""
-    return tuple(word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind))
+def _below(hint: Any, path: Sequence[str], value: Any, suffix: str, where: str) -> Any:
+    if not path:
+        return _read(hint, value, suffix, where)
+    kind, _ = _kinds(hint)[0]
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+        return at(kind, path, value, where)
+    if get_origin(kind) is dict:
+        key_hint, item_hint = get_args(kind)
+        _read(key_hint, path[0], "", where)
+        return _below(item_hint, path[1:], value, "", where)
+    if kind is Any:
+        return _read(hint, value, "", where)
+    raise SpecError(f"{where}: there is nothing below it; a name with dots in it stands in quotes")
 
 
 def _record(kind: type, value: Any, where: str) -> Any:
     if isinstance(value, str) and kind in _TEXTS:
-        return _explained(_TEXTS[kind], value, where)
-    return from_toml(kind, _expect(value, dict, "a table", where), where)
+        made = _explained(_TEXTS[kind], value, where)
+        check(made, where)
+        return made
+    return from_toml(kind, _expect(value, Mapping, "a table", where), where)
+
+
+def _items(ruled: tuple[Any, ...], value: Any, suffix: str, where: str) -> Sequence[Any]:
+    if isinstance(value, list):
+        return value
+    separator = next((rule.separator for rule in ruled if isinstance(rule, Several)), None)
+    return str(_expect(value, (str, int) if suffix else str, "a list", where)).split(separator)
 
 
 def _number(value: Any, suffix: str, where: str) -> int:
     if isinstance(value, bool) or not isinstance(value, (str, int)):
-        raise SpecError(f"{where}: {value!r} needs a unit, in quotes")
-    if isinstance(value, int):
-        value = str(value)
-    return int(_explained(units.PARSERS[suffix], value, where))
+        raise SpecError(f"{where}: {quoted(value)} needs a unit, in quotes")
+    return int(_explained(units.PARSERS[suffix], str(value), where))
 
 
 def _explained(read: Callable[[Any], Any], value: Any, where: str) -> Any:
@@ -163,14 +229,10 @@ def _explained(read: Callable[[Any], Any], value: Any, where: str) -> Any:
         raise SpecError(f"{where}: {error}") from None
 
 
-def _split(value: Any, suffix: str) -> list[str]:
-    return str(value).split(".." if suffix == "_bytes" else " ")
-
-
 def _expect(value: Any, kind: type | tuple[type, ...], what: str, where: str) -> Any:
     wrong_bool = isinstance(value, bool) and kind is not bool
     if wrong_bool or not isinstance(value, kind):
-        raise SpecError(f"{where}: {value!r} is not {what}")
+        raise SpecError(f"{where}: {quoted(value)} is not {what}")
     return value
 
 
@@ -181,4 +243,41 @@ def _truth(value: Any) -> Any:
 
 def _whole(value: Any) -> Any:
     """A level of a factor is text: "8" is 8."""
-    return int(value) if isinstance(value, str) and value.isascii() and value.isdigit() else value
+    return int(value) if isinstance(value, str) and re.fullmatch("-?[0-9]{1,30}", value) else value
+
+
+def _enforce(ruled: tuple[Any, ...], made: Any, found: Any, suffix: str, where: str) -> None:
+    for rule in ruled:
+        if trouble := rules.broken(rule, made, suffix):
+            raise SpecError(f"{where}: {quoted(found)} {trouble}")
+
+
+def _check(hint: Any, value: Any, suffix: str, where: str) -> None:
+    """The same of a value that is in its record already."""
+    options = get_args(hint) if get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+    if value is None and types.NoneType in options:
+        return
+    kind, ruled = next(((kind, ruled) for kind, ruled in _kinds(hint) if _is_a(kind, value)), (None, ()))
+    if kind is None:
+        raise SpecError(f"{where}: {quoted(value)} is of another type than it is written in")
+    _enforce(ruled, value, value, suffix, where)
+    if dataclasses.is_dataclass(kind):
+        check(value, where)
+    elif get_origin(kind) is tuple:
+        for item in value:
+            _check(get_args(kind)[0], item, suffix, where)
+    elif get_origin(kind) is dict:
+        for key, item in value.items():
+            _check(get_args(kind)[0], key, "", where)
+            _check(get_args(kind)[1], item, "", f"{where}.{key}")
+
+
+def _is_a(kind: Any, value: Any) -> bool:
+    if kind is Any:
+        return True
+    if get_origin(kind) is Literal:
+        return value in get_args(kind)
+    wanted = get_origin(kind) or kind
+    return isinstance(value, (int, float) if wanted is float else wanted) and (
+        wanted is bool or not isinstance(value, bool)
+    )

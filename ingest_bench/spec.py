@@ -4,20 +4,35 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ingest_bench import catalog, coherence, records
 from ingest_bench.errors import SpecError
-from ingest_bench.model.experiment import Cell, Experiment, Factor, Fault
+from ingest_bench.model.experiment import MOST_LEVELS, MOST_RUNS, Cell, Experiment, Factor, Fault
 from ingest_bench.model.load import LoadOptions
 from ingest_bench.model.network import Profile
 from ingest_bench.model.target import TargetOptions
+from ingest_bench.units import quoted, spelled
 
 _TABLES: Mapping[str, type] = {"network": Profile, "target": TargetOptions, "load": LoadOptions}
-TOP = ("description", "replicates", "seed", "probes", "costly_probes", "factors", "fault", *_TABLES)
 _INCLUDES = "includes"
+# What an experiment says of itself, beside its tables.
+_HEAD = ("description", "replicates", "seed", "probes", "costly_probes")
+TOP = (*_HEAD, "factors", "fault", *_TABLES)
+# Two keys for one thing: the one that is set takes the place of the other.
+_TWINS: Mapping[tuple[str, ...], tuple[str, str]] = {
+    ("load", "bulk"): ("load", "bulk_documents"),
+    ("load", "bulk_documents"): ("load", "bulk"),
+}
+# Options of the command whose names are not their keys'.
+_OPTIONS = {"measure_documents": "--documents"}
+# No table has tables below tables below tables; what a track's parameter holds is its own.
+_DEEPEST = 3
+# A cell's name is a folder's (NAME_MAX of Linux is 255), and a search adds its rate.
+_LONGEST_NAME = 200
 # The key that names the thing itself may be written as the table's name.
 _NAMES = {"network": ("network", "profile"), "target": ("target", "name"), "workload": ("load", "workload")}
 
@@ -42,15 +57,15 @@ def load(
         if key == _INCLUDES:
             raise SpecError(f"{where}: it only names other experiments; run one of them, or all by its name")
         if key not in TOP:
-            raise SpecError(f'{where}: unknown key "{key}"; {records.nearest(key, TOP)}')
+            raise SpecError(f'{where}: unknown key "{spelled(key)}"; {records.nearest(key, TOP)}')
+    head = {key: records.at(Experiment, (key,), table[key], f"{where}: {key}") for key in _HEAD if key in table}
+    tables = {name: dict(_kind(table, name, dict, {}, "a table", where)) for name in _TABLES}
+    for steps, value in _leaves(tables):
+        _check(steps, value, f"{where}: {'.'.join(map(spelled, steps))}")
     experiment = Experiment(
         name=path.stem,
-        description=str(table.get("description", "")),
-        replicates=_count(table.get("replicates", 1), f"{where}: replicates"),
-        seed=_kind(table, "seed", int, 1, "a whole number", where),
-        probes=tuple(map(str, _kind(table, "probes", list, [], "a list of names", where))),
-        costly_probes=tuple(map(str, _kind(table, "costly_probes", list, [], "a list of names", where))),
-        tables={name: dict(_kind(table, name, dict, {}, "a table", where)) for name in _TABLES},
+        **head,
+        tables=tables,
         factors=_factors(_kind(table, "factors", dict, {}, "a table", where), where),
         faults=tuple(
             records.from_toml(Fault, fault, f"{where}: fault")
@@ -60,17 +75,36 @@ def load(
     if running is not None:
         if experiment.tables["target"] or experiment.tables["network"]:
             # What it says of its server and its link is not so.
-            experiment = _replaced(experiment, description=f"{path.stem}, on a server that runs already, as it is")
-        experiment = _replaced(experiment, tables={**experiment.tables, "target": dict(running), "network": {}})
-    for key, value in (fixed or {}).items():
-        if value is not None:
-            experiment = _replaced(experiment, tables=_set(experiment.tables, path_of(key), value))
-    for override in overrides:
-        experiment = _override(experiment, override)
+            description = f"{path.stem}, on a server that runs already, as it is"
+            experiment = dataclasses.replace(experiment, description=description)
+        tables = {**experiment.tables, "target": _asked(running), "network": {}}
+        experiment = dataclasses.replace(experiment, tables=tables)
+    chosen = _asked(fixed or {})
+    for key, value in chosen.items():
+        experiment = dataclasses.replace(experiment, tables=_set(experiment.tables, path_of(key), value))
+    experiment = _overridden(experiment, overrides, {path_of(key): _OPTIONS.get(key, f"--{key}") for key in chosen})
     if replicates is not None:
-        experiment = _replaced(experiment, replicates=_count(replicates, "--replicates"))
+        checked = records.at(Experiment, ("replicates",), replicates, "--replicates")
+        experiment = dataclasses.replace(experiment, replicates=checked)
     cells(experiment)
     return experiment
+
+
+def profile_overrides(settings: Sequence[str]) -> dict[str, Any]:
+    """What each `key=value` of `net --set` changes of a profile; SpecError for what no profile may have."""
+    found: dict[str, Any] = {}
+    given = set()
+    for text in settings:
+        key, equals, value = text.partition("=")
+        if not (key and equals):
+            raise SpecError(f"--set {spelled(text)}: write it like mtu=9000 or to_server.delay=5ms")
+        path = tuple(key.removeprefix("network.").split("."))
+        if path in given:
+            raise SpecError(f"--set {key}: it is given twice; take one of them out")
+        given.add(path)
+        records.at(Profile, path, value, f"--set {spelled(key)}")
+        found = _set(found, path, value)
+    return found
 
 
 def included(name: str) -> tuple[str, ...]:
@@ -84,18 +118,38 @@ def included(name: str) -> tuple[str, ...]:
         raise SpecError(f"{path}: {_INCLUDES}: a list of experiments is needed, found {names!r}")
     for key in table:
         if key not in ("description", _INCLUDES):
-            raise SpecError(f'{path}: "{key}" has no place beside {_INCLUDES}: each experiment has its own')
+            raise SpecError(f'{path}: "{spelled(key)}" has no place beside {_INCLUDES}: each experiment has its own')
     return tuple(names)
 
 
 def cells(experiment: Experiment) -> tuple[Cell, ...]:
     """Every combination of levels, resolved; SpecError names file, key, what was found and the remedy."""
+    each = experiment.replicates * (2 if experiment.costly_probes else 1)
+    runs = each * math.prod(len(factor.levels) for factor in experiment.factors)
+    if runs > MOST_RUNS:
+        raise SpecError(
+            f"{experiment.name}: that makes {runs:,} runs, and at most {MOST_RUNS:,} are done; "
+            "take fewer levels or replicates"
+        )
     choices = [[(factor.key, level) for level in factor.levels] for factor in experiment.factors]
     found = tuple(_cell(experiment, dict(chosen)) for chosen in itertools.product(*choices))
-    for at, cell in enumerate(found):
-        for other in found[:at]:
-            if (cell.network, cell.target, cell.load) == (other.network, other.target, other.load):
-                raise SpecError(f"{experiment.name}: {other.name} and {cell.name} are the same; take one level out")
+    alike: dict[str, Cell] = {}
+    folders: dict[str, Cell] = {}
+    for cell in found:
+        if len(cell.name) > _LONGEST_NAME:
+            raise SpecError(
+                f"{experiment.name}: the levels make a folder's name of {len(cell.name)} characters, and at most "
+                f"{_LONGEST_NAME} are possible; write what does not vary into the experiment's file"
+            )
+        other = alike.setdefault(repr((cell.network, cell.target, cell.load)), cell)
+        if other is not cell:
+            raise SpecError(f"{experiment.name}: {other.name} and {cell.name} are the same; take one level out")
+        other = folders.setdefault(cell.name, cell)
+        if other is not cell:
+            raise SpecError(
+                f"{experiment.name}: {other.levels} and {cell.levels} would both have the folder {cell.name}; "
+                "let the levels differ in letters or digits"
+            )
     return found
 
 
@@ -110,92 +164,138 @@ def path_of(key: str) -> tuple[str, ...]:
             {*records.keys(_TABLES[first]), "profile"} if first == "network" else records.keys(_TABLES[first]),
             key,
         )
-        return (first, *rest)
+        return (first, rest[0], *_deeper(rest[0], rest[1:]))
     for table in ("target", "load", "network"):
         if first in records.keys(_TABLES[table]) and first != "name":
-            return (table, first, *([".".join(rest)] if first == "setting" else rest))
+            return (table, first, *_deeper(first, rest))
     everything = {*_NAMES, *(name for record in _TABLES.values() for name in records.keys(record) if name != "name")}
-    raise SpecError(f'unknown key "{key}"; {records.nearest(first, everything)}')
+    raise SpecError(f'unknown key "{spelled(key)}"; {records.nearest(first, everything)}')
+
+
+def _deeper(key: str, rest: Sequence[str]) -> Sequence[str]:
+    """The keys below one: a setting of the server has dots in its name."""
+    return [".".join(rest)] if key == "setting" and rest else rest
 
 
 def _known(found: str, known: Any, key: str) -> None:
     if found not in known:
-        raise SpecError(f'unknown key "{key}"; {records.nearest(found, known)}')
+        raise SpecError(f'unknown key "{spelled(key)}"; {records.nearest(found, known)}')
 
 
 def _cell(experiment: Experiment, levels: dict[str, str]) -> Cell:
     tables = {name: dict(table) for name, table in experiment.tables.items()}
-    for key, level in levels.items():
-        tables = _set(tables, path_of(key), level)
+    paths = [path_of(key) for key in levels]
+    for path, level in zip(paths, levels.values(), strict=True):
+        tables = _set(tables, path, level)
+        twin = _TWINS.get(path)
+        if twin is not None and twin not in paths:
+            tables[twin[0]].pop(twin[1], None)
     network = tables["network"]
     overrides = {key: value for key, value in network.items() if key != "profile"}
     where = experiment.name
     coherence.check_running(tables, experiment.faults, where)
     target = records.from_toml(TargetOptions, tables["target"], f"{where}: target")
+    options = records.from_toml(LoadOptions, tables["load"], f"{where}: load")
+    coherence.check_load(options, f"{where}: load")
     return Cell(
         name=cell_name(levels),
         levels=levels,
         network=None if target.runs_already else catalog.profile(str(network.get("profile", "loopback")), overrides),
         target=target,
-        load=records.from_toml(LoadOptions, tables["load"], f"{where}: load"),
+        load=options,
         faults=experiment.faults,
         probes=experiment.probes,
     )
 
 
-def _set(tables: dict[str, dict[str, Any]], path: Sequence[str], value: Any) -> dict[str, dict[str, Any]]:
+def _set(tables: dict[str, Any], path: Sequence[str], value: Any) -> dict[str, Any]:
     nested: Any = value
     for step in reversed(path):
         nested = {step: nested}
     return catalog.merged(tables, nested)
 
 
+def _leaves(table: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Each value of a table and of those in it, with the keys that lead there."""
+    for key, value in table.items():
+        if isinstance(value, dict) and len(above) < _DEEPEST:
+            yield from _leaves(value, (*above, key))
+        else:
+            yield (*above, key), value
+
+
+def _check(path: Sequence[str], value: Any, where: str) -> None:
+    """Nothing; SpecError when the key at that path of the three tables may not have that value."""
+    table, *rest = path
+    if table == "network" and rest[0] == "profile":
+        # By its name or its path, as a fault has one.
+        records.at(Fault, rest, value, where)
+    else:
+        records.at(_TABLES[table], rest, value, where)
+
+
+def _asked(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that were given, by the keys that they stand for."""
+    given = {key: value for key, value in options.items() if value is not None}
+    for key, value in given.items():
+        _check(path_of(key), value, _OPTIONS.get(key, f"--{key.replace('_', '-')}"))
+    return given
+
+
 def _factors(table: Mapping[str, Any], where: str) -> tuple[Factor, ...]:
     factors = []
     for key, levels in table.items():
         if not isinstance(levels, list) or not levels:
-            raise SpecError(f"{where}: factors: {key}: a factor is a list of levels, found {levels!r}")
-        factors.append(_factor(key, [_text(level) for level in levels], f"{where}: factors"))
+            raise SpecError(f"{where}: factors: {spelled(key)}: a factor is a list of levels, found {quoted(levels)}")
+        here = f"{where}: factors: {spelled(key)}"
+        factors.append(_factor(key, [_text(level, here) for level in levels], here))
     return tuple(factors)
 
 
 def _factor(key: str, levels: Sequence[str], where: str) -> Factor:
-    path_of(key)
+    path = path_of(key)
+    if len(levels) > MOST_LEVELS:
+        raise SpecError(f"{where}: a factor has at most {MOST_LEVELS:,} levels, found {len(levels):,}")
     twice = next((level for level in levels if levels.count(level) > 1), None)
     if twice is not None:
-        raise SpecError(f'{where}: {key}: the level "{twice}" is given twice')
+        raise SpecError(f"{where}: the level {quoted(twice)} is given twice")
+    for level in levels:
+        _check(path, level, where)
     return Factor(key=key, levels=tuple(levels))
 
 
-def _override(experiment: Experiment, text: str) -> Experiment:
-    key, equals, value = text.partition("=")
-    if not equals or not value:
-        raise SpecError(f'--set {text}: write it like "heap=1g,2g"')
-    path = path_of(key)
-    kept = [factor for factor in experiment.factors if path_of(factor.key) != path]
-    place = next((at for at, factor in enumerate(experiment.factors) if path_of(factor.key) == path), len(kept))
-    kept.insert(place, _factor(key, value.split(","), "--set"))
-    return _replaced(experiment, factors=tuple(kept))
+def _overridden(experiment: Experiment, overrides: Sequence[str], options: Mapping[tuple[str, ...], str]) -> Experiment:
+    """The experiment with each `key=value[,value…]` in the place of its factor, or as one more."""
+    given = dict(options)
+    factors = list(experiment.factors)
+    for text in overrides:
+        key, equals, value = text.partition("=")
+        if not equals or not value:
+            raise SpecError(f'--set {spelled(text)}: write it like "heap=1g,2g"')
+        path = path_of(key)
+        if path in given:
+            raise SpecError(f"--set {key}: it is given already, by {given[path]}; give all levels at once: {key}=A,B")
+        given[path] = f"--set {spelled(key)}"
+        place = next((at for at, factor in enumerate(factors) if path_of(factor.key) == path), len(factors))
+        factors[place : place + 1] = [_factor(key, value.split(","), given[path])]
+    return dataclasses.replace(experiment, factors=tuple(factors))
 
 
-def _replaced(experiment: Experiment, **changes: Any) -> Experiment:
-    return dataclasses.replace(experiment, **changes)
-
-
-def _text(level: Any) -> str:
-    return str(level).lower() if isinstance(level, bool) else str(level)
+def _text(level: Any, where: str) -> str:
+    if not isinstance(level, (str, int, float)):
+        raise SpecError(f"{where}: {quoted(level)} is no level: a text, a number, true or false")
+    if isinstance(level, bool):
+        return str(level).lower()
+    try:
+        return str(level)
+    except ValueError:
+        raise SpecError(f"{where}: {quoted(level)} is no level") from None
 
 
 def _kind(table: Mapping[str, Any], key: str, kind: type, default: Any, what: str, where: str) -> Any:
     value = table.get(key, default)
-    if not isinstance(value, kind) or isinstance(value, bool):
-        raise SpecError(f"{where}: {key}: {value!r} is not {what}")
-    return value
-
-
-def _count(value: Any, where: str) -> int:
-    if not isinstance(value, int) or value < 1:
-        raise SpecError(f"{where}: {value!r} is not a count of at least 1")
+    if not isinstance(value, kind):
+        raise SpecError(f"{where}: {key}: {quoted(value)} is not {what}")
     return value
 
 

@@ -110,6 +110,7 @@ class Results:
         path = self.path / "plan.json"
         plan = _decoded(Plan, read_json(path), path)
         check_names(plan, f"{path}: ")
+        records.check(plan, str(path))
         return plan
 
     def replace_plan(self, plan: Plan) -> None:

@@ -6,12 +6,16 @@ Inside the program a value is an integer and its unit is the end of its name: `_
 from __future__ import annotations
 
 import re
+import reprlib
 from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from typing import Any
 
+# Nobody writes a number with more characters; Python's own limit for one of them is 4300 digits.
+_LONGEST = 100
 _NUMBER = re.compile(r"\s*(?P<number>[+-]?[0-9][0-9_]*(?:\.[0-9]+)?)\s*(?P<unit>[A-Za-zµ%/]*)\s*")
 
 TIMES = {"ns": 1, "us": 10**3, "µs": 10**3, "ms": 10**6, "s": 10**9, "min": 60 * 10**9, "h": 3600 * 10**9}
@@ -65,6 +69,19 @@ PARSERS: Mapping[str, Callable[[str], int]] = {
 }
 
 
+def quoted(value: Any) -> str:
+    """A value as Python writes it, in at most a line: what was found, in a message."""
+    try:
+        return _QUOTE.repr(value)
+    except ValueError:
+        return "a number of thousands of digits"
+
+
+def spelled(name: str) -> str:
+    """A name as it is written, where it is one line; as `quoted` where it is not."""
+    return name if name.isprintable() and len(name) <= _LONGEST else quoted(name)
+
+
 def format_time(value_ns: float) -> str:
     """A short text such as "1.5ms" or "2min"; parse_time_ns reads it again when the value is whole."""
     for unit in ("h", "min", "s", "ms", "us"):
@@ -95,20 +112,25 @@ def format_ppm(value_ppm: float) -> str:
 
 
 def _parse(text: str, units: Mapping[str, int], what: str, example: str) -> int:
-    match = _NUMBER.fullmatch(text)
+    match = _NUMBER.fullmatch(text) if len(text) <= _LONGEST else None
     unit = match["unit"] if match else ""
     if match is None or unit not in units:
         known = ", ".join(name for name in units if name)
-        raise ValueError(f"{text!r} is not {what}: write it like {example} (units: {known})")
+        raise ValueError(f"{quoted(text)} is not {what}: write it like {example} (units: {known})")
     try:
         value = Decimal(match["number"].replace("_", "")) * units[unit]
     except InvalidOperation:
-        raise ValueError(f"{text!r} is not {what}: write it like {example}") from None
+        raise ValueError(f"{quoted(text)} is not {what}: write it like {example}") from None
     if value < 0:
         raise ValueError(f"{text!r} is negative")
     if value != value.to_integral_value():
         raise ValueError(f"{text!r} is finer than the smallest unit")
     return int(value)
+
+
+_QUOTE = reprlib.Repr()
+_QUOTE.maxstring = _QUOTE.maxother = 100
+_QUOTE.maxlevel = 3
 
 
 def _short(value: float) -> str:

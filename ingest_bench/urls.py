@@ -1,11 +1,13 @@
-"""The URL of a server that runs already, and paths below it. Pure. No message repeats what may hold a password."""
+"""Where a server is, a URL or HOST:PORT, and paths below it. Pure. No message repeats what may hold a password."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from urllib.parse import quote, urlsplit
 
-from ingest_bench.model.target import Scheme, Url
+from ingest_bench.model.target import Endpoint, Scheme, Url
+from ingest_bench.units import quoted
 
 _PORT = 9200
 
@@ -39,3 +41,11 @@ def path(*parts: str | Sequence[str]) -> str:
     """
     names = ((part,) if isinstance(part, str) else part for part in parts)
     return "".join("/" + ",".join(quote(name, safe="*") for name in part) for part in names)
+
+
+def parse_endpoint(text: str) -> Endpoint:
+    """The host and port in "HOST:PORT"; ValueError says how to write them."""
+    host, _, port = text.rpartition(":")
+    if not host or re.fullmatch("[0-9]{1,5}", port) is None:
+        raise ValueError(f"{quoted(text)}: write it like 192.0.2.7:9200, server.example:9200 or [2001:db8::7]:9200")
+    return Endpoint(host.removeprefix("[").removesuffix("]"), int(port))

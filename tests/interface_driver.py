@@ -29,8 +29,8 @@ FULL = Profile(
     gro_max_size_bytes=30_000,
     offloads={"tso": False, "gso": False, "tx": False, "gro": True},
     congestion_control="reno",
-    tcp_rmem="4096 65536 262144",
-    tcp_wmem="4096 16384 262144",
+    tcp_rmem_bytes=(4096, 65536, 262144),
+    tcp_wmem_bytes=(4096, 16384, 262144),
     to_server=SLOW,
     to_client=SLOW,
 )

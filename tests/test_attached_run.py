@@ -57,8 +57,8 @@ def test_another_process_with_the_same_pid_is_never_measured() -> None:
 
 
 def test_a_pid_that_is_none_is_told_before_anything_starts() -> None:
-    with pytest.raises(SpecError, match="--attach 4999999: there is no such process"):
-        of_pid(4999999)
+    with pytest.raises(SpecError, match="--attach 4194304: there is no such process"):
+        of_pid(4194304)
 
 
 @pytest.mark.parametrize(

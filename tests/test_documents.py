@@ -155,6 +155,12 @@ def test_an_object_holds_fields_and_a_list_holds_values() -> None:
         ({"name": "n", "kind": "choice", "choices": [1, 2], "weights": [1]}, "1 weights for 2 choices"),
         ({"name": "n", "kind": "sum", "of": ["m"]}, '"m" is not a field before it'),
         ({"name": "n", "kind": "date", "start": "spring", "end": "2016-01-01"}, '"spring" is not a date'),
+        ({"name": "n", "kind": "integer", "minimum": 2, "maximum": 1}, "minimum 2 is more than maximum 1"),
+        ({"name": "n", "kind": "integer", "minimum": -2, "maximum": 1, "scale": "log"}, "minimum -2 has no logarithm"),
+        ({"name": "n", "kind": "choice", "choices": [1, 2], "weights": [0, 0]}, "all weights are 0"),
+        ({"name": "n", "kind": "choice", "choices": [1, 2], "weights": [-1, 2]}, "weights: -1 is not between 0 and"),
+        ({"name": "n", "kind": "date", "start": "2016-01-01", "end": "2015-01-01"}, "is not before end 2015-01-01"),
+        ({"name": "n", "kind": "id", "format": "{0.__class__}"}, "is not a format with one number in it"),
         ({"name": "n", "kind": "id", "present": 0.5}, "the first field must be in every document"),
     ],
 )

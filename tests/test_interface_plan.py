@@ -48,7 +48,7 @@ PROFILE = Profile(
     gso_max_segs=1,
     gso_max_size_bytes=30_000,
     offloads={"tso": False, "gro": True},
-    tcp_rmem="4096 65536 65536",
+    tcp_rmem_bytes=(4096, 65536, 65536),
     to_server=FAR,
     to_client=SLOW,
 )

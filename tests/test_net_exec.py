@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import signal
 import subprocess
@@ -12,7 +13,8 @@ import pytest
 
 pytestmark = [pytest.mark.netns, pytest.mark.processes]
 
-NET = (sys.executable, "-c", "from ingest_bench.cli import main; main()", "net")
+COMMAND = (sys.executable, "-c", "from ingest_bench.cli import main; main()")
+NET = (*COMMAND, "net")
 LIMIT_S = 90
 
 
@@ -122,7 +124,7 @@ def test_check_prints_promised_against_measured_and_fails_when_a_promise_is_brok
     assert "│ mtu to-server" in done.stdout
     assert "promises are kept" in done.stdout
     # No machine of today does this between two namespaces.
-    done = net("check", "ethernet-100m", "--set", "to_server.rate=200gbit")
+    done = net("check", "ethernet-100m", "--set", "to_server.rate=100gbit")
     assert done.returncode == 3
     assert " NO │" in done.stdout
     assert "broken: rate to-server" in done.stdout
@@ -137,6 +139,27 @@ def test_a_dry_run_prints_the_commands_of_the_link_and_runs_nothing(tmp_path: Pa
     assert not touched.exists()
 
 
+@pytest.mark.parametrize("way", ["a profile", "--set", "an experiment", "a run with --set"])
+def test_a_congestion_control_with_a_command_in_it_runs_nothing(way: str, tmp_path: Path) -> None:
+    touched = tmp_path / "touched"
+    evil = f"cubic\nvrf exec default touch {touched}"
+    (tmp_path / "profile.toml").write_text(f"congestion_control = {json.dumps(evil)}\n")
+    (tmp_path / "experiment.toml").write_text(
+        f'[network]\nprofile = "ethernet"\ncongestion_control = {json.dumps(evil)}\n[target]\nname = "sink"\n'
+    )
+    out = ("--out", str(tmp_path / "out"))
+    words = {
+        "a profile": ("net", "exec", str(tmp_path / "profile.toml"), "--", "true"),
+        "--set": ("net", "exec", "ethernet", "--set", f"congestion_control={evil}", "--", "true"),
+        "an experiment": ("run", str(tmp_path / "experiment.toml"), *out),
+        "a run with --set": ("run", "verify-recommendation", "--set", f"network.congestion_control={evil}", *out),
+    }[way]
+    done = subprocess.run((*COMMAND, *words), capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert (done.returncode, touched.exists()) == (2, False), done.stderr
+    assert "is not a congestion control's name" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
 NOWHERE = ("apply", "ethernet", "--interface", "nosuch0")
 
 
@@ -148,7 +171,7 @@ NOWHERE = ("apply", "ethernet", "--interface", "nosuch0")
         (("exec", "ethernet", "--set", "mtv=9000", "--", "true"), 'did you mean "mtu"'),
         (("exec", "ethernet", "--server-port", "1", "--", "true"), "add --server COMMAND"),
         ((*NOWHERE, "--to", "198.18.0.9:9200", "--for", "5"), "--for: '5' is not a time"),
-        ((*NOWHERE, "--to", "198.18.0.9", "--for", "5s"), "--to 198.18.0.9: write it"),
+        ((*NOWHERE, "--to", "198.18.0.9", "--for", "5s"), "--to: '198.18.0.9': write it"),
         ((*NOWHERE, "--to", "127.0.0.1:1", "--for", "5s", "--dry-run"), "no such interface"),
     ],
 )

@@ -24,7 +24,7 @@ def test_the_route_carries_what_tcp_shall_do() -> None:
 
 
 def test_socket_buffers_are_set_with_one_command() -> None:
-    profile = Profile(name="x", tcp_rmem="4096 16384 65536", tcp_wmem="4096 65536 4194304")
+    profile = Profile(name="x", tcp_rmem_bytes=(4096, 16384, 65536), tcp_wmem_bytes=(4096, 65536, 4194304))
     assert commands.sysctl(profile) == (
         "sysctl",
         "-q",

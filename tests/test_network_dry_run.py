@@ -21,7 +21,7 @@ MADE_UP = Profile(
     gso_max_segs=1,
     gso_max_size_bytes=20_000,
     offloads={"tso": False, "gso": False},
-    tcp_rmem="4096 65536 262144",
+    tcp_rmem_bytes=(4096, 65536, 262144),
     to_server=SLOW,
 )
 PROFILES = [MADE_UP, *map(catalog.profile, data.files("netem"))]

@@ -132,7 +132,7 @@ def test_both_ends_of_loopback_share_one_namespace_and_keep_their_addresses() ->
 
 
 def test_the_sizes_of_socket_buffers_are_the_namespaces_own() -> None:
-    with link(Profile(name="x", tcp_rmem="4096 16384 65536")) as made:
+    with link(Profile(name="x", tcp_rmem_bytes=(4096, 16384, 65536))) as made:
         said = json.loads(made.server.run((sys.executable, "-c", ASK, made.server_address)))
         assert said["receive_buffer"] <= 65536
     with link(Profile(name="x")) as made:
@@ -170,8 +170,8 @@ def test_a_link_that_is_changed_back_has_nothing_left_of_the_state_between() -> 
         gro_max_size_bytes=20_000,
         offloads={"tso": False, "gro": True, "gso": True},
         congestion_control="reno",
-        tcp_rmem="4096 16384 65536",
-        tcp_wmem="4096 16384 65536",
+        tcp_rmem_bytes=(4096, 16384, 65536),
+        tcp_wmem_bytes=(4096, 16384, 65536),
         mss_bytes=600,
         to_client=Impairment(rate_bps=10**6),
     )
@@ -185,7 +185,7 @@ def test_a_link_that_is_changed_back_has_nothing_left_of_the_state_between() -> 
 
 
 def test_what_this_machine_does_not_take_is_a_missing_capability() -> None:
-    with pytest.raises(MissingCapability, match="did not take"), link(Profile(name="x", tcp_rmem="a lot")):
+    with pytest.raises(MissingCapability, match="did not take"), link(Profile(name="x", tcp_rmem_bytes=(0, 0, 0))):
         pass
 
 

@@ -45,15 +45,19 @@ def test_a_profile_may_be_a_file_of_the_user(tmp_path: Path) -> None:
         ("ethernet", {"mut": "1400"}, 'did you mean "mtu"'),
         ("ethernet", {"to_server": {"dely": "5ms"}}, 'did you mean "delay"'),
         ("ethernet", {"to_server": {"rate": "100"}}, "write it like 100mbit"),
-        ("ethernet", {"mtu": "70000"}, "not between 576 and 65535"),
+        ("ethernet", {"mtu": "70000"}, "not between 576B and 64KiB"),
+        ("ethernet", {"mtu": "65536"}, "a veth takes at most 65535"),
         ("ethernet", {"offloads": {"tso": "maybe"}}, "on or off"),
-        ("ethernet", {"gso_max_segs": "0"}, "at least 1"),
+        ("ethernet", {"gso_max_segs": "0"}, "not between 1 and 65,535"),
         ("ethernet", {"to_server": {"loss": "1%"}, "gso_max_segs": "8"}, "super-packets"),
         ("ethernet", {"to_server": {"loss": "1%", "loss_gemodel": "1% 10%"}}, "one model of loss"),
         ("ethernet", {"to_server": {"reorder": "25%"}}, "reorder does nothing without delay"),
         ("ethernet", {"to_server": {"distribution": "normal"}}, "distribution does nothing without jitter"),
         ("ethernet", {"to_server": {"ecn": "true"}}, "ecn does nothing without loss"),
         ("ethernet", {"to_server": {"slot_min": "2ms", "slot_max": "1ms"}}, "slot_max is less"),
+        ("ethernet", {"to_server": {"burst": "1513"}}, "a frame has 1514 bytes, and one that is larger than the burst"),
+        ("ethernet", {"to_server": {"rate": "10kbit", "burst": "1MiB"}}, "more than 274 seconds of the rate"),
+        ("ethernet", {"to_server": {"limit_packets": "3000000"}}, "more than 4 GiB of queue"),
         ("loopback", {"to_server": {"rate": "1gbit"}}, "one device for both directions"),
     ],
 )
@@ -62,6 +66,11 @@ def test_what_cannot_be_meant_is_refused_with_the_key_and_the_remedy(
 ) -> None:
     with pytest.raises(SpecError, match=said):
         catalog.profile(name, overrides)
+
+
+def test_a_shipped_profile_is_not_blamed_for_what_was_set() -> None:
+    with pytest.raises(SpecError, match=r"ethernet\.toml, with to_server\.reorder = '25%': to_server: reorder does"):
+        catalog.profile("ethernet", {"to_server": {"reorder": "25%"}})
 
 
 def test_a_file_that_is_not_toml_is_named(tmp_path: Path) -> None:

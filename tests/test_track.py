@@ -316,6 +316,31 @@ def test_a_procedure_without_a_bulk_that_can_be_run_is_refused(tmp_path: Path) -
         tracks.read(small(tmp_path / "t", [], operations=custom))
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"clients": 0}, '"clients": 0 is not between 1 and 28,232'),
+        ({"clients": -4}, '"clients" is -4, not between 0 and 1,000,000'),
+        ({"bulk-size": -1}, '"bulk-size" is -1, not between 0 and 1,000,000'),
+        ({"bulk-size": 0}, '"bulk-size": 0 is not between 1 and 1,000,000'),
+        ({"bulk-size": "NaN"}, "\"bulk-size\" is 'NaN', not between 0 and"),
+        ({"time-period": 1e300}, '"time-period" is 1e+300, not between 0 and'),
+        ({"target-throughput": "1e300"}, "target rate: per_s: 1e+300 is not between 0 and"),
+        ({"target-throughput": "0.0"}, "a rate of 0 would wait for ever"),
+        ({"target-interval": 1e-300}, "target rate: per_s: 9.999999999999999e+299 is not between 0 and"),
+        ({"conflict-probability": 101}, "conflict_probability: 1010000 is not between 0% and 100%"),
+        ({"pipeline": 5}, "pipeline: 5 is of another type"),
+        ({"refresh": "now"}, "refresh: 'now' is of another type"),
+    ],
+)
+def test_a_number_that_no_load_can_have_is_refused(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+    operation = {"name": "bulk", "operation-type": "bulk", "bulk-size": 5, **changes}
+    task = {"operation": "bulk", **changes}
+    with pytest.raises(SpecError) as caught:
+        tracks.read(small(tmp_path / "t", [task], operations=[operation]))
+    assert said in str(caught.value)
+
+
 def test_a_corpus_of_a_track_is_checked_before_anything_starts(folder: Path) -> None:
     (folder / "rides.json").write_text('{"n": 1}\n{"n": \n')
     with pytest.raises(SpecError, match=r"rides.json: line 2 is not JSON"):

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from ingest_bench import analyse, calibration, conduct, seek, store
+from ingest_bench import analyse, calibration, conduct, records, seek, store
 from ingest_bench.cli import report, screen, worker
 from ingest_bench.cli.what import What, plans
 from ingest_bench.errors import Interrupted, SpecError
@@ -116,6 +116,7 @@ def run(  # noqa: PLR0917 - typer takes them all by name
             return _carried_out(results, dataclasses.replace(options, joined=joined), told)
     planned = plans(what)
     if find_max is not None:
+        records.at(Search, ("most_runs",), most_runs, "--most-runs")
         planned = [seek.plan_of(ordered, Search(goal=find_max, most_runs=most_runs)) for ordered in planned]
     worker.check(remote, planned)
     known = [conduct.preflight(ordered, options) for ordered in planned]

@@ -5,15 +5,15 @@ from __future__ import annotations
 import shlex
 from contextlib import ExitStack
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
-from ingest_bench import catalog, network, units
+from ingest_bench import catalog, network, records, spec
 from ingest_bench.cli import screen
 from ingest_bench.errors import InvalidRun, SpecError
 from ingest_bench.ledger import Step
-from ingest_bench.model.network import Profile, Promise
+from ingest_bench.model.network import Flow, Profile, Promise
 from ingest_bench.model.target import Endpoint
 from ingest_bench.network import inside, interface, link_plan
 from ingest_bench.network.box import choose
@@ -130,8 +130,10 @@ def apply(
         "interface_mtu": interface_mtu,
         "shared_settings": shared_settings,
     }
-    chosen, endpoint = _profile(profile, sets), _endpoint(to)
-    time_limit_s = _seconds(time_limit)
+    chosen = _profile(profile, sets)
+    records.at(Flow, ("interface",), interface_name, "--interface")
+    endpoint: Endpoint = records.at(Flow, ("to",), to, "--to")
+    time_limit_s = records.at(Flow, ("for",), time_limit, "--for") / 1e9
     if dry_run:
         _print_steps(interface.plan(interface_name, endpoint, chosen, **flags))
         return
@@ -193,28 +195,4 @@ def _print_steps(steps: tuple[Step, ...]) -> None:
 
 
 def _profile(name: str, sets: list[str]) -> Profile:
-    overrides: dict[str, Any] = {}
-    for text in sets:
-        key, equals, value = text.partition("=")
-        if not (key and equals):
-            raise SpecError(f"--set {text}: write it like mtu=9000 or to_server.delay=5ms")
-        *tables, last = key.removeprefix("network.").split(".")
-        inner = overrides
-        for table in tables:
-            inner = inner.setdefault(table, {})
-        inner[last] = value
-    return catalog.profile(name, overrides)
-
-
-def _endpoint(text: str) -> Endpoint:
-    host, colon, port = text.rpartition(":")
-    if not (colon and host and port.isdigit() and 0 < int(port) < 65536):
-        raise SpecError(f"--to {text}: write it like 192.0.2.7:9200, server.example:9200 or [2001:db8::7]:9200")
-    return Endpoint(host.removeprefix("[").removesuffix("]"), int(port))
-
-
-def _seconds(text: str) -> float:
-    try:
-        return units.parse_time_ns(text) / 1e9
-    except ValueError as error:
-        raise SpecError(f"--for: {error}") from None
+    return catalog.profile(name, spec.profile_overrides(sets))

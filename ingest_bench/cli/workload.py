@@ -7,9 +7,10 @@ from typing import Annotated
 
 import typer
 
-from ingest_bench import catalog
+from ingest_bench import catalog, records
 from ingest_bench.cli import screen
 from ingest_bench.documents import export
+from ingest_bench.model.load import LoadOptions
 
 app = typer.Typer(help="Look at a workload, or write its documents to a file.", no_args_is_help=True)
 
@@ -33,5 +34,6 @@ def write(
     seed: Annotated[int, typer.Option(help="Another seed gives other documents of the same kind.")] = 1,
 ) -> None:
     """Write the documents of a workload to a file."""
+    records.at(LoadOptions, ("seed",), seed, "--seed")
     written = export.write(catalog.workload(name), documents, out, seed)
     screen.say(f"{out}: {documents:,} documents, {written:,} bytes of JSON")

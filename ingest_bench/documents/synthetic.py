@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
 from ingest_bench import catalog, records
 from ingest_bench.documents.generate import GENERATORS, make, words
 from ingest_bench.documents.generate.columns import Column, Numbered, Slices, table
-from ingest_bench.documents.generate.values import Rows
+from ingest_bench.documents.generate.values import Rows, Sigma, Vocabulary
 from ingest_bench.errors import SpecError
+from ingest_bench.model.values import MIB, Between, Form, Json, Line, Several
 from ingest_bench.model.workload import DocumentField, Workload
 
 if TYPE_CHECKING:
@@ -26,31 +27,44 @@ PROSE_BYTES = 4 * 1024**2
 # A prime, so that the lengths do not fall in step with a bulk size. Every 997 documents have the exact mean.
 LENGTHS = 997
 MIN_TEXT_BYTES = 64
+# Both stand between quotes in a document as they are.
+_PLAIN = r'[^"\\\x00-\x1f\ud800-\udfff]'
+IdFormat = Annotated[
+    str,
+    Form(
+        rf"|(?:(?![{{}}]){_PLAIN}){{0,100}}\{{(:0?[0-9]{{0,2}}d)?\}}(?:(?![{{}}]){_PLAIN}){{0,100}}",
+        'a format with one number in it: "PMC{:07d}"',
+    ),
+]
+InJson = Annotated[
+    str,
+    Form(rf'(?:{_PLAIN}|\\["\\/bfnrt]|\\u[0-9a-fA-F]{{4}}){{0,10000}}', "a text as it stands in JSON, quotes escaped"),
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Id:
     """A number that no two documents share; with a Python format such as `PMC{:07d}` it is a text."""
 
-    start: int = 0
-    format: str = ""
+    start: Annotated[int, Between(0, 10**18, "the last document's number has 64 bits too")] = 0
+    format: IdFormat = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Text:
     """Prose with log-normal lengths around a mean. `lead` comes before it, escaped as JSON."""
 
-    mean_bytes: int
-    sigma: float = 0.5
-    vocabulary: int = 40000
-    lead: str = ""
+    mean_bytes: Annotated[int, Between(MIN_TEXT_BYTES, MIB, "a part of the prose that it is cut from")]
+    sigma: Sigma = 0.5
+    vocabulary: Vocabulary = 40000
+    lead: InJson = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nested:
     """An object of other fields."""
 
-    fields: tuple[dict[str, Any], ...]
+    fields: Annotated[tuple[Annotated[dict[Line, Any], Json()], ...], Several(1, 1000)]
 
 
 # Kinds that are more than a value: they make columns of their own.
@@ -67,8 +81,6 @@ class _Build:
     rows: dict[str, Rows]
 
     def rows_of(self, spec: DocumentField, path: str) -> Rows:
-        if spec.distinct < 1:
-            raise SpecError(f"{self.where}: {path}: distinct is {spec.distinct}; at least 1 is needed")
         random = np.random.default_rng([self.seed, *path.encode()])
         made = Rows(random, spec.distinct, self.seed, f"{self.where}: {path}")
         if not spec.row:

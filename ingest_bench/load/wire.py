@@ -14,6 +14,7 @@ import hashlib
 import hmac
 import ipaddress
 import json
+import re
 import secrets
 import socket
 from importlib import metadata
@@ -149,7 +150,7 @@ def endpoint(text: str) -> Endpoint:
     else:
         host, _, port = text.rpartition(":")
         host = host.removeprefix("[").removesuffix("]")
-    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+    if not host or re.fullmatch("[0-9]{1,5}", port) is None or not 0 < int(port) < 65536:
         raise SpecError(f"{text}: write it like 192.0.2.7, bench.example:{PORT} or [2001:db8::7]:{PORT}")
     return Endpoint(host, int(port))
 

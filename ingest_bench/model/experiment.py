@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from ingest_bench.model.load import LoadOptions
 from ingest_bench.model.network import Profile
 from ingest_bench.model.target import TargetOptions
+from ingest_bench.model.values import HOUR, Between, FilePath, Line, Name, Seed, Several
+
+Moment = Annotated[int, Between(0, 24 * HOUR, "no measurement is longer")]
+Probes = Annotated[tuple[Name, ...], Several(0, 50)]
+MOST_RUNS = 10_000
+"""Of one plan: two days, at the shortest."""
+MOST_LEVELS = 1_000
+"""Of one factor."""
 
 SearchStep = Literal["", "estimate", "ramp", "bisect", "confirm"]
 
@@ -17,10 +25,10 @@ class Fault:
     """Something that happens at a moment of a run, counted from the start of the measurement."""
 
     kind: Literal["partition", "profile", "reset", "blackhole", "pause"]
-    at_ns: int
-    for_ns: int = 0
+    at_ns: Moment
+    for_ns: Moment = 0
     direction: Literal["both", "to-server", "to-client"] = "both"
-    profile: str | None = None
+    profile: FilePath | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,11 +45,11 @@ class Experiment:
     """One TOML file with the user's overrides: what is fixed, what varies, how often."""
 
     name: str
-    description: str = ""
-    replicates: int = 1
-    seed: int = 1
-    probes: tuple[str, ...] = ()
-    costly_probes: tuple[str, ...] = ()
+    description: Line = ""
+    replicates: Annotated[int, Between(1, MOST_RUNS)] = 1
+    seed: Seed = 1
+    probes: Probes = ()
+    costly_probes: Probes = ()
     """Probes that slow the server: they run in replicates of their own, whose rates count nowhere."""
     tables: dict[str, dict[str, Any]]
     """The fixed part: `network`, `target` and `load`, as TOML keeps them."""
@@ -85,7 +93,7 @@ class Search:
     """Such as "p99 < 500ms, errors < 0.1%": in full, with the limit for errors that it has when none is given."""
     tolerance_ppm: int = 50_000
     """How far the lowest rate that misses the goal may be above the highest one that meets it."""
-    most_runs: int = 16
+    most_runs: Annotated[int, Between(3, 1000)] = 16
     """In each cell, the estimate and the confirmation included."""
 
 

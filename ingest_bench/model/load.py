@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Literal
 
-from ingest_bench.model.workload import BulkAction
+from ingest_bench.model.values import GIB, HOUR, MS, Between, FilePath, Label, Line, S, Seed, Several, Share, Value
+from ingest_bench.model.workload import BulkAction, BulkDocuments, Users
 
 ArrivalShape = Literal["closed", "constant", "poisson", "ramp", "steps", "sine", "recorded"]
 RateUnit = Literal["requests", "documents", "bytes"]
+# More than one machine of today can do: wrk's million of requests, and the bytes of 800 Gbit/s.
+MOST_PER_S: Mapping[RateUnit, float] = {"requests": 1e6, "documents": 1e8, "bytes": 1e11}
+# Less than one in a day would be none in any measurement.
+LEAST_PER_S = 1 / 86_400
+LongTime = Annotated[int, Between(0, 24 * HOUR, "longer is no benchmark")]
 
 
 @dataclass(frozen=True, slots=True)
 class Rate:
     """So much of something in a second. Its text form is "2000/s", "10000docs/s", "50MB/s" or "90/min"."""
 
-    per_s: float
+    per_s: Annotated[float, Between(0, max(MOST_PER_S.values()))]
     unit: RateUnit = "requests"
 
 
@@ -33,12 +40,12 @@ class Arrivals:
     """The mean; a ramp's beginning."""
     to: Rate | None = None
     """A ramp's end."""
-    rates: tuple[Rate, ...] = ()
-    period_ns: int = 0
+    rates: Annotated[tuple[Rate, ...], Several(0, 1000)] = ()
+    period_ns: LongTime = 0
     """How long a ramp, one step, or one turn of the sine takes."""
-    amplitude_ppm: int = 0
+    amplitude_ppm: Share = 0
     """Of a sine, as a share of its mean."""
-    file: str | None = None
+    file: FilePath | None = None
 
     @property
     def is_open(self) -> bool:
@@ -55,9 +62,9 @@ class Arrivals:
 class TrackChoice:
     """A folder with a Rally track or an OpenSearch Benchmark workload, and what is chosen of it."""
 
-    path: str
-    parameters: dict[str, Any] = field(default_factory=dict)
-    challenge: str | None = None
+    path: FilePath
+    parameters: Annotated[dict[Line, Value], Several(0, 1000)] = field(default_factory=dict)
+    challenge: Label | None = None
     """A challenge (test procedure) by name; None: the track's default one."""
     test_mode: bool = False
     """A thousand documents of each file, without warm-up and target rates."""
@@ -67,32 +74,32 @@ class TrackChoice:
 class LoadOptions:
     """The `[load]` of an experiment. `None` takes the workload's published value."""
 
-    workload: str = "nyc_taxis"
-    documents: str | None = None
+    workload: FilePath = "nyc_taxis"
+    documents: FilePath | None = None
     """A file of documents or ready bulk bodies (NDJSON, also .gz .bz2 .zst) in place of synthetic ones."""
     track: TrackChoice | None = None
     """A track in place of a workload: it then says everything that is sent, and how."""
-    users: int | None = None
-    bulk_documents: int | None = None
-    bulk_bytes: int | None = None
+    users: Users | None = None
+    bulk_documents: BulkDocuments | None = None
+    bulk_bytes: Annotated[int, Between(1, GIB, "a server takes 100 MB unless it is told otherwise")] | None = None
     action: BulkAction = field(default_factory=BulkAction)
     gzip: bool = False
     """Whether bodies are sent compressed."""
     arrivals: Arrivals = Arrivals()
-    retries: int = 5
+    retries: Annotated[int, Between(0, 1000, "what was rejected so often will be again")] = 5
     """How often documents that were rejected with 429 are sent again."""
-    query_users: int = 0
+    query_users: Annotated[int, Between(0, 28_232, "the local ports that Linux has for connections to one server")] = 0
     """Users that send the workload's queries beside the indexing, in connections of their own."""
     query_arrivals: Arrivals = Arrivals()
     """When queries are due. Rates count requests."""
-    processes: int = 1
-    warm_up_ns: int | Literal["auto"] = 3 * 10**9
+    processes: Annotated[int, Between(1, 256, "each takes a core")] = 1
+    warm_up_ns: LongTime | Literal["auto"] = 3 * S
     """"auto": the measurement begins where the samples say that the load was steady."""
-    measure_ns: int = 10 * 10**9
-    measure_documents: int | None = None
+    measure_ns: Annotated[int, Between(100 * MS, 24 * HOUR, "shorter shows nothing, longer is no benchmark")] = 10 * S
+    measure_documents: Annotated[int, Between(1, 10**11, "a day at a million a second")] | None = None
     """The measurement ends once so many documents are acknowledged, however long that takes, in place of `measure`."""
-    seed: int = 1
-    timeout_ns: int = 60 * 10**9
+    seed: Seed = 1
+    timeout_ns: Annotated[int, Between(MS, 24 * HOUR, "no answer comes sooner; longer is no benchmark")] = 60 * S
     """How long a request may take, connecting included."""
 
     @property

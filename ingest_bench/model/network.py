@@ -3,10 +3,44 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
+
+from ingest_bench.model.target import Endpoint
+from ingest_bench.model.values import GIB, HOUR, Between, Form, Label, Line, S, Several, Share
 
 DelayDistribution = Literal["uniform", "normal", "pareto", "paretonormal"]
 Medium = Literal["loopback", "veth"]
+
+# TCP waits 120 s for a round trip at most (include/net/tcp.h, TCP_RTO_MAX). tc's own end is 274 s: 32 bits of 64 ns.
+Delay = Annotated[int, Between(0, 60 * S, "a round trip of two such ways is the longest that TCP waits for")]
+# Slower, one packet of 1,500 bytes takes more than a second; faster is more than two namespaces of one machine do.
+Rate = Annotated[int, Between(10_000, 100 * 10**9, "one full packet a second; more than one machine passes on")]
+# TCP sends nothing more after 15 losses of one segment (tcp_retries2): at 99% it hardly ever gets there.
+Loss = Annotated[int, Between(0, 990_000, 'a link without any packet is a fault: kind = "partition"')]
+Packets = Annotated[int, Between(0, 10**7, "so many full packets are 15 GB of memory")]
+Overhead = Annotated[int, Between(0, 65535, "the largest packet")]
+# include/net/sock.h, SOCK_MIN_RCVBUF is 2048 and the size of an sk_buff; sysctl_tcp_rmem is an array of int.
+BufferSizes = Annotated[
+    tuple[Annotated[int, Between(2048, 2**31 - 1, "what a socket has at least; a C int")], ...],
+    Several(3, 3, rising=True),
+]
+# The kernel's dev_valid_name has 15 bytes of anything but space, slash and colon. Nobody uses more than these.
+InterfaceName = Annotated[
+    str,
+    Form(
+        r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,14}",
+        "an interface's name: at most 15 of A-Z, a-z, 0-9, dot, hyphen and underscore",
+    ),
+]
+# include/net/tcp.h, TCP_CA_NAME_MAX is 16 with the end of the text.
+CongestionControl = Annotated[
+    str,
+    Form(r"[a-z0-9][a-z0-9_-]{0,14}", "a congestion control's name: at most 15 of a-z, 0-9, hyphen and underscore"),
+]
+# include/uapi/linux/ethtool.h, ETH_GSTRING_LEN is 32 with the end of the text.
+Feature = Annotated[
+    str, Form(r"[a-z0-9][a-z0-9_-]{0,30}", "an offload's name: at most 31 of a-z, 0-9, hyphen and underscore")
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,35 +50,35 @@ class Impairment:
     `rate_bps` with `burst_bytes` is a token bucket (tc-tbf); everything else is netem (tc-netem).
     """
 
-    rate_bps: int | None = None
-    burst_bytes: int | None = None
-    delay_ns: int = 0
-    jitter_ns: int = 0
-    delay_correlation_ppm: int = 0
+    rate_bps: Rate | None = None
+    burst_bytes: Annotated[int, Between(1, GIB, "100 ms at the highest rate")] | None = None
+    delay_ns: Delay = 0
+    jitter_ns: Delay = 0
+    delay_correlation_ppm: Share = 0
     distribution: DelayDistribution = "uniform"
-    loss_ppm: int = 0
-    loss_correlation_ppm: int = 0
-    loss_state_ppm: tuple[int, ...] = ()
+    loss_ppm: Loss = 0
+    loss_correlation_ppm: Share = 0
+    loss_state_ppm: Annotated[tuple[Share, ...], Several(0, 5)] = ()
     """The 4-state model: p13 [p31 [p32 [p23 [p14]]]]."""
-    loss_gemodel_ppm: tuple[int, ...] = ()
+    loss_gemodel_ppm: Annotated[tuple[Share, ...], Several(0, 4)] = ()
     """Gilbert-Elliott: p [r [1-h [1-k]]]."""
-    duplicate_ppm: int = 0
-    duplicate_correlation_ppm: int = 0
-    corrupt_ppm: int = 0
-    corrupt_correlation_ppm: int = 0
-    reorder_ppm: int = 0
-    reorder_correlation_ppm: int = 0
-    reorder_gap: int = 0
-    netem_rate_bps: int | None = None
-    packet_overhead_bytes: int = 0
-    cell_bytes: int = 0
-    cell_overhead_bytes: int = 0
-    slot_min_ns: int | None = None
-    slot_max_ns: int | None = None
-    slot_packets: int = 0
-    slot_bytes: int = 0
+    duplicate_ppm: Share = 0
+    duplicate_correlation_ppm: Share = 0
+    corrupt_ppm: Loss = 0
+    corrupt_correlation_ppm: Share = 0
+    reorder_ppm: Share = 0
+    reorder_correlation_ppm: Share = 0
+    reorder_gap: Packets = 0
+    netem_rate_bps: Rate | None = None
+    packet_overhead_bytes: Overhead = 0
+    cell_bytes: Overhead = 0
+    cell_overhead_bytes: Overhead = 0
+    slot_min_ns: Delay | None = None
+    slot_max_ns: Delay | None = None
+    slot_packets: Packets = 0
+    slot_bytes: Annotated[int, Between(0, GIB, "netem counts them in a C int")] = 0
     ecn: bool = False
-    limit_packets: int | None = None
+    limit_packets: Annotated[int, Between(1, 10**7, "so many full packets are 15 GB of memory")] | None = None
 
     @property
     def needs_netem(self) -> bool:
@@ -57,20 +91,23 @@ class Impairment:
 class Profile:
     """A named state of the link. `None` leaves what the kernel chose."""
 
-    name: str
-    description: str = ""
+    name: Label
+    description: Line = ""
     medium: Medium = "veth"
-    mtu_bytes: int = 1500
-    gso_max_segs: int | None = None
-    gso_max_size_bytes: int | None = None
-    gro_max_size_bytes: int | None = None
-    offloads: dict[str, bool] = field(default_factory=dict)
+    mtu_bytes: Annotated[int, Between(576, 65536, "what every IPv4 host takes, RFC 791; lo's own")] = 1500
+    gso_max_segs: Annotated[int, Between(1, 65535, "GSO_MAX_SEGS of Linux")] | None = None
+    # Less than a header of TCP is refused by the kernel (net/core/rtnetlink.c); the end is GSO_MAX_SIZE.
+    gso_max_size_bytes: Annotated[int, Between(512, 524280, "GSO_MAX_SIZE of Linux")] | None = None
+    gro_max_size_bytes: Annotated[int, Between(512, 524280, "GRO_MAX_SIZE of Linux")] | None = None
+    offloads: Annotated[dict[Feature, bool], Several(0, 64)] = field(default_factory=dict)
     """Features by ethtool's names ("tso", "gso", "gro", "lro" …) or the kernel's ("rx-udp-gro-forwarding" …)."""
-    congestion_control: str | None = "cubic"
-    tcp_rmem: str | None = None
-    """"min default max" in bytes, as net.ipv4.tcp_rmem."""
-    tcp_wmem: str | None = None
-    mss_bytes: int | None = None
+    congestion_control: CongestionControl | None = "cubic"
+    tcp_rmem_bytes: BufferSizes | None = None
+    """Least, default, most, as net.ipv4.tcp_rmem: "4096 131072 6291456"."""
+    tcp_wmem_bytes: BufferSizes | None = None
+    mss_bytes: Annotated[int, Between(88, 65495, "TCP_MIN_MSS of Linux; the largest packet without headers")] | None = (
+        None
+    )
     """The MSS that each side announces (advmss of the route); None: what the MTU gives."""
     to_server: Impairment = Impairment()
     to_client: Impairment = Impairment()
@@ -79,6 +116,15 @@ class Profile:
     def needs_netem(self) -> bool:
         """Whether either direction needs the kernel's netem."""
         return self.to_server.needs_netem or self.to_client.needs_netem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flow:
+    """One flow of a real interface, and how long it is shaped."""
+
+    interface: InterfaceName
+    to: Endpoint
+    for_ns: Annotated[int, Between(S, 7 * 24 * HOUR, "longer, nobody remembers it")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,11 +4,31 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+from ingest_bench.model.values import GIB, MIB, TIB, Between, FilePath, Form, Host, Label, Line, Name, Port, Several
 
 Collector = Literal["default", "g1", "cms", "parallel", "serial", "zgc"]
 Allocator = Literal["default", "pooled", "unpooled"]
 Scheme = Literal["http", "https"]
+Heap = Annotated[int, Between(16 * MIB, 16 * TIB, "no server starts with less; the most that ZGC takes")]
+# AdaptiveRecvByteBufAllocator.DEFAULT_MINIMUM of Netty, and net.core.rmem_max of hosts that are tuned for 100 Gbit/s.
+ReceiveBuffer = Annotated[int, Between(64, 64 * MIB, "Netty's least; more than one read of a socket gives")]
+SocketBuffer = Annotated[int, Between(2048, GIB, "what a socket of Linux has at least and at most")]
+# "-" and one line: neither the class to start nor a second line of a file of options.
+JvmOption = Annotated[
+    str,
+    Form(
+        r"-[^\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]{1,4000}", "an option of the JVM: one line that begins with -"
+    ),
+]
+SettingName = Annotated[
+    str,
+    Form(
+        r"[A-Za-z0-9_][A-Za-z0-9_.*-]{0,254}",
+        "a setting's name: at most 255 of A-Z, a-z, 0-9, dot, hyphen, underscore",
+    ),
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,8 +36,8 @@ class Url:
     """Where a server is that runs already."""
 
     scheme: Scheme
-    host: str
-    port: int
+    host: Host
+    port: Port
 
     @property
     def authority(self) -> str:
@@ -32,26 +52,28 @@ class Url:
 class TargetOptions:
     """The `[target]` of an experiment: the factors that concern the server."""
 
-    name: str = "opensearch"
-    version: str | None = None
+    name: Name = "opensearch"
+    version: Name | None = None
     """None: the version that the target's table calls its default."""
-    heap_bytes: int = 1 << 30
+    heap_bytes: Heap = GIB
     gc: Collector = "default"
-    receive_predictor_bytes: tuple[int, ...] = ()
+    receive_predictor_bytes: Annotated[tuple[ReceiveBuffer, ...], Several(0, 2, separator="..", rising=True)] = ()
     """Empty: the server's default. One size: fixed. Two sizes, "64KiB..512KiB": adaptive between them."""
     allocator: Allocator = "default"
-    socket_receive_buffer_bytes: int | None = None
-    jvm: tuple[str, ...] = ()
+    socket_receive_buffer_bytes: Annotated[int, Between(2048, GIB, "what a socket has at least and at most")] | None = (
+        None
+    )
+    jvm: Annotated[tuple[JvmOption, ...], Several(0, 200)] = ()
     """More options of the JVM, as they are: "-XX:MinTLABSize=65536"."""
-    setting: dict[str, str] = field(default_factory=dict)
+    setting: Annotated[dict[SettingName, Line], Several(0, 500)] = field(default_factory=dict)
     """More settings of the server, as `-Ename=value`."""
     url: Url | None = None
     """A server that runs already. It is what it is: no other key than `attach` and `ca_file` can be chosen then."""
-    attach: int | None = None
+    attach: Annotated[int, Between(1, 4_194_304, "PID_MAX_LIMIT of Linux")] | None = None
     """The pid of its JVM, so that all probes can watch it. Without a URL: where this process listens."""
-    attach_started: str | None = None
+    attach_started: Label | None = None
     """When that process began, as `jvm.attach.began` tells it; a plan has it. No other process is measured for it."""
-    ca_file: str | None = None
+    ca_file: FilePath | None = None
     """The certificates that its own is verified by (PEM); None: those that this machine trusts."""
 
     @property
@@ -64,8 +86,8 @@ class TargetOptions:
 class Endpoint:
     """An address and a TCP port."""
 
-    host: str
-    port: int
+    host: Host
+    port: Port
 
     def __str__(self) -> str:
         return f"{self.host}:{self.port}"

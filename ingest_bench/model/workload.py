@@ -3,7 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Literal
+
+from ingest_bench.model.values import GIB, Between, Form, Label, Line, Name, Several, Share, Value
+
+Users = Annotated[int, Between(1, 28_232, "the local ports that Linux has for connections to one server")]
+BulkDocuments = Annotated[int, Between(1, 1_000_000, "a hundred times the largest published bulk")]
+# It stands in documents, between quotes.
+FieldName = Annotated[
+    str, Form(r'[^"\\\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,255}', "a field's name: at most 255 characters without quotes")
+]
+# MetadataCreateIndexService.validateIndexName of OpenSearch, in ASCII.
+IndexName = Annotated[
+    str,
+    Form(r"[a-z0-9.][a-z0-9._+-]{0,199}", "an index's name: at most 200 of a-z, 0-9, dot, hyphen, plus and underscore"),
+]
 
 Conflicts = Literal["none", "sequential", "random"]
 
@@ -15,25 +29,25 @@ class DocumentField:
     In TOML the arguments stand beside `name` and `kind`: `{ name = "age", kind = "integer", minimum = 0, … }`.
     """
 
-    name: str
-    kind: str
+    name: FieldName
+    kind: Name
     """A key of `documents.generate.GENERATORS`."""
-    row: str = ""
+    row: Line = ""
     """Fields with the same row take their values from the same row of their tables, so they belong together."""
-    present: float = 1.0
+    present: Annotated[float, Between(0, 1)] = 1.0
     """The share of the documents that have this field."""
-    distinct: int = 16384
+    distinct: Annotated[int, Between(1, 10_000_000, "they are made before the load starts")] = 16384
     """How many values are made; documents draw from them."""
-    options: dict[str, Any] = field(default_factory=dict)
+    options: Annotated[dict[Line, Value], Several(0, 100)] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
     """A search that can be sent beside the indexing."""
 
-    name: str
-    body: dict[str, Any]
-    weight: int = 1
+    name: Label
+    body: dict[Line, Value]
+    weight: Annotated[int, Between(1, 1_000_000)] = 1
     """How often it is drawn, against the weights of the other queries."""
 
 
@@ -43,11 +57,11 @@ class BulkAction:
 
     conflicts: Conflicts = "none"
     """`none`: the server makes the ids. The others give ids, and a share of them were sent before."""
-    conflict_probability_ppm: int = 250_000
+    conflict_probability_ppm: Share = 250_000
     on_conflict: Literal["index", "update"] = "index"
-    indices: int = 1
+    indices: Annotated[int, Between(1, 1000, "a node holds so many shards")] = 1
     """More than one: documents go to `index-0`, `index-1`, … in turn."""
-    pipeline: str | None = None
+    pipeline: Label | None = None
     refresh: Literal["true", "false", "wait_for"] | None = None
 
 
@@ -55,18 +69,18 @@ class BulkAction:
 class Workload:
     """One file of `workloads/`: the published corpus, and how to make documents like it."""
 
-    name: str
-    description: str
-    source: str
-    index: str
-    published_documents: int
-    published_bytes: int
-    bulk_documents: int
-    users: int
-    mapping: dict[str, Any]
+    name: Label
+    description: Line
+    source: Line
+    index: IndexName
+    published_documents: Annotated[int, Between(1, 10**12)]
+    published_bytes: Annotated[int, Between(1, 1_000_000 * GIB)]
+    bulk_documents: BulkDocuments
+    users: Users
+    mapping: dict[Line, Value]
     """The body of the index's creation: settings and mappings (typeless; a target adapts them to its version)."""
-    fields: tuple[DocumentField, ...]
-    queries: tuple[Query, ...] = ()
+    fields: Annotated[tuple[DocumentField, ...], Several(1, 10_000)]
+    queries: Annotated[tuple[Query, ...], Several(0, 1000)] = ()
 
     @property
     def mean_document_bytes(self) -> float:

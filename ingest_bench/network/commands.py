@@ -27,7 +27,9 @@ def pair(device: str, mac: str, peer: str, peer_mac: str, peer_pid: int) -> Line
     return (f"link add name {device} address {mac} type veth peer name {peer} address {peer_mac} netns {peer_pid}",)
 
 
-def restored(after: Profile, before: Profile, *, tcp_rmem: str, tcp_wmem: str) -> Profile:
+def restored(
+    after: Profile, before: Profile, *, tcp_rmem_bytes: tuple[int, ...], tcp_wmem_bytes: tuple[int, ...]
+) -> Profile:
     """The profile, with the kernel's own values where the one before it had set something and it leaves it open.
 
     The numbers are those of a new veth (include/linux/netdevice.h: GSO_MAX_SEGS, GSO_LEGACY_MAX_SIZE,
@@ -37,8 +39,8 @@ def restored(after: Profile, before: Profile, *, tcp_rmem: str, tcp_wmem: str) -
         "gso_max_segs": 65535,
         "gso_max_size_bytes": 65536,
         "gro_max_size_bytes": 65536,
-        "tcp_rmem": tcp_rmem,
-        "tcp_wmem": tcp_wmem,
+        "tcp_rmem_bytes": tcp_rmem_bytes,
+        "tcp_wmem_bytes": tcp_wmem_bytes,
     }
     left_open = {name for name in kernels if getattr(after, name) is None and getattr(before, name) is not None}
     return replace(after, **{name: kernels[name] for name in left_open})
@@ -125,12 +127,14 @@ def neighbour(name: str, address: str, mac: str) -> Lines:
 
 def sysctl(profile: Profile) -> tuple[str, ...]:
     """The argv that sets what the profile says about TCP in a namespace; -e: there may be no IPv6."""
-    settings = list(_QUIET)
-    if profile.tcp_rmem:
-        settings.append(f"net.ipv4.tcp_rmem={profile.tcp_rmem}")
-    if profile.tcp_wmem:
-        settings.append(f"net.ipv4.tcp_wmem={profile.tcp_wmem}")
-    return ("sysctl", "-q", "-e", "-w", *settings)
+    asked = (f"net.ipv4.{name}={value}" for name, value in buffers(profile).items())
+    return ("sysctl", "-q", "-e", "-w", *_QUIET, *asked)
+
+
+def buffers(profile: Profile) -> dict[str, str]:
+    """The sizes of TCP's buffers that the profile sets, by their names below net.ipv4."""
+    wanted = {"tcp_rmem": profile.tcp_rmem_bytes, "tcp_wmem": profile.tcp_wmem_bytes}
+    return {name: " ".join(map(str, sizes)) for name, sizes in wanted.items() if sizes is not None}
 
 
 def _tcp(profile: Profile) -> str:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from ingest_bench.ledger import Action, Step, Undo
 from ingest_bench.network import features, netem, offload
-from ingest_bench.network.interface_rules import refuse, shapes, tcp_words, wanted_sizes, wanted_sysctls
+from ingest_bench.network.commands import buffers
+from ingest_bench.network.interface_rules import refuse, shapes, tcp_words, wanted_sizes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,7 +48,7 @@ def plan(found: Found, asked: Asked) -> tuple[Step, ...]:
 
 
 def _sysctls(found: Found, profile: Profile) -> Iterator[Step]:
-    for name, value in wanted_sysctls(profile).items():
+    for name, value in buffers(profile).items():
         path = f"/proc/sys/net/ipv4/{name}"
         if found.sysctls.get(name) != value:
             old = Action(path=path, value=found.sysctls[name])

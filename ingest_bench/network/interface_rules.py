@@ -9,6 +9,7 @@ from ingest_bench import records
 from ingest_bench.errors import SpecError
 from ingest_bench.model.network import Impairment
 from ingest_bench.network import features
+from ingest_bench.network.commands import buffers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -157,7 +158,7 @@ def _shared(found: Found, profile: Profile) -> list[str]:
         if features.changes({name: on}, found.features)
     ]
     changed += [name for name, size in wanted_sizes(profile).items() if found.sizes.get(name) != size]
-    return changed + [name for name, value in wanted_sysctls(profile).items() if found.sysctls.get(name) != value]
+    return changed + [name for name, value in buffers(profile).items() if found.sysctls.get(name) != value]
 
 
 def wanted_sizes(profile: Profile) -> dict[str, int]:
@@ -168,9 +169,3 @@ def wanted_sizes(profile: Profile) -> dict[str, int]:
         "gro_max_size": profile.gro_max_size_bytes,
     }
     return {name: size for name, size in wanted.items() if size is not None}
-
-
-def wanted_sysctls(profile: Profile) -> dict[str, str]:
-    """The settings below net.ipv4 that the profile sets."""
-    wanted = {"tcp_rmem": profile.tcp_rmem, "tcp_wmem": profile.tcp_wmem}
-    return {name: " ".join(value.split()) for name, value in wanted.items() if value is not None}

@@ -117,7 +117,9 @@ class Link:
 
     def _settle(self, before: Profile) -> None:
         """Everything that the profile says, in the namespaces, on the devices and in the queues."""
-        profile = commands.restored(self.profile, before, tcp_rmem=_buffers("rmem"), tcp_wmem=_buffers("wmem"))
+        profile = commands.restored(
+            self.profile, before, tcp_rmem_bytes=_buffers("rmem"), tcp_wmem_bytes=_buffers("wmem")
+        )
         for end in self.ends[:1] if profile.medium == "loopback" else self.ends:
             lines = commands.loopback(profile)
             if profile.medium == "veth":
@@ -193,9 +195,9 @@ def link(profile: Profile, *, netem: str = "auto", later: Sequence[Profile] = ()
         yield made
 
 
-def _buffers(kind: str) -> str:
+def _buffers(kind: str) -> tuple[int, ...]:
     """The sizes of TCP's buffers that a new namespace has: they are the first namespace's."""
-    return " ".join(Path(f"/proc/sys/net/ipv4/tcp_{kind}").read_text(encoding="ascii").split())
+    return tuple(map(int, Path(f"/proc/sys/net/ipv4/tcp_{kind}").read_text(encoding="ascii").split()))
 
 
 def _ip(place: Namespace | Box, lines: commands.Lines) -> None:

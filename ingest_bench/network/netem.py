@@ -16,6 +16,8 @@ Lines = tuple[str, ...]
 
 ETHERNET_HEADER_BYTES = 14
 SMALLEST_FRAME_BYTES = 64
+# The queue of a netem counts packets in 32 bits, that of a token bucket bytes (net/sched/sch_netem.c, sch_tbf.c).
+LARGEST_QUEUE = 2**32 - 1
 # Without a rate the machine itself is the bottleneck; two namespaces of one machine do not pass this.
 UNLIMITED_BPS = 10 * 10**9
 # tc's own default limit for netem (iproute2, tc/q_netem.c), here the queue in front of netem's own bottleneck.
@@ -132,7 +134,8 @@ def queue_limit_packets(impairment: Impairment, mtu_bytes: int) -> int:
         if impairment.netem_rate_bps is not None:
             return held_packets(impairment.netem_rate_bps, longest_ns, mtu_bytes) + QUEUE_PACKETS
     behind = impairment.limit_packets or QUEUE_PACKETS
-    return held_packets(impairment.rate_bps or UNLIMITED_BPS, longest_ns, SMALLEST_FRAME_BYTES) + behind
+    held = held_packets(impairment.rate_bps or UNLIMITED_BPS, longest_ns, SMALLEST_FRAME_BYTES)
+    return min(held + behind, LARGEST_QUEUE)
 
 
 def held_packets(rate_bps: int, delay_ns: int, packet_bytes: int) -> int:

@@ -205,8 +205,6 @@ def settings(version: Version, asked: TargetOptions) -> tuple[tuple[str, str], .
 
 def receive_predictor(version: Version, sizes_bytes: tuple[int, ...]) -> dict[str, str]:
     """The settings of the buffer that a socket is read into: fixed, or adaptive between two sizes."""
-    if len(sizes_bytes) > 2:
-        raise SpecError(f"target.receive_predictor: {len(sizes_bytes)} sizes; write one, or two as 64KiB..512KiB")
     if len(sizes_bytes) == 2:
         if not version.before_7:
             raise SpecError(
@@ -214,8 +212,6 @@ def receive_predictor(version: Version, sizes_bytes: tuple[int, ...]) -> dict[st
                 "versions have one fixed size"
             )
         smallest, largest = sizes_bytes
-        if smallest > largest:
-            raise SpecError(f"target.receive_predictor: {smallest} is more than {largest}; the smaller one comes first")
         return {
             "http.netty.receive_predictor_min": f"{smallest}b",
             "http.netty.receive_predictor_max": f"{largest}b",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import platform
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from ingest_bench.jvm.artifacts import Artifact
 from ingest_bench.jvm.compile import ECJ, classes
 from ingest_bench.model.target import LaunchPlan
 from ingest_bench.targets.version import Requirements, chosen
+from ingest_bench.units import quoted
 
 if TYPE_CHECKING:
     from ingest_bench.jvm.java import Java
@@ -60,7 +62,9 @@ EPOLL: Mapping[str, Artifact] = {
 }
 
 
-def _whole_number(text: str) -> int:
+def _threads(text: str) -> int:
+    if re.fullmatch("[0-9]{1,3}", text) is None or not 1 <= int(text) <= 256:
+        raise ValueError(f"{quoted(text)} is not between 1 and 256")
     return int(text)
 
 
@@ -77,7 +81,7 @@ def _one_of(*words: str) -> Callable[[str], str]:
 SETTINGS: Mapping[str, tuple[str, Callable[[str], int | str]]] = {
     "sink.buffers": ("sink.buffers", _one_of("heap", "direct")),
     "sink.transport": ("sink.transport", _one_of("nio", "epoll")),
-    "sink.threads": ("sink.threads", _whole_number),
+    "sink.threads": ("sink.threads", _threads),
     "sink.hold": ("sink.hold", _one_of("true", "false")),
     "sink.max_content_length": ("sink.max_content_length", units.parse_bytes),
     "sink.delay": ("sink.delay_ns", units.parse_time_ns),

@@ -7,25 +7,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from ingest_bench import records
 from ingest_bench.documents.generate.numbers import After, Date, Decimal, Integer, Point, Sum
 from ingest_bench.documents.generate.texts import Choice, Code, Constant, Join, Phrase
-from ingest_bench.documents.generate.values import Generator, Rows, Values, objects, plain, shares
+from ingest_bench.documents.generate.values import Count, Generator, Rows, Values, Weights, objects, plain, shares
 from ingest_bench.errors import SpecError
+from ingest_bench.model.values import Json, Line, Several
+
+Table = Annotated[dict[Line, Any], Json()]
+"""A kind with its options, which are read by that kind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listed:
     """A list of so many values of another kind; with a joint, one text of them."""
 
-    items: dict[str, Any]
-    minimum: int
-    maximum: int
-    joint: str | None = None
+    items: Table
+    minimum: Count
+    maximum: Count
+    joint: Line | None = None
 
     def __call__(self, rows: Rows) -> Values:
         """A value for each row."""
@@ -42,8 +46,8 @@ class Listed:
 class OneOf:
     """A value of one of several kinds, by their weights."""
 
-    kinds: tuple[dict[str, Any], ...]
-    weights: tuple[float, ...] = ()
+    kinds: Annotated[tuple[Table, ...], Several(1, 1000)]
+    weights: Weights = ()
 
     def __call__(self, rows: Rows) -> Values:
         """A value for each row."""
@@ -75,4 +79,8 @@ def make(table: Mapping[str, Any], where: str) -> Generator:
     kind = str(table.get("kind"))
     if kind not in GENERATORS:
         raise SpecError(f'{where}: unknown kind "{kind}"; {records.nearest(kind, GENERATORS)}')
-    return records.from_toml(GENERATORS[kind], {key: table[key] for key in table if key != "kind"}, where)
+    made = records.from_toml(GENERATORS[kind], {key: table[key] for key in table if key != "kind"}, where)
+    least, most = (getattr(made, end, 0) for end in ("minimum", "maximum"))
+    if least > most:
+        raise SpecError(f"{where}: minimum {least} is more than maximum {most}")
+    return made

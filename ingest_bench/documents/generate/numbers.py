@@ -4,28 +4,40 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 
-from ingest_bench.documents.generate.values import Rows, Values, decimals, shares
+from ingest_bench.documents.generate.values import Digits, Rows, Sigma, Values, Weight, decimals, shares
 from ingest_bench.errors import SpecError
+from ingest_bench.model.values import HOUR, Between, Form, Label, S, Several
+from ingest_bench.model.workload import FieldName
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+# numpy draws integers of 64 bits, and one more than the largest is asked for.
+Whole = Annotated[int, Between(-(2**63), 2**63 - 2, "a whole number of 64 bits")]
+Real = Annotated[float, Between(-1e15, 1e15, "digits after the point are lost beyond it")]
+Positive = Annotated[float, Between(1e-9, 1e15)]
+# As datetime has it: the years 1 to 9999.
+_EARLIEST_S, _LATEST_S = -62_135_596_800, 253_402_300_799
+DateFormat = Annotated[str, Form(r'[^"\\\x00-\x1f\ud800-\udfff]{1,100}', "a format of a date, without quotes")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Integer:
     """A whole number in a range. `log`: each factor of ten as often as the next, as sizes of places or payments are."""
 
-    minimum: int
-    maximum: int
+    minimum: Whole
+    maximum: Whole
     scale: Literal["even", "log"] = "even"
     quoted: bool = False
 
     def __call__(self, rows: Rows) -> Values:
         """A value for each row."""
+        if self.scale == "log" and self.minimum < 0:
+            raise SpecError(f"{rows.where}: minimum {self.minimum} has no logarithm; take scale = even, or 0 and more")
         if self.scale == "log":
             low, high = np.log(self.minimum + 1), np.log(self.maximum + 1)
             raw = (np.exp(rows.random.uniform(low, high, rows.size)) - 1).astype(np.int64)
@@ -39,12 +51,12 @@ class Integer:
 class Decimal:
     """A price or a distance: even in a range, or log-normal around a median and cut at the range."""
 
-    minimum: float
-    maximum: float
-    median: float | None = None
-    sigma: float = 0.6
-    step: float = 0.01
-    places: int = 2
+    minimum: Real
+    maximum: Real
+    median: Positive | None = None
+    sigma: Sigma = 0.6
+    step: Positive = 0.01
+    places: Digits = 2
 
     def __call__(self, rows: Rows) -> Values:
         """A value for each row."""
@@ -59,8 +71,8 @@ class Decimal:
 class Sum:
     """The sum of other numbers of the row."""
 
-    of: tuple[str, ...]
-    places: int = 2
+    of: Annotated[tuple[FieldName, ...], Several(1, 1000)]
+    places: Digits = 2
 
     def __call__(self, rows: Rows) -> Values:
         """A value for each row."""
@@ -71,13 +83,15 @@ class Sum:
 class Date:
     """A moment between two ISO dates, in a strftime format."""
 
-    start: str
-    end: str
-    format: str = "%Y-%m-%d %H:%M:%S"
+    start: Label
+    end: Label
+    format: DateFormat = "%Y-%m-%d %H:%M:%S"
 
     def __call__(self, rows: Rows) -> Values:
         """A value for each row."""
         first, last = (_seconds(text, rows.where) for text in (self.start, self.end))
+        if first >= last:
+            raise SpecError(f"{rows.where}: start {self.start} is not before end {self.end}")
         return _dates(rows.random.integers(first, last, rows.size), self.format)
 
 
@@ -85,10 +99,10 @@ class Date:
 class After:
     """A moment some log-normal time after another one of the row."""
 
-    of: str
-    median_ns: int
-    sigma: float = 0.6
-    format: str = "%Y-%m-%d %H:%M:%S"
+    of: FieldName
+    median_ns: Annotated[int, Between(S, 87_600 * HOUR, "seconds to ten years")]
+    sigma: Sigma = 0.6
+    format: DateFormat = "%Y-%m-%d %H:%M:%S"
 
     def __call__(self, rows: Rows) -> Values:
         """A value for each row."""
@@ -100,19 +114,19 @@ class After:
 class Place:
     """A centre that points gather around, in degrees; half of them lie within 1.2 spreads."""
 
-    latitude: float
-    longitude: float
-    spread: float
-    weight: float = 1.0
+    latitude: Annotated[float, Between(-90, 90)]
+    longitude: Annotated[float, Between(-180, 180)]
+    spread: Annotated[float, Between(0, 360)]
+    weight: Weight = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
     """A geo_point around one of the places. `single`: digits of a 32-bit float, as data that once was one has."""
 
-    places: tuple[Place, ...]
+    places: Annotated[tuple[Place, ...], Several(1, 10_000)]
     form: Literal["array", "object", "text"] = "array"
-    digits: int = 7
+    digits: Digits = 7
     single: bool = False
 
     def __call__(self, rows: Rows) -> Values:
@@ -129,10 +143,11 @@ class Point:
 def _seconds(text: str, where: str) -> int:
     try:
         return int(datetime.fromisoformat(f"{text}+00:00").timestamp())
-    except ValueError:
+    except (ValueError, OverflowError):
         raise SpecError(f'{where}: "{text}" is not a date; write it like 2015-01-31 or 2015-01-31T12:00:00') from None
 
 
 def _dates(seconds: NDArray[np.int64], form: str) -> Values:
+    seconds = np.clip(seconds, _EARLIEST_S, _LATEST_S)
     moments = seconds.astype("datetime64[s]").tolist()
     return Values([f'"{moment.strftime(form)}"' for moment in moments], seconds)

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Literal
 
 from ingest_bench.documents.generate import words
-from ingest_bench.documents.generate.values import Rows, Values, plain, shares
+from ingest_bench.documents.generate.values import Count, Rows, Values, Vocabulary, Weights, plain, shares
+from ingest_bench.model.values import Between, Label, Line, Several, Value
+from ingest_bench.model.workload import FieldName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constant:
     """The same value in every document."""
 
-    value: Any
+    value: Value
 
     def __call__(self, rows: Rows) -> Values:
         """A value for each row."""
@@ -25,8 +27,8 @@ class Constant:
 class Choice:
     """One of the listed values, by their weights. Exactly as often as the weights say, in random order."""
 
-    choices: tuple[Any, ...]
-    weights: tuple[float, ...] = ()
+    choices: Annotated[tuple[Value, ...], Several(1, 100_000)]
+    weights: Weights = ()
 
     def __call__(self, rows: Rows) -> Values:
         """A value for each row."""
@@ -37,8 +39,8 @@ class Choice:
 class Code:
     """A short code by a pattern: `9` is a digit, `A` a capital letter, the rest is itself."""
 
-    pattern: str
-    variants: int = 1000
+    pattern: Label
+    variants: Annotated[int, Between(1, 1_000_000, "they are made before the load starts")] = 1000
 
     def __call__(self, rows: Rows) -> Values:
         """A value for each row."""
@@ -54,12 +56,12 @@ class Code:
 class Phrase:
     """A few words of a vocabulary with Zipf's law. `title`: each with a capital letter, as names have."""
 
-    minimum: int
-    maximum: int
-    vocabulary: int = 20000
+    minimum: Count
+    maximum: Count
+    vocabulary: Vocabulary = 20000
     style: words.Style = "papers"
     case: Literal["lower", "title"] = "lower"
-    separator: str = " "
+    separator: Line = " "
 
     def __call__(self, rows: Rows) -> Values:
         """A value for each row."""
@@ -74,8 +76,8 @@ class Phrase:
 class Join:
     """Other fields of the row as one text, joined; spaces become the joint too."""
 
-    of: tuple[str, ...]
-    separator: str = "_"
+    of: Annotated[tuple[FieldName, ...], Several(1, 1000)]
+    separator: Line = "_"
 
     def __call__(self, rows: Rows) -> Values:
         """A value for each row."""

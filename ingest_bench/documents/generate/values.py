@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import numpy as np
 
 from ingest_bench import records
 from ingest_bench.errors import SpecError
+from ingest_bench.model.values import Between, Several
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+# Of a logarithm: the tenth of a percent at each end is a factor of 20,000 from the median.
+Sigma = Annotated[float, Between(0, 3)]
+Digits = Annotated[int, Between(0, 15, "what a float keeps")]
+Count = Annotated[int, Between(0, 10_000, "a document of one field is large enough then")]
+Vocabulary = Annotated[int, Between(1, 1_000_000, "more words than English has")]
+Weight = Annotated[float, Between(0, 1e9)]
+Weights = Annotated[tuple[Weight, ...], Several(0, 100_000)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +81,8 @@ def shares(rows: Rows, kinds: int, weights: tuple[float, ...]) -> NDArray[np.int
     """An index a row: each as often as its weight says, to the row, in random order."""
     if weights and len(weights) != kinds:
         raise SpecError(f"{rows.where}: {len(weights)} weights for {kinds} choices; give one for each")
+    if weights and not any(weights):
+        raise SpecError(f"{rows.where}: all weights are 0; one of them must be more")
     total = np.cumsum(weights or [1.0] * kinds)
     edges = (np.arange(rows.size) + 0.5) / rows.size * total[-1]
     return rows.random.permutation(np.searchsorted(total, edges)).astype(np.int64)

@@ -20,6 +20,7 @@ from ingest_bench.documents.tracks.template import Templates
 from ingest_bench.errors import SpecError
 from ingest_bench.model.track import Track, TrackIndex
 from ingest_bench.records import nearest
+from ingest_bench.units import spelled
 
 FILES = ("track.json", "workload.json")
 PROCEDURES = ("challenges", "test_procedures")
@@ -67,8 +68,8 @@ def parameters_of(text: str) -> dict[str, Any]:
     if text.endswith(".json"):
         try:
             found = json.loads(Path(text).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise SpecError(f"--track-params {text}: cannot be read as JSON: {error}") from None
+        except (OSError, ValueError, RecursionError) as error:
+            raise SpecError(f"--track-params {spelled(text)}: cannot be read as JSON: {error}") from None
         if not isinstance(found, dict):
             raise SpecError(f"--track-params {text}: a JSON object of names and values is needed")
         return found
@@ -79,7 +80,7 @@ def parameters_of(text: str) -> dict[str, Any]:
             raise SpecError(f'--track-params: "{part}" is not NAME:VALUE')
         try:
             parameters[key.strip()] = json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             parameters[key.strip()] = value.strip()
     return parameters
 

@@ -7,18 +7,22 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast, get_args
 
+from ingest_bench import records
 from ingest_bench.documents.tracks import admin, corpora
 from ingest_bench.documents.tracks.template import Templates
 from ingest_bench.errors import SpecError
-from ingest_bench.model.load import Rate, RateUnit
+from ingest_bench.model.load import LoadOptions, Rate, RateUnit
 from ingest_bench.model.track import Operation, Step, TrackIndex
 from ingest_bench.model.workload import BulkAction
+from ingest_bench.units import quoted
 
 OPERATIONS = get_args(Operation)
 # In their test mode both tools cut every time period to this.
 TEST_PERIOD_S = 10
 _THROUGHPUT = re.compile(r"(?P<number>[0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)(?:\s+(?P<unit>\S+))?")
 _RATE_UNITS: Mapping[str, RateUnit] = {"ops/s": "requests", "docs/s": "documents"}
+# A day of seconds, and the largest bulk: no number of a task is larger.
+_LARGEST = 1_000_000
 _LEFT_OUT = ("parallel", "schedule", "operation", "tasks", "name")
 
 
@@ -107,11 +111,13 @@ def _bulk(
     return Step(
         name=name,
         operation="bulk",
-        clients=max(1, int(_number(task, "clients", where) or 1)),
+        clients=records.at(LoadOptions, ("users",), int(_number(task, "clients", where, 1)), f'{where}: "clients"'),
         warm_up_ns=0 if test_mode else int(_number(task, "warmup-time-period", where) * 10**9),
         time_period_ns=int((min(period_s, TEST_PERIOD_S) if test_mode else period_s) * 10**9),
         rate=None if test_mode else _rate(task, where),
-        bulk_documents=max(1, int(_number(operation, "bulk-size", where))),
+        bulk_documents=records.at(
+            LoadOptions, ("bulk_documents",), int(_number(operation, "bulk-size", where)), f'{where}: "bulk-size"'
+        ),
         action=_action(operation, where),
         files=corpora.files(operation, table.get("corpora", ()), indices, templates, test_mode),
     )
@@ -125,21 +131,27 @@ def _action(operation: Mapping[str, Any], where: str) -> BulkAction:
     if on_conflict not in ("index", "update"):
         raise SpecError(f'{where}: on-conflict is "{on_conflict}", not index or update')
     refresh = operation.get("refresh")
-    return BulkAction(
+    action = BulkAction(
         conflicts=conflicts,  # type: ignore[arg-type] # checked above
         conflict_probability_ppm=int(_number(operation, "conflict-probability", where, 25) * 10**4),
         on_conflict=on_conflict,  # type: ignore[arg-type] # checked above
         pipeline=operation.get("pipeline"),
-        refresh=None if refresh is None else str(refresh).lower(),  # type: ignore[arg-type] # the server checks it
+        refresh=None if refresh is None else str(refresh).lower(),  # type: ignore[arg-type] # checked below
     )
+    records.check(action, where)
+    return action
 
 
 def _number(table: Mapping[str, Any], key: str, where: str, default: float = 0) -> float:
+    """A number of the track, 0 or more, and never more than anything may be."""
     value = table.get(key, default)
     try:
-        return float(default if value is None else value)
-    except (TypeError, ValueError):
-        raise SpecError(f'{where}: "{key}" is {value!r}, not a number') from None
+        number = float(default if value is None else value)
+    except (TypeError, ValueError, OverflowError):
+        raise SpecError(f'{where}: "{key}" is {quoted(value)}, not a number') from None
+    if not 0 <= number <= _LARGEST:
+        raise SpecError(f'{where}: "{key}" is {quoted(value)}, not between 0 and {_LARGEST:,}')
+    return number
 
 
 def _rate(task: Mapping[str, Any], where: str) -> Rate | None:
@@ -151,7 +163,8 @@ def _rate(task: Mapping[str, Any], where: str) -> Rate | None:
     if task.get("target-interval"):
         if text:
             raise SpecError(f'{where}: has a "target-interval" and a "target-throughput"; take one out')
-        return Rate(1 / _positive(_number(task, "target-interval", where), "target-interval", where))
+        interval_s = _positive(_number(task, "target-interval", where), "target-interval", where)
+        return _checked(Rate(1 / interval_s), where)
     if not text:
         return None
     found = _THROUGHPUT.fullmatch(text)
@@ -161,7 +174,12 @@ def _rate(task: Mapping[str, Any], where: str) -> Rate | None:
             f'{where}: "target-throughput" is "{text}", but the throughput of a bulk is counted in ops/s (requests) or '
             'docs/s; write it like 10, "10 ops/s" or "5000 docs/s"'
         )
-    return Rate(_positive(float(found["number"]), "target-throughput", where), unit)
+    return _checked(Rate(_positive(float(found["number"]), "target-throughput", where), unit), where)
+
+
+def _checked(rate: Rate, where: str) -> Rate:
+    records.check(rate, f"{where}: target rate")
+    return rate
 
 
 def _positive(value: float, key: str, where: str) -> float:

@@ -1,0 +1,350 @@
+"""Every key of every table says what it may be, and nothing else gets in: by any way, in one sentence."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import tomllib
+import types
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+import pytest
+from generated import TEXTS, VALUES, examples
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ingest_bench import gate, plan, records, rules, spec, store, units
+from ingest_bench.cli.app import run
+from ingest_bench.documents.generate import GENERATORS
+from ingest_bench.documents.generate.numbers import Place
+from ingest_bench.documents.synthetic import SPECIAL
+from ingest_bench.errors import SpecError
+from ingest_bench.model.experiment import Experiment, Fault
+from ingest_bench.model.load import Arrivals, LoadOptions, Rate, TrackChoice
+from ingest_bench.model.network import Flow, Impairment, Profile
+from ingest_bench.model.target import Endpoint, TargetOptions, Url
+from ingest_bench.model.values import CONTROL, Between
+from ingest_bench.model.workload import BulkAction, DocumentField, Query, Workload
+
+FIELD = {"name": "n", "kind": "id", "options": {}}
+# Each record that is read from what a user writes, and a table that it takes.
+TABLES: dict[type, dict[str, Any]] = {
+    Profile: {"name": "x"},
+    Impairment: {},
+    Flow: {"interface": "eth0", "to": "10.0.0.1:9200", "for": "5s"},
+    Endpoint: {"host": "x", "port": 1},
+    TargetOptions: {},
+    Url: {"scheme": "http", "host": "x", "port": 1},
+    LoadOptions: {},
+    Arrivals: {},
+    Rate: {"per_s": 1.0},
+    TrackChoice: {"path": "x"},
+    BulkAction: {},
+    Fault: {"kind": "pause", "at": "1s"},
+    Workload: {
+        **dict.fromkeys(("name", "description", "source", "index"), "x"),
+        **dict.fromkeys(("published_documents", "published", "bulk_documents", "users"), 1),
+        "mapping": {},
+        "fields": [FIELD],
+    },
+    DocumentField: FIELD,
+    Query: {"name": "x", "body": {}},
+    Place: {"latitude": 0, "longitude": 0, "spread": 1},
+    gate.Threshold: {"column": "x"},
+}
+KINDS: dict[str, dict[str, Any]] = {
+    "constant": {"value": 1},
+    "choice": {"choices": [1]},
+    "integer": {"minimum": 0, "maximum": 1},
+    "decimal": {"minimum": 0, "maximum": 1},
+    "sum": {"of": ["x"]},
+    "date": {"start": "2015-01-01", "end": "2016-01-01"},
+    "after": {"of": "x", "median": "1min"},
+    "point": {"places": [{"latitude": 0, "longitude": 0, "spread": 1}]},
+    "code": {"pattern": "A9"},
+    "phrase": {"minimum": 0, "maximum": 1},
+    "join": {"of": ["x"]},
+    "list": {"items": {}, "minimum": 0, "maximum": 1},
+    "one_of": {"kinds": [{}]},
+    "id": {},
+    "text": {"mean": 100},
+    "object": {"fields": [{}]},
+}
+TABLES |= {({**GENERATORS, **SPECIAL})[kind]: table for kind, table in KINDS.items()}
+KEYS = [(record, key) for record in TABLES for key in records.keys(record)]
+HEAD = ("description", "replicates", "seed", "probes", "costly_probes")
+EXPERIMENT = '[target]\nname = "sink"\n[load]\nbulk_documents = 100\n[factors]\nnetwork = ["ethernet", "jumbo"]\n'
+
+
+def one_sentence(said: str, name: str) -> None:
+    assert name in said
+    assert re.search(f"[{CONTROL}]", said) is None, repr(said)
+    assert len(said) < 1500, said
+
+
+def open_ends(hint: Any) -> Iterator[str]:
+    """The parts of a type that any number or text would be right for."""
+    kind, ruled = (hint.__origin__, hint.__metadata__) if get_origin(hint) is Annotated else (hint, ())
+    if kind in (int, float, str, Any) and not ruled:
+        yield str(kind)
+    if get_origin(kind) in (typing.Union, types.UnionType, tuple, dict):
+        # A value of anything in a table with a rule of its own is the table's.
+        inner = [one for one in get_args(kind) if one is not Ellipsis and not (one is Any and ruled)]
+        for one in inner:
+            yield from open_ends(one)
+
+
+def test_every_kind_of_a_field_has_its_table_here() -> None:
+    assert set(GENERATORS.values()) | set(SPECIAL.values()) <= set(TABLES)
+
+
+@pytest.mark.parametrize(("record", "key"), [*KEYS, *((Experiment, key) for key in HEAD)])
+def test_every_key_says_what_it_may_be(record: type, key: str) -> None:
+    hint = get_type_hints(record, include_extras=True)[records.keys(record)[key]]
+    assert list(open_ends(hint)) == []
+
+
+@pytest.mark.parametrize("record", TABLES, ids=lambda record: record.__name__)
+def test_the_ends_of_a_range_are_shown_exactly(record: type) -> None:
+    hints = get_type_hints(record, include_extras=True)
+    for field in dataclasses.fields(record):
+        suffix = next((suffix for suffix in units.PARSERS if field.name.endswith(suffix)), "")
+        for rule in ranges(hints[field.name]):
+            shown = re.fullmatch(r"between (\S+) and (\S+)( \(.*\))?", rules.words(rule, suffix))
+            assert shown is not None
+            if suffix:
+                assert [units.PARSERS[suffix](shown[end]) for end in (1, 2)] == [rule.least, rule.most]
+
+
+def ranges(hint: Any) -> Iterator[Between]:
+    for rule in getattr(hint, "__metadata__", ()):
+        if isinstance(rule, Between):
+            yield rule
+    for inner in get_args(hint):
+        if get_origin(inner) is not Literal:
+            yield from ranges(inner)
+
+
+@examples(1000)
+@given(field=st.sampled_from(KEYS), value=VALUES)
+def test_any_value_is_taken_and_kept_or_refused_in_one_sentence(field: tuple[Any, str], value: Any) -> None:
+    record, key = field
+    try:
+        made = records.from_toml(record, {**TABLES[record], key: value}, "x.toml")
+    except SpecError as error:
+        # Of a rate, the sentence says what is counted.
+        one_sentence(str(error), "a second" if "a second" in str(error) else key)
+        return
+    records.check(made, "plan.json")
+    kept = json.loads(json.dumps(records.to_json(made)).encode("utf-8"))
+    assert records.from_json(record, kept) == made
+
+
+@examples(60)
+@given(key=TEXTS, value=VALUES)
+def test_any_unknown_key_is_refused_in_one_sentence(key: str, value: Any) -> None:
+    with pytest.raises(SpecError) as caught:
+        records.from_toml(Profile, {"name": "x", f"{key}x": value}, "x.toml")
+    one_sentence(str(caught.value), "unknown key")
+
+
+@pytest.fixture(scope="module")
+def experiment(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("values") / "x.toml"
+    path.write_text(EXPERIMENT)
+    return str(path)
+
+
+SET = [
+    *("network", "target", "workload", "network.profile", "network.name", "setting.a.b", "offloads.tso", "load.users"),
+    *("track.path", "track.parameters.a", "arrivals.rate", "url.host", "action.indices", "to_server", "jvm.x", "", "."),
+    *(key for record in (Profile, TargetOptions, LoadOptions) for key in records.keys(record) if key != "name"),
+    *(f"network.{end}.{key}" for end in ("to_server", "to_client") for key in records.keys(Impairment)),
+]
+
+
+@examples(400)
+@given(key=st.sampled_from(SET), value=TEXTS)
+def test_any_level_is_taken_or_refused_in_one_sentence(experiment: str, key: str, value: str) -> None:
+    try:
+        found = spec.load(experiment, [f"{key}={value}"])
+    except SpecError as error:
+        one_sentence(str(error), "")
+        return
+    for cell in spec.cells(found):
+        records.check(cell, "plan.json")
+        json.dumps(records.to_json(cell)).encode("utf-8")
+
+
+@examples(50)
+@given(key=TEXTS, value=VALUES)
+def test_any_top_level_value_is_taken_or_refused_in_one_sentence(experiment: str, key: str, value: Any) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        for name in (*spec.TOP, key):
+            patch.setattr("ingest_bench.catalog.table", lambda _, name=name: {name: value})
+            try:
+                spec.load(experiment)
+            except SpecError as error:
+                one_sentence(str(error), "")
+
+
+# What was typed, and what the sentence has to say.
+REFUSED = {
+    "users=-4": "'-4' is not between 1 and 28,232",
+    "users=0": "'0' is not between 1 and 28,232",
+    "query_users=-1": "not between 0 and 28,232",
+    "processes=0": "not between 1 and 256",
+    "processes=1000": "not between 1 and 256",
+    "bulk_documents=0": "not between 1 and 1,000,000",
+    "bulk=0": "not between 1B and 1GiB",
+    "bulk=100g": "not between 1B and 1GiB",
+    "measure_documents=0": "not between 1 and 100,000,000,000",
+    "timeout=0s": "not between 1ms and 24h",
+    "measure=0s": "not between 100ms and 24h",
+    "warm_up=-5s": "'-5s' is negative",
+    "warm_up=1000h": "not between 0ns and 24h",
+    "heap=0g": "not between 16MiB and 16384GiB",
+    "receive_predictor=64KiB..32KiB": "is out of order: the smallest comes first",
+    "receive_predictor=0": "not between 64B and 64MiB",
+    "receive_predictor=1KiB..2KiB..3KiB": "has 3 values, not 0 to 2",
+    "socket_receive_buffer=0": "not between 2KiB and 1GiB",
+    "arrivals=100000000/s": "100,000,000 requests a second are more than one machine can send",
+    "arrivals=poisson 0/s": "a rate of nothing",
+    "arrivals=0.000001/s": "less than one a day",
+    f"arrivals={'9' * 400}/s": "not between 0 and",
+    "retries=-1": "not between 0 and 1,000",
+    "seed=-1": "not between 0 and",
+    "action.indices=0": "not between 1 and 1,000",
+    "attach=0": "not between 1 and 4,194,304",
+    "network.mtu=0": "not between 576B and 64KiB",
+    "network.mss=1": "not between 88B and 65495B",
+    "network.gso_max_segs=0": "not between 1 and 65,535",
+    "network.gso_max_size=1": "not between 512B and 524280B",
+    "network.tcp_rmem=a lot": "'a' is not a size",
+    "network.tcp_rmem=4096 131072": "has 2 values, not 3",
+    "network.tcp_wmem=6291456 131072 4096": "out of order",
+    "network.tcp_wmem=0 0 0": "not between 2KiB and 2147483647B",
+    "network.to_server.rate=0bit": "not between 10kbit and 100gbit",
+    "network.to_server.rate=900gbit": "not between 10kbit and 100gbit",
+    "network.to_server.delay=5000s": "not between 0ns and 1min",
+    "network.to_server.jitter=-1ms": "is negative",
+    "network.to_server.loss=100%": 'not between 0% and 99% (a link without any packet is a fault: kind = "partition")',
+    "network.to_server.loss_state=1% 1% 1% 1% 1% 1%": "has 6 values, not 0 to 5",
+    "network.to_server.corrupt=100%": "not between 0% and 99%",
+    "network.to_server.limit_packets=0": "not between 1 and 10,000,000",
+    "network.congestion_control=cubic\nvrf exec default touch FILE": "is not a congestion control's name",
+    "network.congestion_control=cubic cwnd 1": "is not a congestion control's name",
+    "network.offloads.-K=on": "is not an offload's name",
+    "jvm=Evil": "is not an option of the JVM",
+    "setting.a b=1": "is not a setting's name",
+    f"jvm=-X{'x' * 600}": "characters, and at most 200 are possible; write what does not vary",
+    f"workload={'x' * 600}.toml": "is not a file's path",
+    f"workload={'é' * 200}.toml": "there is no such file",
+    f"network={'é' * 200}.toml": "there is no such file",
+}
+
+
+@pytest.mark.parametrize("command", ["plan", "run"])
+@pytest.mark.parametrize("level", REFUSED)
+def test_plan_and_run_refuse_the_same_with_the_key_and_what_is_allowed(
+    experiment: str, level: str, command: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    code = run([command, experiment, "--set", level, *(["--out", str(tmp_path / "out")] if command == "run" else [])])
+    said = capsys.readouterr().err.rstrip("\n")
+    assert code == 2, said
+    assert said.startswith("error: ")
+    one_sentence(said, REFUSED[level])
+    assert not (tmp_path / "out").exists()
+    if "characters, and" not in REFUSED[level] and "no such file" not in REFUSED[level]:
+        assert f"--set {level.partition('=')[0]}" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--set heap=1g --set heap=2g", "--set heap: it is given already, by --set heap"),
+        ("--set heap=1g --set target.heap=2g", "--set target.heap: it is given already, by --set heap"),
+        ("--measure 5s --set measure=3s", "--set measure: it is given already, by --measure"),
+        ("--measure 0s", "--measure: '0s' is not between 100ms and 24h"),
+        ("--warm-up 99h", "--warm-up: '99h' is not between 0ns and 24h"),
+        (f"--replicates {'9' * 23}", f"--replicates: {'9' * 23} is not between 1 and 10,000"),
+        ("--replicates 5000 --set heap=1g,2g", "that makes 20,000 runs, and at most 10,000 are done"),
+        (f"--set users={','.join(map(str, range(1, 1002)))}", "a factor has at most 1,000 levels, found 1,001"),
+        ("--set bulk=1MiB --set bulk_documents=5", "bulk and bulk_documents: a bulk has one size"),
+        ("--set jvm=-Xa:b,-Xa_b", "would both have the folder"),
+        ("--set network.to_server.burst=1000", "burst: a frame has 1514 bytes"),
+        ("--set network.to_server.limit_packets=10000000", "are more than 4 GiB of queue"),
+        ("--attach 0", "--attach: 0 is not between 1 and 4,194,304"),
+    ],
+)
+def test_options_are_refused_like_levels(
+    experiment: str, words: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["plan", experiment, *words.split()]) == 2
+    one_sentence(capsys.readouterr().err.rstrip("\n"), said)
+
+
+@pytest.mark.parametrize(
+    "words", ["plan {0}.toml", "plan --track {0}", "run --resume {0}", "plan quickstart --documents {0}"]
+)
+def test_a_name_that_is_too_long_for_any_file_is_refused(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(words.format("é" * 200).split()) == 2
+    one_sentence(capsys.readouterr().err.rstrip("\n"), "éé")
+
+
+def test_the_size_of_a_bulk_that_is_set_takes_the_place_of_the_files(experiment: str) -> None:
+    (load,) = {cell.load for cell in spec.cells(spec.load(experiment, ["bulk=1MiB"])) if not cell.load.action.pipeline}
+    assert (load.bulk_bytes, load.bulk_documents) == (1 << 20, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('[[fault]]\nkind = "pause"\nat = "-1s"', "fault: at: '-1s' is negative"),
+        ('[[fault]]\nkind = "pause"\nat = "0s"\nfor = "25h"', "fault: for: '25h' is not between 0ns and 24h"),
+        ("seed = -1", "seed: -1 is not between 0 and"),
+        ("replicates = 1_000_000", "replicates: 1000000 is not between 1 and 10,000"),
+        ('description = "a\\nb"', "description: 'a\\nb' is not one line"),
+        ("[load]\nusers = nan", "load.users: nan is not a whole number"),
+        ("[load]\ntrack = { path = 'x', parameters = { when = 2015-01-01 } }", "is not JSON: there is no date there"),
+        ("[factors]\njvm = [['-Xa', '-Xb']]", "factors: jvm: ['-Xa', '-Xb'] is no level"),
+        ("[target.setting]\na.b = 1", "target.setting.a.b: there is nothing below it"),
+        (f"a = {'[' * 10_000}{']' * 10_000}", "nested too deeply"),
+        (f"seed = {'9' * 5000}", "this is not TOML"),
+        (f"seed = 0x{'f' * 5000}", "seed: a number of more than thirty digits means nothing here"),
+    ],
+)
+def test_a_file_is_refused_with_its_name_and_key(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "bad.toml"
+    path.write_text(text)
+    with pytest.raises(SpecError) as caught:
+        spec.load(str(path))
+    one_sentence(str(caught.value), said)
+    assert str(caught.value).startswith(str(path))
+
+
+@pytest.mark.parametrize("limit", ["at_least = nan", "at_most = inf", "at_most = 1e300", 'may_rise = "-1%"'])
+def test_a_threshold_is_a_number_that_can_be_met(limit: str) -> None:
+    key = limit.partition(" = ")[0]
+    with pytest.raises(SpecError, match=f"gate.toml: threshold: {key}: "):
+        gate.thresholds({"threshold": [{"column": "requests", **tomllib.loads(limit)}]}, "gate.toml")
+
+
+def test_a_plan_that_is_resumed_holds_nothing_that_a_file_may_not(experiment: str, tmp_path: Path) -> None:
+    results = store.create(tmp_path, plan.order(spec.load(experiment)), {})
+    kept = (results.path / "plan.json").read_text()
+    assert results.plan.runs
+    for before, after, said in (
+        ('"congestion_control": "cubic"', '"congestion_control": "cubic\\nvrf exec"', "congestion_control: 'cubic"),
+        ('"mtu_bytes": 1500', '"mtu_bytes": "1500 x"', "mtu: '1500 x' is of another type"),
+        ('"per_s"', '"per_x"', "no plan of this version") if '"per_s"' in kept else ('"seed"', '"sead"', "no plan of"),
+    ):
+        assert before in kept
+        (results.path / "plan.json").write_text(kept.replace(before, after))
+        with pytest.raises(SpecError) as caught:
+            _ = results.plan
+        one_sentence(str(caught.value), said)
