@@ -326,7 +326,7 @@ def test_a_procedure_without_a_bulk_that_can_be_run_is_refused(tmp_path: Path) -
         ({"bulk-size": "NaN"}, "\"bulk-size\" is 'NaN', not between 0 and"),
         ({"time-period": 1e300}, '"time-period" is 1e+300, not between 0 and'),
         ({"target-throughput": "1e300"}, "target rate: per_s: 1e+300 is not between 0 and"),
-        ({"target-throughput": "0.0"}, "a rate of 0 would wait for ever"),
+        ({"target-throughput": "0.0"}, '"target-throughput" is 0; take it out'),
         ({"target-interval": 1e-300}, "target rate: per_s: 9.999999999999999e+299 is not between 0 and"),
         ({"conflict-probability": 101}, "conflict_probability: 1010000 is not between 0% and 100%"),
         ({"pipeline": 5}, "pipeline: 5 is of another type"),

@@ -188,7 +188,7 @@ def test_a_run_that_failed_with_a_servers_words_is_reported_as_text(typed: Typed
 
 
 def test_gate_shows_the_names_of_runs_as_text(typed: Typed, tmp_path: Path) -> None:
-    (tmp_path / "gate.toml").write_text(f'[[threshold]]\ncolumn = "gc_pauses"\nat_most = 1\ncells = "{TOML}*"\n')
+    (tmp_path / "gate.toml").write_text('[[threshold]]\ncolumn = "gc_pauses"\nat_most = 1\ncells = "*"\n')
     name = NASTY.replace("\r", "")
     row = made.summary({"network": "ethernet"}, run=f"{name}/1", cell=name, state="failed", reason=name)
     (tmp_path / "runs.csv").write_text(tables.summary_csv([row]), newline="")
