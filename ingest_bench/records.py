@@ -41,10 +41,19 @@ _TEXTS: Mapping[type, Callable[[str], Any]] = {
 _CHECKS: Mapping[type, Callable[[Any], None]] = {Arrivals: rates.check_arrivals, Rate: rates.check_rate}
 
 
+def _types(hint: Any) -> list[tuple[Any, tuple[Any, ...]]]:
+    options = get_args(hint) if get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+    return [
+        (option.__origin__, option.__metadata__) if get_origin(option) is Annotated else (option, ())
+        for option in options
+        if option is not types.NoneType
+    ]
+
+
+# Each type that a field may have, but None, with its rules.
+_kinds: Callable[[Any], list[tuple[Any, tuple[Any, ...]]]] = functools.cache(_types)
 # The types of a record's fields, with what they may hold.
 _hints: Callable[[Any], dict[str, Any]] = functools.cache(functools.partial(get_type_hints, include_extras=True))
-
-
 _keys: Callable[[Any], Mapping[str, str]] = functools.cache(
     lambda record: {key_of(field.name): field.name for field in dataclasses.fields(record)}
 )
@@ -133,16 +142,6 @@ def _require(record: type, values: Mapping[str, Any], where: str) -> None:
         optional = field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
         if not optional and field.name not in values:
             raise SpecError(f'{where}: the key "{key_of(field.name)}" is missing')
-
-
-def _kinds(hint: Any) -> list[tuple[Any, tuple[Any, ...]]]:
-    """Each type that a field may have, but None, with its rules."""
-    options = get_args(hint) if get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
-    return [
-        (option.__origin__, option.__metadata__) if get_origin(option) is Annotated else (option, ())
-        for option in options
-        if option is not types.NoneType
-    ]
 
 
 def _read(hint: Any, value: Any, suffix: str, where: str) -> Any:

@@ -46,7 +46,7 @@ class Experiment:
 
     name: str
     description: Line = ""
-    replicates: Annotated[int, Between(1, MOST_RUNS)] = 1
+    replicates: Annotated[int, Between(1, MOST_RUNS, "no plan has more runs")] = 1
     seed: Seed = 1
     probes: Probes = ()
     costly_probes: Probes = ()
