@@ -72,6 +72,7 @@ def test_only_what_is_not_as_it_shall_be_is_changed(asked: dict[str, bool], made
         ({"tx-tcp-segmentation": True}, ["tx-tcp-segmentation cannot be on: the kernel did not take it"]),
         ({"tso": True}, ["tso cannot be on: the kernel did not take it"]),
         ({"tx": False}, ["tx cannot be off: the kernel did not take it"]),
+        ({"tx-checksum-ip-generic": False, "tx": True}, []),
     ],
 )
 def test_what_is_not_as_it_shall_be_is_told_with_its_cause(asked: dict[str, bool], reasons: list[str]) -> None:

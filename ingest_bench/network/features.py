@@ -107,9 +107,15 @@ def changed(states: Mapping[str, State], made: Mapping[str, bool]) -> States:
 
 
 def unmet(asked: Mapping[str, bool], states: Mapping[str, State]) -> Iterator[str]:
-    """Each name that is not as it shall be, and why. Several features are not on while one is held off."""
+    """Each name that is not as it shall be, and why. Several features are not on while one is held off.
+
+    A feature is as the last name says that stands for it.
+    """
+    last = {each: name for name in asked for each in members(name, states)}
     for name, on in asked.items():
-        found = [states[each] for each in members(name, states)]
+        found = [state for each, state in states.items() if last.get(each) == name]
+        if not found:
+            continue
         is_on = any(state.on for state in found)
         if is_on != on or (on and any(state.wanted and not state.on for state in found)):
             is_fixed = all(state.fixed for state in found if state.on != on)
