@@ -212,3 +212,11 @@ def test_an_event_that_this_java_does_not_have_is_unavailable_and_not_zero(tmp_p
     assert seen["gc_allocation_stalls"] is None
     assert seen["direct_buffers_max"] is None
     assert seen["gc_concurrent_mode_failures"] == 4  # as `jfr summary` counts them
+
+
+def test_a_cycle_that_the_end_of_the_jvm_cut_off_is_no_unknown_line() -> None:
+    aborted = (
+        "[2026-11-22T16:19:52.258+0000][4.739s][info][gc          ] GC(5) Garbage Collection (Allocation Rate) Aborted"
+    )
+    log = gclog.parse([*log_lines("17-zgc"), aborted])
+    assert log.unrecognised == []

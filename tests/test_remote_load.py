@@ -217,7 +217,8 @@ def test_a_wrong_secret_does_not_join_and_does_not_stand_in_the_way(tmp_path: Pa
     ):
         report = start(plan_for(server.address, tmp_path), joined=there).wait(lambda _: None)
         if wrong[0].poll() is not None:
-            assert "refused us" in wrong[0].stderr.read()
+            # A refusal that was on its way is lost when the connection is reset behind it.
+            assert re.search("refused us|is gone", wrong[0].stderr.read())
     assert report.bytes_written == server.bytes_read
 
 

@@ -30,6 +30,8 @@ _KNOWN = re.compile(
     r"Concurrent (?:Mark|Cycle|Undo|Preclean|Abortable|Sweep|Reset|Refine|Clear|Scan|Rebuild|Cleanup|Create).*"
     r"|Allocation Stall \(.*|(?:[yYO]: )?Relocation Stall \(.*|To-space exhausted|Periodic GC .*|GCLocker.*"
     r"|Out Of Memory \(.*|Attempt heap .*"
+    # A cycle of ZGC that the end of the JVM cut off.
+    r"|(?:Garbage|Minor|Major) Collection \(.+\) Aborted"
 )
 COLLECTORS = {
     "G1": "g1",
