@@ -261,18 +261,6 @@ def test_a_server_without_tls_is_a_connection_error(made: Certificates, traffic:
             exchanged(connection_to(server.address, traffic, made.ca))
 
 
-def test_a_connection_that_nobody_holds_is_gone_at_once(
-    made: Certificates, server_side: ssl.SSLContext, traffic: Traffic
-) -> None:
-    with bulk_server(tls=server_side) as server:
-        connection = connection_to(server.address, traffic, made.ca)
-        assert exchanged(connection)[0] == 200
-        connection.close()
-        gone = weakref.ref(connection)
-        del connection
-        assert gone() is None
-
-
 @pytest.mark.parametrize("shakes_hands", [False, True])
 def test_a_server_that_falls_silent_times_out(
     made: Certificates, server_side: ssl.SSLContext, traffic: Traffic, shakes_hands: bool
