@@ -17,6 +17,7 @@ nox.needs_version = ">=2024.10.9"
 
 CI = bool(os.environ.get("CI"))
 REAL = "netns or bpf or jvm or opensearch or elasticsearch or processes"
+NETWORKS = "(netns or bpf) and not (netem or jvm or opensearch or elasticsearch)"
 # What a CI machine promises: there, a skip for want of it is a failure.
 PROMISED = "bpf,netns,netem,jvm,opensearch,elasticsearch"
 PROMISED_TO_ANYBODY = "netns,jvm,opensearch,elasticsearch"
@@ -25,6 +26,9 @@ ORDINARY = tuple(f"tests/test_{name}.py" for name in ("run", "run_crash", "nodes
 # The uid and gid "nobody" of Debian: an ordinary user without a home.
 NOBODY = "65534"
 TESTS = ("hypothesis", "pytest", "pytest-xdist")
+PYTEST = ("pytest", "-q", "--durations=20")
+# Servers and processes mostly wait for each other.
+IN_PAIRS = ("-n", "2", "--dist", "loadfile")
 
 
 def install(session: nox.Session, *tools: str) -> None:
@@ -50,18 +54,21 @@ def quick(session: nox.Session) -> None:
 
 @nox.session
 def real(session: nox.Session) -> None:
-    """The tests with real namespaces, sockets and servers."""
+    """The tests with real processes, namespaces, sockets and servers. Rates are measured alone, the others in pairs."""
     install(session, *TESTS)
-    session.run(
-        "pytest", "-q", "--durations=15", "-m", f"({REAL}) and not netem", *promised(PROMISED), *session.posargs
-    )
+    promise = promised(PROMISED)
+    if session.posargs:
+        session.run(*PYTEST, *promise, "-m", f"({REAL}) and not netem", *session.posargs)
+        return
+    session.run(*PYTEST, *promise, "-m", NETWORKS)
+    session.run(*PYTEST, *IN_PAIRS, *promise, "-m", f"({REAL}) and not netem and not ({NETWORKS})")
 
 
 @nox.session
 def netem(session: nox.Session) -> None:
     """The tests on real netem: the kernel's, or User-Mode Linux where it has none."""
     install(session, *TESTS)
-    session.run("pytest", "-q", "--durations=15", "-m", "netem", *promised(PROMISED), *session.posargs)
+    session.run(*PYTEST, *promised(PROMISED), "-m", "netem", *session.posargs)
 
 
 @nox.session(venv_backend="none")
@@ -97,7 +104,7 @@ def ordinary(session: nox.Session) -> None:
             short = ("--warm-up", "3s", "--measure", "5s")
             session.run(*as_nobody, command, "run", "quickstart", *short, external=True)
             marks = f"({REAL}) and not bpf"
-            pytest = (str(python), "-m", "pytest", "-q", "--durations=10", "-p", "no:cacheprovider", "-m", marks)
+            pytest = (str(python), "-m", *PYTEST, *IN_PAIRS, "-p", "no:cacheprovider", "-m", marks)
             files = session.posargs or ORDINARY
             session.run(*as_nobody, *pytest, *promised(PROMISED_TO_ANYBODY), *files, external=True)
     finally:

@@ -15,10 +15,11 @@ from ingest_bench import catalog, load, network, targets
 from ingest_bench.analysis import student
 from ingest_bench.analysis.samples import Samples
 from ingest_bench.documents import source
-from ingest_bench.jvm.process import serve
+from ingest_bench.jvm.process import Launch, serve
 from ingest_bench.load import LoadPlan
-from ingest_bench.model.load import LoadOptions, WorkerReport
+from ingest_bench.model.load import LoadOptions, Wire, WorkerReport
 from ingest_bench.model.target import Endpoint, TargetOptions
+from ingest_bench.protocols.bulk import Bulk
 from ingest_bench.store import RunFolder
 from ingest_bench.targets.http import Http, ask
 
@@ -60,13 +61,13 @@ class Bench:
         """A load of ours that has begun, with these `LoadOptions`; its files are in the folder of that name."""
         chosen = LoadOptions(**({"users": self.users, "measure_ns": round(self.seconds * 1e9)} | options))
         out = self.folder / name / "load"
-        plan = LoadPlan(address=self.listen, bulk_path=PATH, workload=WORKLOAD, options=chosen, out=out)
+        plan = LoadPlan(address=self.listen, wire=Wire(keys={"path": PATH}), workload=WORKLOAD, options=chosen, out=out)
         return load.start(plan, self.link.client.command)
 
     def sent(self, name: str, **options: Any) -> tuple[WorkerReport, Samples]:
         """The report and the samples of such a load, once it is over."""
         report = self.started(name, **options).wait(lambda _: None)
-        return report, RunFolder(self.folder / name).samples()
+        return report, RunFolder(self.folder / name).samples().whole()
 
 
 @contextlib.contextmanager
@@ -80,31 +81,31 @@ def opened(users: int, seconds: float, *, profile: str = "loopback", **setting: 
 @contextlib.contextmanager
 def served(asked: TargetOptions, profile: str) -> Iterator[Served]:
     """A new server to which nothing was added, ready behind a link."""
-    target = targets.named(asked.name)
+    target = targets.of(asked)
     java = targets.fetch(target.requirements(asked))
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
         folder.chmod(0o755)
         link = stack.enter_context(network.link(catalog.profile(profile, {})))
         listen = Endpoint(link.server_address, 9200)
-        plan = target.launch_plan(asked, java, folder / "home", listen, ())
+        plan = target.launch_plan(asked, java, folder / "home", 0, (listen,), ())
         http = stack.enter_context(ask(link.client.command, listen))
-        serving = serve(
-            plan,
+        launch = Launch(
+            plan=plan,
             enter=link.server.command,
             log=folder / "server.log",
             listen=listen,
-            ready=lambda left_s: target.is_ready(http.within(left_s)),
-            timeout_s=60,
+            ready=lambda left_s: target.is_ready(0, (http.within(left_s),)),
         )
-        server = stack.enter_context(serving)
+        (server,) = stack.enter_context(serve(launch, timeout_s=60))
         yield Served(link, listen, http, folder, server.jvm_pid)
 
 
 def one_body(documents: int, folder: Path) -> Path:
     """A file with the one bulk body that every sender sends again and again."""
     body = folder / "body.ndjson"
-    made = source.open_source(WORKLOAD, LoadOptions(bulk_documents=documents), pool_bytes=1)
+    options = LoadOptions(bulk_documents=documents)
+    made = source.open_source(WORKLOAD, options, Bulk.of(PATH, WORKLOAD.index, options), pool_bytes=1)
     body.write_bytes(next(made.for_user(0)).data)
     return body
 

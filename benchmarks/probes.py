@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -26,7 +27,7 @@ from pathlib import Path
 
 from lab import Verdict, served
 
-from ingest_bench import catalog, load, probes, procedure
+from ingest_bench import catalog, load, probes, procedure, targets
 from ingest_bench.analysis import samples
 from ingest_bench.jvm.attach import Attached, attach
 from ingest_bench.load import LoadPlan
@@ -106,8 +107,8 @@ def measure(target: str, rounds: int, seconds: int) -> dict[str, list[Seen]]:
     with served(SERVERS[target], NETWORK) as here:
         looks: dict[str, list[Look]] = {"without": [], "with": []}
 
-        def send(plan: LoadPlan) -> WorkerReport:
-            sender = load.start(plan, here.link.client.command)
+        def send(plans: Sequence[LoadPlan], _: Sequence[bool]) -> Sequence[WorkerReport]:
+            sender = load.start(plans[0], here.link.client.command)
             with ThreadPoolExecutor(1) as waiting:
                 # What is started in between must be started by this thread: it would end with another one.
                 told = waiting.submit(sender.wait, lambda _: None)
@@ -115,12 +116,13 @@ def measure(target: str, rounds: int, seconds: int) -> dict[str, list[Seen]]:
                     look(attach(here.jvm_pid), here.folder, rounds, seconds, looks)
                 finally:
                     sender.stop()
-                return told.result()
+                return [told.result()]
 
         out = here.folder / "load"
         to_do = procedure.of(chosen, Place(endpoint=here.listen), out, may_delete=True)
-        procedure.carry_out(to_do, here.http, send, lambda _: contextlib.nullcontext(), out)
-        sent = RunFolder(here.folder).samples()
+        asks = functools.partial(targets.named(chosen.target.name).ask, here.http)
+        procedure.carry_out(to_do, asks, send, lambda _: contextlib.nullcontext(), out)
+        sent = RunFolder(here.folder).samples().whole()
     return {side: [seen(sent, one) for one in those] for side, those in looks.items()}
 
 

@@ -1,6 +1,6 @@
 """CPU seconds that a gigabyte costs to send: our users beside wrk and Locust's own, interleaved, against the sink.
 
-    python benchmarks/sending.py [--seconds 3] [--rounds 5] [--users 4] [--out FILE.json]
+    python benchmarks/sending.py [--seconds 3] [--rounds 5] [--users 4] [--only SENDER …] [--out FILE.json]
 
 All send the same body again and again, to the same server over the same loopback link. A run sends 64 MiB of different
 bodies in turn, which no cache of a CPU holds: "ingest-bench, pool" is what that costs. CPU is user and system time of
@@ -24,12 +24,18 @@ from lab import PATH, WORKLOAD, Bench, Verdict, one_body, opened, poster
 from ingest_bench import load, system
 from ingest_bench.documents.pool import POOL_BYTES
 from ingest_bench.load import LoadPlan
-from ingest_bench.model.load import LoadOptions
+from ingest_bench.model.load import LoadOptions, Wire
 
 # Documents to a body of about 4 kB, 55 kB (a bulk that fits into one send) and 1 MB.
 BODIES = {"4 kB": 8, "55 kB": 110, "1 MB": 2000}
-# What the project promises (README), as the largest allowed ratio to another sender's CPU time.
-TARGETS = {("1 MB", "wrk"): 1.5, ("55 kB", "wrk"): 2.5, ("55 kB", "FastHttpUser"): 0.2}
+OWN, POOL, WRK, FAST = "ingest-bench", "ingest-bench, pool", "wrk", "FastHttpUser"
+# What the project promises (README): the CPU time of the first sender is at most so many times that of the second.
+TARGETS = {
+    ("4 kB", OWN, WRK): 1.15,
+    ("55 kB", POOL, WRK): 1.2,
+    ("1 MB", POOL, WRK): 1.3,
+    ("55 kB", OWN, FAST): 0.2,
+}
 
 
 def ours(pool_bytes: int) -> Callable[[Bench, int, Path], float]:
@@ -39,7 +45,7 @@ def ours(pool_bytes: int) -> Callable[[Bench, int, Path], float]:
         options = LoadOptions(users=bench.users, bulk_documents=documents, warm_up_ns=0, measure_ns=length_ns)
         plan = LoadPlan(
             address=bench.listen,
-            bulk_path=PATH,
+            wire=Wire(keys={"path": PATH}),
             workload=WORKLOAD,
             options=options,
             out=bench.folder / "load",
@@ -97,24 +103,23 @@ def be_locust(kind: str, users: int, seconds: float, body: Path, host: str) -> N
 
 SENDERS: Mapping[str, Callable[[Bench, int, Path], float]] = {
     # A pool of one byte holds one body: the one that the others send.
-    "ingest-bench": ours(1),
-    "ingest-bench, pool": ours(POOL_BYTES),
-    "wrk": wrk,
-    "FastHttpUser": locust("FastHttpUser"),
+    OWN: ours(1),
+    POOL: ours(POOL_BYTES),
+    WRK: wrk,
+    FAST: locust("FastHttpUser"),
     "HttpUser": locust("HttpUser"),
 }
 
 
-def measure(bench: Bench, rounds: int) -> dict[str, dict[str, list[float]]]:
+def measure(bench: Bench, rounds: int, senders: list[str]) -> dict[str, dict[str, list[float]]]:
     """CPU seconds per GB: body, sender, one value a round. The round before the first warms the server up."""
-    found: dict[str, dict[str, list[float]]] = {size: {name: [] for name in SENDERS} for size in BODIES}
+    found: dict[str, dict[str, list[float]]] = {size: {name: [] for name in senders} for size in BODIES}
     for size, documents in BODIES.items():
         body = one_body(documents, bench.folder)
-        SENDERS["ingest-bench"](bench, documents, body)
+        SENDERS[OWN](bench, documents, body)
         for number in range(rounds):
-            names = list(SENDERS)
             # Each round begins with another one: what comes first finds a cooler machine.
-            for name in names[number % len(names) :] + names[: number % len(names)]:
+            for name in senders[number % len(senders) :] + senders[: number % len(senders)]:
                 before = bench.bytes_read()
                 cpu_s = SENDERS[name](bench, documents, body)
                 found[size][name].append(cpu_s / (bench.bytes_read() - before) * 1e9)
@@ -122,18 +127,28 @@ def measure(bench: Bench, rounds: int) -> dict[str, dict[str, list[float]]]:
 
 
 def table(found: Mapping[str, Mapping[str, list[float]]]) -> str:
-    """Markdown: medians, their range, and the ratio of our time to theirs."""
-    lines = ["| body | sender | CPU s/GB (median, range) | ours / theirs | promised |", "|---|---|---|---|---|"]
+    """Markdown: medians and their range."""
+    lines = ["| body | sender | CPU s/GB (median, range) |", "|---|---|---|"]
     for size, senders in found.items():
-        own = statistics.median(senders["ingest-bench"])
         for name, values in senders.items():
             middle = statistics.median(values)
-            promised = TARGETS.get((size, name))
-            lines.append(
-                f"| {size} | {name} | {middle:.3f} ({min(values):.3f} to {max(values):.3f}) | {own / middle:.2f} "
-                f"| {'' if promised is None else f'at most {promised:g}'} |"
-            )
+            lines.append(f"| {size} | {name} | {middle:.3f} ({min(values):.3f} to {max(values):.3f}) |")
     return "\n".join(lines)
+
+
+def judged(found: Mapping[str, Mapping[str, list[float]]]) -> Verdict:
+    """Which promises are missed, by the ratio of the medians, and which were not measured. Each is printed."""
+    verdict = Verdict()
+    for (size, first, second), limit in TARGETS.items():
+        if first not in found[size] or second not in found[size]:
+            verdict.undecided.append(f"{size}: {first} / {second} was not measured, promised at most {limit:g}")
+            continue
+        ratio = statistics.median(found[size][first]) / statistics.median(found[size][second])
+        said = f"{size}: {first} / {second} is {ratio:.2f}, promised at most {limit:g}"
+        print(said)
+        if ratio > limit:
+            verdict.missed.append(said)
+    return verdict
 
 
 def main() -> int:
@@ -141,19 +156,18 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=3)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--users", type=int, default=4)
+    parser.add_argument("--only", nargs="+", choices=list(SENDERS), default=list(SENDERS), metavar="SENDER")
     parser.add_argument("--out", type=Path)
     chosen = parser.parse_args()
+    if WRK in chosen.only and system.which("wrk") is None:
+        print("wrk is missing, and all promises are about it: apt-get install wrk")
+        return 3
     with opened(chosen.users, chosen.seconds) as bench:
-        found = measure(bench, chosen.rounds)
+        found = measure(bench, chosen.rounds, chosen.only)
     print(table(found))
     if chosen.out is not None:
         chosen.out.write_text(json.dumps(found, indent=1))
-    missed = [
-        f"{size}, {name}: {ratio:.2f}, promised at most {limit:g}"
-        for (size, name), limit in TARGETS.items()
-        if (ratio := statistics.median(found[size]["ingest-bench"]) / statistics.median(found[size][name])) > limit
-    ]
-    return Verdict(missed=missed).told()
+    return judged(found).told()
 
 
 if __name__ == "__main__":

@@ -13,15 +13,29 @@ Imports run downward only (tests/test_architecture.py):
 
     cli      -> everything
     runner   -> serving footprint | targets network probes load | jvm store ledger system facts model errors
-    serving  -> attaching | targets network jvm (a server that we start, or one that is there)
+    serving  -> addresses attaching | targets network jvm (a server that we start, or one that is there)
+    addresses -> attaching targets (where a server is that runs already)
     attaching -> targets jvm (the server of a JVM that is there)
-    footprint -> serving procedure (what a run may touch on a server that is not ours)
-    targets, network, probes, load -> jvm system ledger model units errors, never each other (load also documents)
+    footprint -> serving parts (what a run may touch on a server that is not ours)
+    procedure -> track_procedure parts marks | targets documents load (what a run asks and sends, in order)
+    track_procedure -> downloads parts marks | targets documents load (a track's steps)
+    resumed  -> units errors (a file over HTTP that goes on where it broke off)
+    downloads -> resumed documents jvm (corpora into the cache, checked)     parts -> load (what a procedure is made of)
+    marks    -> catalog (our mark in what a run makes on a server that is not ours)
+    targets, network, probes, load -> jvm system ledger model units errors, never each other
+    load     -> protocols documents (when and by whom it is sent)
+    protocols -> documents idl records model (how it goes over the wire, and what an answer means)
+    idl      -> (interfaces of servers that speak Thrift or CQL: for protocols and targets)
     documents -> records catalog model units errors (what is sent)
-    report, gate -> analysis model units (report also data; gate also records errors)     analysis -> model units
+    report, gate -> analysis model units (report also data; gate also records errors)
+    analysis -> thresholds | model units
     advise   -> store analysis model
-    spec, plan, store, facts -> records data model units errors (facts also system)
+    spec, plan, store, facts -> records data model units errors (facts also system; store its files)
+    key_paths -> records catalog model (where a key of an experiment stands: for spec)
+    naming   -> errors (what a folder of ours may be called: for store)
+    whole_files -> errors (JSON of ours that is whole or damaged: for store and calibration)
     trials   -> system model errors (what a machine can do: for targets, network, probes and cli)
-    records  -> rules rates urls | model units errors (what a value may be stands in the model's types)
+    files    -> (what a user's file holds: for all that read one)
+    records  -> rules rates thresholds urls | model units errors (what a value may be stands in the model's types)
     model    -> nothing
 """

@@ -2,32 +2,46 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ingest_bench import advise, jvm, network, probes, report, store, visible
-from ingest_bench.analysis import cells, knees, summary
+from ingest_bench import advise, catalog, files, jvm, network, probes, report, store, visible
+from ingest_bench.analysis import cells, delivery, knees, nodes, summary
 from ingest_bench.errors import SpecError
 from ingest_bench.jvm.compile import classes
 from ingest_bench.jvm.java import Java, again
-from ingest_bench.model.experiment import Plan, Run
-from ingest_bench.model.results import Measured, RunRecord, Summary
+from ingest_bench.model.experiment import Cell, Plan, Run
+from ingest_bench.model.load import WorkerReport
+from ingest_bench.model.network import LinkName
+from ingest_bench.model.results import Measured, RunRecord, Summary, Value
 from ingest_bench.records import from_json
 from ingest_bench.report import knee, tables, whatif
-from ingest_bench.store import Results, RunFolder
+from ingest_bench.store import NodeFolder, Results, RunFolder
 
 
 def run_summary(
     plan: Plan, planned: Run, folder: RunFolder, record: RunRecord, java_home: Path | None = None
 ) -> Summary:
     """One run as one row, from its raw files. Recordings are read by the user's Java, or one of this machine."""
+    probes.check(planned.cell.probes)
+    _check_times(folder, record)
+    cell, samples, report = planned.cell, folder.samples(), folder.load_report()
+    measured = [_measured(planned, node, report, record, java_home) for node in folder.nodes(cell.target.nodes)]
+    seen = measured[0]
+    if len(measured) > 1:
+        seen = nodes.together(measured, nodes.loaded(measured, samples, report, _only(cell)))
     found = summary.summarise(
         record,
-        planned.cell,
-        folder.samples(),
-        folder.load_report(),
-        _measured(planned, folder, record, java_home),
+        cell,
+        samples,
+        report,
+        seen,
         experiment=plan.experiment,
         queries=folder.queries(),
+        cpu=folder.cpu(),
+        nodes=_of_nodes(cell, folder, record, measured),
+        delivered=_delivered(cell, folder) if record.state == "measured" and report is not None else None,
     )
     return visible.summary(found)
 
@@ -48,7 +62,7 @@ def kept(path: Path) -> list[Summary]:
     """
     source = path / store.SUMMARY if path.is_dir() else path
     try:
-        rows = [visible.summary(row) for row in tables.read_summary_csv(source.read_text(encoding="utf-8"))]
+        rows = [visible.summary(row) for row in tables.read_summary_csv(files.text(source))]
     except OSError as error:
         raise SpecError(f"{source}: cannot be read ({error.strerror}); give results/<experiment>/<start>") from None
     except ValueError as error:
@@ -103,26 +117,72 @@ def reader(java: Java) -> Path:
     return classes(java, (Path(jvm.__file__).with_name("JfrReader.java"),))
 
 
-def _measured(planned: Run, folder: RunFolder, record: RunRecord, java_home: Path | None) -> list[Measured]:
-    load = folder.load_report()
+def _measured(
+    planned: Run, node: NodeFolder, load: WorkerReport | None, record: RunRecord, java_home: Path | None
+) -> list[Measured]:
     if load is None or record.measure_start_realtime_ns is None or record.measure_end_realtime_ns is None:
         return []
     if "runtime" not in record.server:
         window = record.measure_start_realtime_ns, record.measure_end_realtime_ns
-        return list(probes.read_from_outside(planned.cell.probes, folder.raw, *window))
-    java = _runtime(folder, record, java_home)
+        return list(probes.read_from_outside(planned.cell.probes, node.raw, *window))
+    java = _runtime(node, record, java_home)
     context = probes.ReadContext(
-        raw=folder.raw,
+        raw=node.raw,
         start_ns=record.measure_start_realtime_ns,
         end_ns=record.measure_end_realtime_ns,
         ports=frozenset(load.local_ports),
         java=java.java,
         classes=reader(java),
     )
-    return [*probes.read(planned.cell.probes, context), *network.frame_sizes(folder.raw)]
+    return [*probes.read(planned.cell.probes, context), *network.frame_sizes(node.raw)]
 
 
-def _runtime(folder: RunFolder, record: RunRecord, java_home: Path | None) -> Java:
+def _of_nodes(
+    cell: Cell, folder: RunFolder, record: RunRecord, measured: Sequence[Sequence[Measured]]
+) -> tuple[dict[str, Value], ...]:
+    """What is known of each of several nodes; nothing where there is one, or where the load never got so far."""
+    start_ns, end_ns = record.measure_start_realtime_ns, record.measure_end_realtime_ns
+    if not record.node_links or start_ns is None or end_ns is None:
+        return ()
+    count = cell.target.nodes
+    if len(record.node_links) != count:
+        raise SpecError(f"{folder.path / 'run.json'}: this file is damaged: node_links: there are {count} nodes")
+    pairs = (LinkName(pair) for pair in itertools.combinations(range(1, count + 1), 2))
+    waited = network.waited({name: network.seen(folder.wire(name)) for name in pairs}, count, start_ns, end_ns)
+    values = nodes.values(measured, record.node_links, folder.samples(), folder.load_report(), _only(cell))
+    return tuple(value | waits for value, waits in zip(values, waited, strict=True))
+
+
+def _only(cell: Cell) -> int | None:
+    """The node that the load goes to; None: all."""
+    return None if cell.load.nodes == "all" else cell.load.nodes
+
+
+def _delivered(cell: Cell, folder: RunFolder) -> Mapping[str, Value] | None:
+    """What became of each acknowledged document; None where the server cannot be read back."""
+    told = folder.delivered(cell.target.nodes)
+    if told is None:
+        return None
+    users = cell.load.users or catalog.workload(cell.load.workload).users
+    try:
+        return delivery.values(delivery.read(told), folder.samples(), users)
+    except ValueError as error:
+        raise SpecError(f"{folder.path}: what its nodes delivered (delivered.bin) is damaged: {error}") from None
+
+
+def _check_times(folder: RunFolder, record: RunRecord) -> None:
+    """Nothing; SpecError where the measurement of run.json cannot be one of that load."""
+    load, start_ns, end_ns = folder.load_report(), record.measure_start_realtime_ns, record.measure_end_realtime_ns
+    if load is None or start_ns is None or end_ns is None:
+        return
+    began_ns = load.started_monotonic_ns + load.realtime_minus_monotonic_ns
+    if not 0 <= start_ns - began_ns <= end_ns - began_ns <= store.LONGEST_LOAD_NS:
+        raise SpecError(
+            f"{folder.path / 'run.json'}: this file is damaged: its measurement does not lie within the load's time"
+        )
+
+
+def _runtime(folder: NodeFolder, record: RunRecord, java_home: Path | None) -> Java:
     """The Java that reads the run's recordings."""
     try:
         kept = from_json(Java, record.server["runtime"])

@@ -62,20 +62,20 @@ def is_elsewhere(enter: Enter) -> bool:
     return enter is not tuple
 
 
-def url_of(jvm: Attached, asked: Asked) -> Url:
-    """Where the JVM answers as a server that we know; SpecError when that is nowhere, or in several places."""
+def url_of(jvm: Attached, asked: Asked, options: TargetOptions) -> Url:
+    """Where the JVM answers as it should; SpecError when that is nowhere, or in several places."""
     tried: list[str] = []
     found: list[Url] = []
     for endpoint in listening.endpoints(jvm.pid):
         url = Url(scheme="http", host=endpoint.host, port=endpoint.port)
         try:
             with asked(endpoint) as http:
-                it = running.found(http, targets.TARGETS)
+                name = running.name_of(http, options, targets.TARGETS)
         except IngestBenchError as error:
             tried.append(str(error).splitlines()[0])
         else:
             found.append(url)
-            tried.append(f"{url}: {it.name} {it.number}")
+            tried.append(f"{url}: {name}")
     if len(found) == 1:
         return found[0]
     seen = "".join(f"\n  {line}" for line in tried) or " it listens on no TCP port"

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ingest_bench import catalog, records, store
+from ingest_bench import catalog, records, whole_files
 from ingest_bench.errors import SpecError
 from ingest_bench.jvm import cache
 from ingest_bench.model.experiment import Plan
@@ -60,7 +60,7 @@ def keep(sent: Sequence[Sent]) -> Path:
     file = path()
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        store.write_json(file, {"sent": records.to_json(sent)})
+        whole_files.write_json(file, {"sent": records.to_json(sent)})
     except OSError as error:
         raise SpecError(f"{file}: cannot be written ({error.strerror}); set INGEST_BENCH_CACHE to a folder") from None
     return file
@@ -69,7 +69,7 @@ def keep(sent: Sequence[Sent]) -> Path:
 def kept() -> list[Sent]:
     """The result of the last calibration; nothing when there was none or its file cannot be read."""
     try:
-        return [records.from_json(Sent, table) for table in store.read_json(path())["sent"]]
+        return [records.from_json(Sent, table) for table in whole_files.read_json(path())["sent"]]
     except (SpecError, KeyError, TypeError, ValueError):
         return []
 

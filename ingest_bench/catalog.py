@@ -8,10 +8,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ingest_bench import data, records
+from ingest_bench import data, files, records
 from ingest_bench.coherence import coherent
 from ingest_bench.errors import SpecError
 from ingest_bench.model.network import Profile
+from ingest_bench.model.server import Server
 from ingest_bench.model.workload import DocumentField, Workload
 from ingest_bench.units import quoted, spelled
 
@@ -37,7 +38,7 @@ def find(folder: str, name: str, what: str) -> Path:
 def table(path: Path) -> dict[str, Any]:
     """What a TOML file holds; SpecError with file and line when it is not TOML."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(files.text(path))
     except ValueError as error:
         raise SpecError(f"{path}: this is not TOML: {error}") from None
     except RecursionError:
@@ -53,6 +54,14 @@ def profile(name: str, overrides: dict[str, Any] | None = None) -> Profile:
     records.from_toml(Profile, own, str(path))
     where = f"{path}, with {', '.join(_written(overrides))}" if overrides else str(path)
     return coherent(records.from_toml(Profile, merged(own, overrides or {}), where), where)
+
+
+def server(name: str) -> dict[str, Any]:
+    """The table of a server of the user's own, with the folder where its paths begin."""
+    path = find(EXPERIMENTS, name, "server")
+    own = {**table(path), "folder": str(path.absolute().parent)}
+    records.from_toml(Server, own, str(path))
+    return own
 
 
 def workload(name: str) -> Workload:

@@ -14,7 +14,7 @@ from ingest_bench.model.network import Impairment
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from ingest_bench.model.experiment import Fault
+    from ingest_bench.model.experiment import Cell, Fault
     from ingest_bench.model.load import LoadOptions
     from ingest_bench.model.network import Profile
 
@@ -62,25 +62,57 @@ def check_load(options: LoadOptions, where: str) -> None:
 
 
 # What may be said of a server that runs already.
-_OF_RUNNING = ("url", "attach", "attach_started", "ca_file")
+_OF_RUNNING = ("file", "server", "url", "more_urls", "attach", "attach_started", "ca_file", "client_cert", "client_key")
 _TAKE_OUT = "take it out, or take no experiment: there is one for servers that run already"
 
 
 def check_running(tables: Mapping[str, Mapping[str, object]], faults: Sequence[Fault], where: str) -> None:
     """SpecError for what only a server of ours can have, when the target is one that runs already."""
     target = tables["target"]
-    if "ca_file" in target and "url" not in target:
-        raise SpecError(f"{where}: target.ca_file: it verifies a server that runs already; there is no target.url")
+    for key in ("more_urls", "ca_file", "client_cert", "client_key"):
+        if target.get(key) and "url" not in target:
+            raise SpecError(f"{where}: target.{key}: it belongs to a server that runs already; there is no target.url")
+    if bool(target.get("client_cert")) != bool(target.get("client_key")):
+        raise SpecError(f"{where}: target.client_cert and target.client_key belong together; one of them is not given")
     which = next((f"target.{key}" for key in ("url", "attach") if key in target), None)
     if which is None:
         return
     for key in target:
         if key not in _OF_RUNNING:
             raise SpecError(f"{where}: target.{key}: the server of {which} runs already and has its own; {_TAKE_OUT}")
-    for key in tables["network"]:
-        raise SpecError(f"{where}: network.{key}: the network to the server of {which} is as it is; {_TAKE_OUT}")
+    for table in ("network", "peers"):
+        for key in tables[table]:
+            raise SpecError(f"{where}: {table}.{key}: the network to the server of {which} is as it is; {_TAKE_OUT}")
     for fault in faults:
         raise SpecError(f"{where}: fault {fault.kind}: it needs a link and a server of ours; {which} has neither")
+
+
+def check_nodes(cell: Cell, where: str) -> None:
+    """SpecError for what several nodes cannot have, or one alone has not."""
+    nodes = cell.target.nodes
+    if cell.load.nodes != "all" and cell.load.nodes > nodes:
+        raise SpecError(f"{where}: load.nodes: there is no node {cell.load.nodes}, there are {nodes} (target.nodes)")
+    links = {"network": cell.network, "peers": cell.peers}
+    for key, profile in links.items():
+        if nodes > 1 and profile is not None and profile.medium == "loopback":
+            raise SpecError(
+                f'{where}: {key}: "{profile.name}" has one namespace, and each of {nodes} nodes has its own; '
+                'take "unshaped" or another veth'
+            )
+    if cell.network is not None and cell.peers is not None:
+        for name in ("tcp_rmem_bytes", "tcp_wmem_bytes"):
+            if getattr(cell.peers, name) not in (None, getattr(cell.network, name)):
+                raise SpecError(
+                    f"{where}: peers.{name.removesuffix('_bytes')}: a namespace has one such size, and the network's "
+                    "profile has another one; take it out"
+                )
+    for fault in cell.faults:
+        if (fault.node or 1) > nodes:
+            raise SpecError(f"{where}: fault {fault.kind}: node {fault.node}: there are {nodes} (target.nodes)")
+        if fault.link == "peers" and nodes == 1:
+            raise SpecError(f"{where}: fault {fault.kind}: link peers: one node has no peers (target.nodes)")
+        if fault.link == "peers" and fault.node is None and fault.direction != "both":
+            raise SpecError(f"{where}: fault {fault.kind}: {fault.direction} of which node? Add node = 2")
 
 
 def _complaints(impairment: Impairment, profile: Profile) -> Iterator[str]:

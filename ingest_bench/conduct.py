@@ -6,24 +6,38 @@ Every result is written as soon as it is there: Ctrl-C or a crash costs the run 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from ingest_bench import analyse, attaching, faults, footprint, network, probes, procedure, runner, serving, targets
+from ingest_bench import (
+    analyse,
+    attaching,
+    downloads,
+    faults,
+    footprint,
+    network,
+    probes,
+    procedure,
+    runner,
+    serving,
+    targets,
+    track_procedure,
+)
 from ingest_bench.analysis import cells
+from ingest_bench.documents import tracks
 from ingest_bench.errors import SpecError
 from ingest_bench.facts import memory_bytes
 from ingest_bench.jvm.artifacts import Progress as Download
 from ingest_bench.jvm.attach import reader
 from ingest_bench.load import Progress
 from ingest_bench.model.experiment import Cell, Plan, Run
-from ingest_bench.model.network import Profile
+from ingest_bench.model.network import LinkName, Profile
 from ingest_bench.model.results import RunRecord, Summary
 from ingest_bench.store import Results
 from ingest_bench.units import format_bytes
 
-DONE = {"measured", "oom", "invalid"}
+DONE = {"measured", "oom", "aborted", "invalid"}
 
 
 class Watcher(Protocol):
@@ -45,7 +59,7 @@ class Watcher(Protocol):
 def preflight(plan: Plan, options: runner.RunOptions) -> tuple[str, ...]:
     """What `check` says; MissingCapability (exit 4) for what this machine cannot do, before anything starts."""
     told = check(plan, options)
-    links: list[tuple[Profile, ...]] = []
+    links: list[Mapping[LinkName, tuple[Profile, ...]]] = []
     for cell in unique_cells(plan):
         if cell.network is None:
             if cell.target.attach is not None:
@@ -53,7 +67,7 @@ def preflight(plan: Plan, options: runner.RunOptions) -> tuple[str, ...]:
             told += _reach(cell, options)
             continue
         probes.require(cell.probes)
-        states = (cell.network, *faults.states(cell))
+        states = faults.states(cell)
         if states not in links:
             network.require(states, options.netem)
             links.append(states)
@@ -79,7 +93,7 @@ def check(plan: Plan, options: runner.RunOptions | None = None) -> tuple[str, ..
         probes.check(cell.probes)
         faults.check(cell)
         if not cell.target.runs_already:
-            targets.named(cell.target.name).requirements(cell.target)
+            targets.of(cell.target).requirements(cell.target)
             _fits(cell)
         # Without options nothing is carried out.
         allowed = options is None or options.allow_delete
@@ -96,8 +110,22 @@ def fetch(plan: Plan, options: runner.RunOptions, tell: Download) -> None:
             analyse.reader(reader(attaching.jvm_of(cell.target, options.java_home), options.java_home))
         if cell.target.runs_already:
             continue
-        jdk = targets.fetch(targets.named(cell.target.name).requirements(cell.target), options.java_home, tell)
+        jdk = targets.fetch(targets.of(cell.target).requirements(cell.target), options.java_home, tell)
         analyse.reader(jdk)
+
+
+def download(plans: Sequence[Plan], say: Callable[[str], None], tell: Download) -> None:
+    """The corpora of the plans' tracks are in the cache or beside the track; their size is said first."""
+    chosen = [cell.load.track for plan in plans for cell in unique_cells(plan)]
+    found = [track_procedure.read(choice) for choice in chosen if choice is not None]
+    if not found:
+        raise SpecError("--download is for the corpora of a track: which one? --track DIR")
+    absent = {file.path: file for one in found for file in tracks.missing(one)}
+    files = downloads.missing(list(absent.values()))
+    if files:
+        say(downloads.told(files))
+    for file in files:
+        downloads.fetch(file, tell)
 
 
 def unique_cells(plan: Plan) -> Iterator[Cell]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import base64
+import ssl
 from collections.abc import Mapping
 
 from ingest_bench.errors import SpecError
 
+CLIENT_CERT, CLIENT_KEY = "INGEST_BENCH_CLIENT_CERT", "INGEST_BENCH_CLIENT_KEY"
 USER, PASSWORD, API_KEY = "INGEST_BENCH_USER", "INGEST_BENCH_PASSWORD", "INGEST_BENCH_API_KEY"
 
 
@@ -24,3 +26,34 @@ def headers(environment: Mapping[str, str]) -> dict[str, str]:
     if not user or not password:
         raise SpecError(f"{USER} and {PASSWORD} belong together; {PASSWORD if user else USER} is not set")
     return {"authorization": "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()}
+
+
+def client_certificate(environment: Mapping[str, str]) -> tuple[str, str]:
+    """The files of our own certificate and its key, as the environment names them; both empty when it does not."""
+    cert, key = environment.get(CLIENT_CERT, ""), environment.get(CLIENT_KEY, "")
+    if bool(cert) != bool(key):
+        raise SpecError(
+            f"{CLIENT_CERT} and {CLIENT_KEY} belong together; {CLIENT_KEY if cert else CLIENT_CERT} is not set"
+        )
+    return cert, key
+
+
+def load_client_certificate(context: ssl.SSLContext, cert: str, key: str) -> None:
+    """From now on connections of the context say who we are; SpecError when these files cannot be that."""
+    for path in (cert, key):
+        try:
+            with open(path, "rb"):  # noqa: PTH123 - only whether it can be read
+                pass
+        except OSError as error:
+            raise SpecError(f"client certificate: {path} cannot be read: {error.strerror}") from None
+    try:
+        context.load_cert_chain(cert, key, password=_no_passphrase)
+    except ssl.SSLError as error:
+        why = "they do not belong together" if error.reason == "KEY_VALUES_MISMATCH" else "both must be PEM files"
+        raise SpecError(f"client certificate: {cert} with the key {key}: {why} ({error.reason})") from None
+
+
+def _no_passphrase() -> str:
+    raise SpecError(
+        "client certificate: its key has a passphrase, which nobody is there to type; give a file without one"
+    )

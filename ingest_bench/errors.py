@@ -36,6 +36,10 @@ class RunFailed(IngestBenchError):
     exit_code = 3
 
 
+class RunAborted(RunFailed):
+    """A run that was ended while it ran, by a condition of the user's: what was measured until then is kept."""
+
+
 class MissingCapability(IngestBenchError):
     """This machine cannot do what was asked. `ingest-bench doctor` says what it can."""
 

@@ -27,6 +27,7 @@ from ingest_bench.analysis.columns import COLUMNS
 from ingest_bench.errors import SpecError
 from ingest_bench.model.results import Summary
 from ingest_bench.model.values import Between, Line, Share
+from ingest_bench.units import quoted, spelled
 
 Outcome = Literal["pass", "fail", "no verdict"]
 Limit = Annotated[float, Between(-1e18, 1e18)]
@@ -77,8 +78,11 @@ def thresholds(table: Mapping[str, Any], where: str) -> tuple[Threshold, ...]:
     """The thresholds of a TOML file; SpecError names file and key, what was found and the remedy."""
     for key in table:
         if key != "threshold":
-            raise SpecError(f'{where}: unknown key "{key}"; a gate has [[threshold]] only')
-    found = tuple(records.from_toml(Threshold, entry, f"{where}: threshold") for entry in table.get("threshold", ()))
+            raise SpecError(f'{where}: unknown key "{spelled(key)}"; a gate has [[threshold]] only')
+    entries = table.get("threshold", [])
+    if not isinstance(entries, list):
+        raise SpecError(f"{where}: threshold: {quoted(entries)} is not written as [[threshold]]")
+    found = tuple(records.from_toml(Threshold, entry, f"{where}: threshold") for entry in entries)
     if not found:
         raise SpecError(f"{where}: there is no [[threshold]]; without one nothing could fail")
     columns = [column.name for column in COLUMNS]
@@ -103,9 +107,10 @@ def judge(summaries: Sequence[Summary], wanted: Iterable[Threshold], baseline: S
             text = f'no cell matches "{item.cells}"'
             checks.append(Check(cell=item.cells, column=item.column, outcome="no verdict", text=text))
         for row in matching:
-            checks += _absolute(row, item)
+            judged = _absolute(row, item)
             if item.may_fall_ppm is not None or item.may_rise_ppm is not None:
-                checks.append(_relative(row, item, before.get(row.name)))
+                judged.append(_relative(row, item, before.get(row.name)))
+            checks += [_of_all(row, item, check) for check in judged]
     return Verdict(checks=tuple(checks))
 
 
@@ -158,6 +163,14 @@ def _relative(row: CellRuns, item: Threshold, before: CellRuns | None) -> Check:
     if found.is_distinct is False:
         return _check(row, item, "no verdict", f"{text}: not distinct from noise; give both sides more replicates")
     return _check(row, item, "fail", text)
+
+
+def _of_all(row: CellRuns, item: Threshold, check: Check) -> Check:
+    """The same check; no pass where a run has no number: nobody knows whether it would have kept it."""
+    unknown = row.unknown(item.column)
+    if check.outcome != "pass" or not unknown:
+        return check
+    return _check(row, item, "no verdict", f"{check.text}; but {', '.join(unknown)} did not measure it")
 
 
 def _check(row: CellRuns, item: Threshold, outcome: Outcome, text: str) -> Check:

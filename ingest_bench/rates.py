@@ -12,7 +12,7 @@ from ingest_bench.units import quoted
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-_RATE = re.compile(r"\s*(?P<number>[0-9][0-9_]*(?:\.[0-9]+)?)\s*(?P<unit>[A-Za-z]*)\s*/\s*(?P<time>s|min|h)\s*")
+_RATE = re.compile(r"\s*(?P<number>[0-9]+(?:_[0-9]+)*(?:\.[0-9]+)?)\s*(?P<unit>[A-Za-z]*)\s*/\s*(?P<time>s|min|h)\s*")
 _COUNTED = {"": "requests", "requests": "requests", "docs": "documents", "documents": "documents"}
 _EXAMPLES = 'write it like "2000/s" (requests), "10000docs/s" or "50MB/s"'
 

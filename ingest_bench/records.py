@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
+import json
 import re
 import types
 import typing
@@ -17,9 +18,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from ingest_bench import decoding, rates, rules, units, urls
+from ingest_bench import decoding, files, rates, rules, thresholds, units, urls
 from ingest_bench.errors import SpecError
-from ingest_bench.model.load import Arrivals, Rate, TrackChoice
+from ingest_bench.model.load import Abort, Arrivals, Rate, TrackChoice
 from ingest_bench.model.target import Endpoint, Url
 from ingest_bench.model.values import Several
 from ingest_bench.units import quoted, spelled
@@ -34,6 +35,7 @@ _LARGEST = 10**30
 _TEXTS: Mapping[type, Callable[[str], Any]] = {
     Rate: rates.parse_rate,
     Arrivals: rates.parse_arrivals,
+    Abort: thresholds.parse_abort,
     Url: urls.parse,
     Endpoint: urls.parse_endpoint,
     TrackChoice: lambda text: TrackChoice(path=text),
@@ -102,6 +104,21 @@ def at(record: type, path: Sequence[str], value: Any, where: str) -> Any:
 def from_json(record: type[T], table: Any) -> T:
     """A record from what `to_json` made; ValueError says where something else stands in it, and what."""
     return typing.cast("T", decoding.decoded(record, table))
+
+
+def from_file(hint: Any, path: Path) -> Any:
+    """What a JSON file holds, as that type has it; SpecError when it is damaged or of another type.
+
+    FileNotFoundError when it is not there.
+    """
+    try:
+        return decoding.decoded(hint, json.loads(files.text(path)))
+    except (ValueError, RecursionError) as error:
+        raise SpecError(f"{path}: this file is damaged: {error}") from None
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise SpecError(f"{path}: this file cannot be read ({error.strerror})") from None
 
 
 def check(made: Any, where: str) -> None:

@@ -8,27 +8,26 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import shutil
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
 from ingest_bench import faults, footprint, load, network, probes, procedure, serving
-from ingest_bench.analysis import steady
-from ingest_bench.errors import InvalidRun, RunFailed
+from ingest_bench.analysis import steady, summary
+from ingest_bench.errors import InvalidRun, RunAborted, RunFailed
 from ingest_bench.jvm import process
-from ingest_bench.load import LoadPlan, Progress, RemoteWorker, reports
+from ingest_bench.load import Exporter, Fleet, LoadPlan, LoadProcess, Progress, reports, together
 from ingest_bench.model.experiment import Cell, Run
 from ingest_bench.model.load import WorkerReport
 from ingest_bench.model.results import Happened, RunRecord, Stage
-from ingest_bench.procedure import Procedure
+from ingest_bench.model.target import Endpoint
+from ingest_bench.parts import Procedure
 from ingest_bench.serving import Serving
 from ingest_bench.store import RunFolder
-from ingest_bench.targets.http import Http
 
 NetemBackend = Literal["auto", "kernel", "uml"]
 
@@ -41,8 +40,12 @@ class RunOptions:
     java_home: Path | None = None
     allow_delete: bool = False
     """A track may delete the indices that it declares, also on a server that is not ours."""
-    joined: tuple[RemoteWorker, ...] = ()
-    """Workers on other machines that send the loads; empty: processes of our own do."""
+    fleet: Fleet | None = None
+    """Workers on other machines that send the loads; None: processes of our own do."""
+    locust_web: Endpoint | None = None
+    """Where Locust's page shows the loads of our own processes."""
+    exporter: Exporter | None = None
+    """Where a dashboard gets the figures of each run; None: nowhere."""
 
 
 @dataclass(slots=True)
@@ -84,16 +87,19 @@ def run(
         started_utc=datetime.now(UTC).isoformat(timespec="seconds"),
     )
     folder.write(record)
+    if options.exporter is not None:
+        options.exporter.begin(run=planned.id, cell=planned.cell.name, workload=summary.sent(planned.cell))
     try:
         record = _carry_out(planned, folder, options, record, stages, on_progress)
     except InvalidRun as error:
         record = dataclasses.replace(record, state="invalid", reason=str(error))
     except RunFailed as error:
         record = dataclasses.replace(record, state="failed", reason=str(error))
+    finally:
+        # After Ctrl-C too.
+        folder.remove_homes()
     record = dataclasses.replace(record, stages=tuple(stages.done))
     folder.write(record)
-    # The index is of no use any more and may be larger than everything else together.
-    shutil.rmtree(folder.home, ignore_errors=True)
     return record
 
 
@@ -114,12 +120,13 @@ def _carry_out(
                 planned.cell,
                 folder,
                 stages.stage,
-                lambda jdk: probes.jvm_options(planned.cell.probes, folder.raw, jdk.version),
+                lambda jdk, raw: probes.jvm_options(planned.cell.probes, raw, jdk.version),
                 netem=options.netem,
                 java_home=options.java_home,
             )
         )
         cell = dataclasses.replace(planned.cell, target=server.asked)
+        fleet = options.fleet or stack.enter_context(load.local(folder.load, options.locust_web))
         try:
             to_do = procedure.of(
                 cell,
@@ -132,19 +139,25 @@ def _carry_out(
             record = _known(record, server, to_do)
             with footprint.removed(server, to_do, mark) as counted_before:
                 with _watched(cell, server, folder, procedure.longest_s(to_do)):
-                    stage = faults.Stage(server.link, server.jvm_pid)
+                    flush = functools.partial(serving.flush, server, to_do.indices)
+                    stage = faults.Stage(server.links, server.jvm_pids, flush)
                     send = functools.partial(
                         _load,
                         server=server,
-                        joined=options.joined,
+                        fleet=fleet,
+                        exporter=options.exporter,
                         stage=stage,
                         cell=cell,
                         on_progress=on_progress,
                         happened=happened,
                     )
-                    procedure.carry_out(to_do, server.http, send, stages.stage, folder.load)
+                    ask = functools.partial(server.target.ask, server.http)
+                    procedure.carry_out(to_do, ask, send, stages.stage, folder.load)
                 with stages.stage("count"):
                     record = _counted(record, server, to_do, counted_before, folder)
+        except RunAborted as error:
+            record = dataclasses.replace(record, state="aborted", reason=str(error))
+            return dataclasses.replace(record, faults=tuple(happened), **_window(folder, cell))
         except RunFailed as error:
             return _broken(record, cell, folder, server, error)
         finally:
@@ -158,45 +171,54 @@ def _known(record: RunRecord, server: Serving, to_do: Procedure) -> RunRecord:
     return dataclasses.replace(
         record,
         promises=server.promises,
-        netem_backend=server.link.backend if server.link else "",
+        netem_backend=server.links.backend if server.links else "",
         server=server.told,
         skipped=to_do.skipped,
         notes=(*server.notes, *to_do.notes),
     )
 
 
-def _counted(record: RunRecord, server: Serving, to_do: Procedure, before: int, folder: RunFolder) -> RunRecord:
+def _counted(record: RunRecord, server: Serving, to_do: Procedure, before: int | None, folder: RunFolder) -> RunRecord:
     """With what server and link say after the load. A server that ran before has counted for others too."""
+    after = server.target.count(server.nodes, to_do.indices)
+    counters = server.target.counters(server.nodes) if server.is_ours else {}
+    folder.keep_delivered((server.is_ours and server.target.read_back(server.nodes)) or ())
     return dataclasses.replace(
         record,
-        documents_counted=server.target.count_documents(server.http, to_do.indices) - before,
-        counters=server.target.counters(server.http) if server.is_ours else {},
-        link=network.readings(server.link, folder.raw / network.WIRE) if server.link else {},
+        documents_counted=None if before is None or after is None else after - before,
+        counters=counters,
+        **_of_links(server, folder),
     )
+
+
+def _of_links(server: Serving, folder: RunFolder) -> dict[str, Any]:
+    """What the clients' links counted: all together, and where there are several the one to each node."""
+    if server.links is None:
+        return {}
+    links = server.links.clients
+    wires = [node.raw / network.WIRE for node in folder.nodes(len(links))]
+    each = [network.readings(link, wires=(wire,), clients=False) for link, wire in zip(links, wires, strict=True)]
+    return {"link": network.readings(*links, wires=wires), "node_links": tuple(each) if len(each) > 1 else ()}
 
 
 @contextlib.contextmanager
 def _watched(cell: Cell, server: Serving, folder: RunFolder, limit_s: int) -> Iterator[None]:
     """Every probe watches, as far as this server can be watched."""
     with contextlib.ExitStack() as stack:
-        if server.jvm_pid is not None:
-            stack.enter_context(probes.watch(cell.probes, server.jvm_pid, folder.raw))
+        if server.is_ours:
+            for pid, node in zip(server.jvm_pids, folder.nodes(len(server.jvm_pids)), strict=True):
+                stack.enter_context(probes.watch(cell.probes, pid, node.raw))
         elif server.jvm is not None:
             stack.enter_context(probes.attach(cell.probes, server.jvm, folder.raw, limit_s))
         else:
             http = stack.enter_context(server.asking())
             stack.enter_context(
-                probes.watch_from_outside(cell.probes, functools.partial(_node_stats, http), folder.raw)
+                probes.watch_from_outside(cell.probes, functools.partial(server.target.jvm_stats, http), folder.raw)
             )
-        if server.link is not None:
-            stack.enter_context(network.watch_wire(server.link, folder.raw))
+        if server.links is not None:
+            for name, link in server.links.by_name.items():
+                stack.enter_context(network.watch_wire(link, folder.wire(name)))
         yield
-
-
-def _node_stats(http: Http) -> Any:
-    """What all nodes say of their JVMs; None where nobody says it."""
-    answer = http.request("GET", "/_nodes/stats/jvm", timeout_s=10)
-    return answer.json() if answer.status == 200 else None
 
 
 def _window(folder: RunFolder, cell: Cell) -> dict[str, Any]:
@@ -232,29 +254,54 @@ def _until(folder: RunFolder, cell: Cell, end_ns: int) -> dict[str, Any]:
 
 
 def _load(
-    sending: LoadPlan,
+    sending: Sequence[LoadPlan],
+    ends_all: Sequence[bool],
     *,
     server: Serving,
-    joined: tuple[RemoteWorker, ...],
+    fleet: Fleet,
+    exporter: Exporter | None,
     stage: faults.Stage,
     cell: Cell,
     on_progress: Callable[[Progress], None],
     happened: list[Happened],
-) -> WorkerReport:
-    """The load's report; the faults that happened during it are added to `happened`."""
-    sender = load.start(sending, server.enter, joined)
-    try:
-        with faults.happening(cell.faults, stage, lambda: sender.measure_start_ns) as seen:
-            report = sender.wait(on_progress)
-        happened += seen.records
-        return report
-    finally:
-        sender.stop()
+) -> Sequence[WorkerReport]:
+    """The loads' reports; the faults that happened during the only one are added to `happened`."""
+    if exporter is not None:
+        exporter.begin_load()
+
+    def show(progress: Progress) -> None:
+        on_progress(progress)
+        if exporter is not None:
+            exporter.show(progress)
+
+    tells_figures = exporter is not None
+    with contextlib.ExitStack() as stack:
+        if len(sending) > 1:
+            # Each has a master of its own: a fleet does one load after the other.
+            senders = [_started(one, server, None, stack, tells_figures) for one in sending]
+            return together.wait(senders, ends_all, show)
+        sender = _started(sending[0], server, fleet, stack, tells_figures)
+        seen = None
+        try:
+            measure_ns = cell.load.measure_ns if cell.load.measure_documents is None else None
+            with faults.happening(cell.faults, stage, lambda: sender.measure_start_ns, measure_ns) as seen:
+                return [sender.wait(show)]
+        finally:
+            happened += seen.records if seen is not None else ()
+
+
+def _started(
+    sending: LoadPlan, server: Serving, fleet: Fleet | None, stack: contextlib.ExitStack, tells_figures: bool
+) -> LoadProcess:
+    sender = load.start(sending, server.enter, fleet, tells_figures=tells_figures)
+    stack.callback(sender.stop)
+    return sender
 
 
 def _broken(record: RunRecord, cell: Cell, folder: RunFolder, server: Serving, error: RunFailed) -> RunRecord:
     """A run that ended early: an OutOfMemoryError is a result, everything else is a failure that says why."""
-    out_of_memory = probes.find_oom(folder.raw, folder.log)
+    nodes = folder.nodes(len(server.nodes))
+    out_of_memory = next(filter(None, (probes.find_oom(node.raw, node.log) for node in nodes)), None)
     if out_of_memory is not None:
         said = f"{out_of_memory.kind}: {out_of_memory.text} ({out_of_memory.source})"
         return dataclasses.replace(
@@ -266,7 +313,8 @@ def _broken(record: RunRecord, cell: Cell, folder: RunFolder, server: Serving, e
             **_until(folder, cell, out_of_memory.at_ns),
         )
     reason = str(error)
-    if server.has_ended():
-        log = f"; its log ends:\n{process.last_lines(folder.log)}" if server.is_ours else ""
-        reason = f"the server ended during the run{log}\n{reason}"
+    for place in server.ended():
+        which = "the server" if len(nodes) == 1 else f"node {place + 1}"
+        log = f"; its log ends:\n{process.last_lines(nodes[place].log)}" if server.is_ours else ""
+        reason = f"{which} ended during the run{log}\n{reason}"
     return dataclasses.replace(record, state="failed", reason=reason)

@@ -7,39 +7,32 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
-import socket
-import ssl
+import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from ingest_bench import attaching, credentials, faults, network, records, targets
+from ingest_bench import addresses, attaching, faults, network, records, targets
 from ingest_bench.errors import MissingCapability, RunFailed, SpecError
 from ingest_bench.jvm import process
-from ingest_bench.jvm.attach import Attached, reader
+from ingest_bench.jvm.attach import Attached, ours, reader
 from ingest_bench.jvm.java import Java
 from ingest_bench.model.experiment import Cell
 from ingest_bench.model.network import Promise
-from ingest_bench.model.target import Endpoint, Place, TargetOptions, Tls, Url
-from ingest_bench.network import Link
+from ingest_bench.model.target import Endpoint, Place, TargetOptions
+from ingest_bench.network import Links
 from ingest_bench.store import RunFolder
 from ingest_bench.targets import Target, running
-from ingest_bench.targets.http import Http, ask
+from ingest_bench.targets.http import Http
 
 Enter = Callable[[Sequence[str]], tuple[str, ...]]
 Stage = Callable[[str], contextlib.AbstractContextManager[None]]
 
-# Any port will do: a server of ours has a namespace of its own.
-_PORT = 9200
-_BOOT_LIMIT_S = 120
-_CONNECT_LIMIT_S = 10
 
-
-def _runs() -> bool:
-    return False
+def _none() -> tuple[int, ...]:
+    return ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,18 +45,25 @@ class Serving:
     place: Place
     enter: Enter
     """Leads a command to the client's side."""
-    http: Http
+    nodes: tuple[Http, ...]
+    """How each node is asked; of a server that ran before, the first one alone."""
     told: dict[str, Any]
     """What it says about itself. `runtime`: the Java that reads its recordings, where it has any."""
-    link: Link | None = None
+    links: Links | None = None
     """None: there is no link of ours, and nothing is promised."""
-    jvm_pid: int | None = None
-    """None: only what it answers can be known of it."""
+    jvm_pids: tuple[int, ...] = ()
+    """The JVM of each node of a server of ours."""
     jvm: Attached | None = None
     """The JVM of a server that ran before, when all probes can watch it."""
     promises: tuple[Promise, ...] = ()
     notes: tuple[str, ...] = ()
-    has_ended: Callable[[], bool] = _runs
+    ended: Callable[[], tuple[int, ...]] = _none
+    """The places of the nodes that have ended."""
+
+    @property
+    def http(self) -> Http:
+        """How the first node is asked."""
+        return self.nodes[0]
 
     @property
     def is_ours(self) -> bool:
@@ -72,14 +72,14 @@ class Serving:
 
     def asking(self) -> contextlib.AbstractContextManager[Http]:
         """Questions over a connection of their own. Call it from the main thread."""
-        return connected(self.place, self.enter)
+        return addresses.connected(self.place, self.enter)
 
 
 def opened(
     cell: Cell,
     folder: RunFolder,
     stage: Stage,
-    jvm_options: Callable[[Java], tuple[str, ...]],
+    jvm_options: Callable[[Java, Path], tuple[str, ...]],
     *,
     netem: str,
     java_home: Path | None,
@@ -95,51 +95,85 @@ def _started(
     cell: Cell,
     folder: RunFolder,
     stage: Stage,
-    jvm_options: Callable[[Java], tuple[str, ...]],
+    jvm_options: Callable[[Java, Path], tuple[str, ...]],
     *,
     netem: str,
     java_home: Path | None,
 ) -> Iterator[Serving]:
-    target = targets.named(cell.target.name)
-    assert cell.network is not None  # noqa: S101 - spec: only a server that runs already has a network of its own
+    target = targets.of(cell.target)
+    listens = target.listens(cell.target)
     with contextlib.ExitStack() as stack:
         with stage("link"):
-            link = stack.enter_context(network.link(cell.network, netem=netem, later=faults.states(cell)))
+            links = stack.enter_context(network.links(faults.states(cell), netem=netem))
         with stage("check"):
-            promises = network.check(link)
-        place = Place(endpoint=Endpoint(link.server_address, _PORT))
+            promises = tuple(promise for link in links.by_name.values() for promise in network.check(link))
+            network.start(*links.by_name.values())
         jdk = targets.fetch(target.requirements(cell.target), java_home)
-        launch = target.launch_plan(cell.target, jdk, folder.home, place.endpoint, jvm_options(jdk))
-        launch = dataclasses.replace(launch, writable=(*launch.writable, folder.raw))
+        endpoints = tuple(Endpoint(link.server_address, listens.port) for link in links.clients)
+        folders = folder.nodes(len(endpoints))
+        for node in folders:
+            node.make()
+        plans = [
+            target.launch_plan(cell.target, jdk, node.home, place, endpoints, jvm_options(jdk, node.raw))
+            for place, node in enumerate(folders)
+        ]
         with stage("boot"):
-            http = stack.enter_context(connected(place, link.server.command))
-            deadline = time.monotonic() + _BOOT_LIMIT_S
-            server = stack.enter_context(
-                process.serve(
-                    launch,
-                    enter=link.server.command,
-                    log=folder.log,
-                    listen=place.endpoint,
-                    ready=lambda left_s: target.is_ready(http.within(left_s)),
-                    timeout_s=_BOOT_LIMIT_S,
-                )
+            nodes = tuple(
+                stack.enter_context(addresses.connected(Place(endpoint=endpoint), link.server.command, node.log))
+                for endpoint, link, node in zip(endpoints, links.clients, folders, strict=True)
             )
-            try:
-                told = target.describe(http.within(deadline - time.monotonic()), cell.target, folder.log)
-            except RunFailed as error:
-                raise RunFailed(f"{error}. {folder.log} ends:\n{process.last_lines(folder.log)}") from None
+            launches = [
+                process.Launch(
+                    plan=dataclasses.replace(plan, writable=(*plan.writable, folders[place].raw)),
+                    enter=links.clients[place].server.command,
+                    log=folders[place].log,
+                    listen=endpoints[place],
+                    ready=functools.partial(_is_ready, target, place, nodes),
+                    name="server" if len(plans) == 1 else f"node {place + 1}",
+                )
+                for place, plan in enumerate(plans)
+            ]
+            deadline = time.monotonic() + listens.within_s
+            started = stack.enter_context(process.serve(*launches, timeout_s=listens.within_s))
+            told = [_told(target, cell.target, http.within(deadline - time.monotonic())) for http in nodes]
         yield Serving(
             target=target,
             asked=cell.target,
-            place=place,
-            enter=link.client.command,
-            http=http,
-            told={**told, "runtime": records.to_json(jdk)},
-            link=link,
-            jvm_pid=server.jvm_pid,
+            place=_to(endpoints, cell.load.nodes),
+            enter=links.client.command,
+            nodes=nodes,
+            told={**told[0], "runtime": records.to_json(jdk)},
+            links=links,
+            jvm_pids=tuple(node.jvm_pid for node in started),
             promises=promises,
-            has_ended=lambda: server.popen.poll() is not None,
+            ended=lambda: tuple(place for place, node in enumerate(started) if node.popen.poll() is not None),
         )
+
+
+def _to(endpoints: Sequence[Endpoint], nodes: int | Literal["all"]) -> Place:
+    """Where a load goes: to all nodes in turn, or to that one."""
+    first, *others = endpoints if nodes == "all" else (endpoints[nodes - 1],)
+    return Place(endpoint=first, others=tuple(Place(endpoint=other) for other in others))
+
+
+def flush(server: Serving, indices: Sequence[str]) -> None:
+    """What a server of ours has in memory of these indices is written to files, all of it at once."""
+    java = records.from_json(Java, server.told["runtime"])
+    assert server.target.flush is not None, server.target.name  # noqa: S101 - `procedure.check` refused it
+    server.target.flush(server.nodes, [ours(pid, java) for pid in server.jvm_pids], indices)
+
+
+def _is_ready(target: Target, place: int, nodes: Sequence[Http], left_s: float) -> bool:
+    return target.is_ready(place, [http.within(left_s) for http in nodes])
+
+
+def _told(target: Target, asked: TargetOptions, http: Http) -> dict[str, Any]:
+    """What a node says about itself; RunFailed with the end of its log."""
+    assert http.log is not None  # noqa: S101 - a server of ours writes one
+    try:
+        return target.describe(http, asked)
+    except RunFailed as error:
+        raise RunFailed(f"{error}. {http.log} ends:\n{process.last_lines(http.log)}") from None
 
 
 @contextlib.contextmanager
@@ -165,84 +199,43 @@ def reached(options: TargetOptions, java_home: Path | None = None) -> Iterator[S
     jvm = None if options.attach is None else attaching.jvm_of(options, java_home)
     enter = tuple if jvm is None else attaching.way_to(jvm)
     if jvm is not None and options.url is None:
-        options = dataclasses.replace(options, url=attaching.url_of(jvm, lambda at: connected(_plain(at), enter)))
-    place = _place(options, enter)
-    with connected(place, enter) as http:
-        it = running.found(http, targets.TARGETS)
-        target = running.spoken(http, it, targets.TARGETS)
-        asked = dataclasses.replace(options, name=it.name, version=it.version)
-        told = running.described(http, it) | running.replaced(target, asked) | {"url": str(options.url)}
+        options = dataclasses.replace(
+            options, url=attaching.url_of(jvm, lambda at: addresses.connected(addresses.plain(at), enter), options)
+        )
+    place = addresses.place_of(options, enter)
+    with addresses.connected(place, enter) as http:
+        it = running.identified(http, options, targets.TARGETS)
+        urls = {"url": str(options.url)} | (
+            {"urls": [str(url) for url in addresses.urls_of(options)]} if place.others else {}
+        )
+        told = it.told | urls
         if jvm is not None:
             told |= attaching.described(jvm) | {"runtime": records.to_json(reader(jvm, java_home))}
         yield Serving(
-            target=target,
-            asked=asked,
+            target=it.target,
+            asked=it.asked,
             place=place,
             enter=enter,
-            http=http,
+            nodes=(http,),
             told=told,
             jvm=jvm,
-            notes=(*it.notes, *_unencrypted(place)),
-            has_ended=_runs if jvm is None else lambda: not jvm.is_alive(),
+            notes=(*it.notes, *addresses.unencrypted(place), *_of_one_cluster(place, it, enter)),
+            ended=_none if jvm is None else lambda: () if jvm.is_alive() else (0,),
         )
 
 
-def connected(place: Place, enter: Enter = tuple) -> contextlib.AbstractContextManager[Http]:
-    """Questions to the server there, asked where `enter` leads."""
-    headers = credentials.headers(os.environ) if place.credentials else {}
-    return ask(enter, place.endpoint, host_header=place.host_header, tls=place.tls, headers=headers)
-
-
-def _plain(endpoint: Endpoint) -> Place:
-    return Place(endpoint=endpoint, credentials=bool(credentials.headers(os.environ)))
-
-
-def _place(options: TargetOptions, enter: Enter) -> Place:
-    url = options.url
-    assert url is not None  # noqa: S101 - whoever asks has a URL
-    if options.ca_file is not None and url.scheme != "https":
-        raise SpecError(f"target.ca_file: {url} has no certificate to verify; is it https://?")
-    tls = None
-    if url.scheme == "https":
-        tls = Tls(name=url.host, ca_pem="" if options.ca_file is None else _certificates(Path(options.ca_file)))
-    return Place(
-        endpoint=attaching.literal(url) if attaching.is_elsewhere(enter) else _endpoint(url),
-        host_header=url.authority,
-        tls=tls,
-        credentials=bool(credentials.headers(os.environ)),
-    )
-
-
-def _certificates(path: Path) -> str:
-    try:
-        text = path.read_text(encoding="utf-8")
-        ssl.create_default_context(cadata=text)
-    except OSError as error:
-        # ssl.SSLError is one too.
-        raise SpecError(f"--ca-file {path}: no certificates can be read from it ({error.strerror or error})") from None
-    except ValueError:
-        raise SpecError(f"--ca-file {path}: it holds no certificate; a PEM file is needed") from None
-    return text
-
-
-def _endpoint(url: Url) -> Endpoint:
-    """The first address of the host that takes a connection: everything of a run goes there."""
-    try:
-        known = socket.getaddrinfo(url.host, url.port, type=socket.SOCK_STREAM)
-    except OSError as error:
-        raise RunFailed(f"{url}: there is no host of this name ({error.strerror}). Is it written right?") from None
-    said = ""
-    for *_, address in dict.fromkeys(known):
+def _of_one_cluster(place: Place, it: running.Identified, enter: Enter) -> list[str]:
+    """A note for each other address that does not answer; SpecError when one is of another cluster."""
+    notes = []
+    for other in place.others:
         try:
-            socket.create_connection((str(address[0]), url.port), timeout=_CONNECT_LIMIT_S).close()
-        except OSError as error:
-            said = error.strerror or str(error)
+            with addresses.connected(other, enter) as http:
+                its = running.cluster(http.within(addresses.CONNECT_LIMIT_S), it.target)
+        except RunFailed as error:
+            notes.append(f"{other} does not answer: its share goes to the others ({error})")
             continue
-        return Endpoint(str(address[0]), url.port)
-    raise RunFailed(f"{url}: nobody answers there ({said}). Does it run, and is the port open to this machine?")
-
-
-def _unencrypted(place: Place) -> tuple[str, ...]:
-    if place.credentials and place.tls is None and not place.endpoint.host.startswith(("127.", "::1")):
-        return ("the credentials go over the network as they are: the URL is http://",)
-    return ()
+        if its != it.cluster:
+            raise SpecError(
+                f"--url {other}: it is of another cluster ({its}) than {place} ({it.cluster}); give one at a time"
+            )
+    return notes

@@ -6,10 +6,11 @@ import dataclasses
 import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from ingest_bench import catalog, coherence, records
+from ingest_bench import catalog, coherence, key_paths, records
 from ingest_bench.errors import SpecError
 from ingest_bench.model.experiment import MOST_LEVELS, MOST_RUNS, Cell, Experiment, Factor, Fault
 from ingest_bench.model.load import LoadOptions
@@ -17,24 +18,19 @@ from ingest_bench.model.network import Profile
 from ingest_bench.model.target import TargetOptions
 from ingest_bench.units import quoted, spelled
 
-_TABLES: Mapping[str, type] = {"network": Profile, "target": TargetOptions, "load": LoadOptions}
 _INCLUDES = "includes"
 # What an experiment says of itself, beside its tables.
 _HEAD = ("description", "replicates", "seed", "probes", "costly_probes")
-TOP = (*_HEAD, "factors", "fault", *_TABLES)
+TOP = (*_HEAD, "factors", "fault", *key_paths.TABLES)
 # Two keys for one thing: the one that is set takes the place of the other.
 _TWINS: Mapping[tuple[str, ...], tuple[str, str]] = {
     ("load", "bulk"): ("load", "bulk_documents"),
     ("load", "bulk_documents"): ("load", "bulk"),
 }
 # Options of the command whose names are not their keys'.
-_OPTIONS = {"measure_documents": "--documents"}
-# No table has tables below tables below tables; what a track's parameter holds is its own.
-_DEEPEST = 3
+_OPTIONS = {"measure_documents": "--documents", "file": "--target"}
 # A cell's name is a folder's (NAME_MAX of Linux is 255), and a search adds its rate.
 _LONGEST_NAME = 200
-# The key that names the thing itself may be written as the table's name.
-_NAMES = {"network": ("network", "profile"), "target": ("target", "name"), "workload": ("load", "workload")}
 
 
 def load(
@@ -59,9 +55,9 @@ def load(
         if key not in TOP:
             raise SpecError(f'{where}: unknown key "{spelled(key)}"; {records.nearest(key, TOP)}')
     head = {key: records.at(Experiment, (key,), table[key], f"{where}: {key}") for key in _HEAD if key in table}
-    tables = {name: dict(_kind(table, name, dict, {}, "a table", where)) for name in _TABLES}
-    for steps, value in _leaves(tables):
-        _check(steps, value, f"{where}: {'.'.join(map(spelled, steps))}")
+    tables = {name: dict(_kind(table, name, dict, {}, "a table", where)) for name in key_paths.TABLES}
+    for steps, value in key_paths.leaves(tables):
+        key_paths.check(steps, value, f"{where}: {'.'.join(map(spelled, steps))}")
     experiment = Experiment(
         name=path.stem,
         **head,
@@ -73,16 +69,19 @@ def load(
         ),
     )
     if running is not None:
-        if experiment.tables["target"] or experiment.tables["network"]:
+        if any(experiment.tables[name] for name in ("target", *key_paths.LINKS)):
             # What it says of its server and its link is not so.
             description = f"{path.stem}, on a server that runs already, as it is"
             experiment = dataclasses.replace(experiment, description=description)
-        tables = {**experiment.tables, "target": _asked(running), "network": {}}
+        kept = {key: value for key, value in experiment.tables["target"].items() if key in ("file", "server")}
+        tables = {**experiment.tables, "target": kept | _asked(running), "network": {}, "peers": {}}
         experiment = dataclasses.replace(experiment, tables=tables)
     chosen = _asked(fixed or {})
     for key, value in chosen.items():
-        experiment = dataclasses.replace(experiment, tables=_set(experiment.tables, path_of(key), value))
-    experiment = _overridden(experiment, overrides, {path_of(key): _OPTIONS.get(key, f"--{key}") for key in chosen})
+        tables = key_paths.set_at(experiment.tables, key_paths.path_of(key), value)
+        experiment = dataclasses.replace(experiment, tables=tables)
+    given = {key_paths.path_of(key): _OPTIONS.get(key, f"--{key}") for key in chosen}
+    experiment = _overridden(experiment, overrides, given)
     if replicates is not None:
         checked = records.at(Experiment, ("replicates",), replicates, "--replicates")
         experiment = dataclasses.replace(experiment, replicates=checked)
@@ -103,7 +102,7 @@ def profile_overrides(settings: Sequence[str]) -> dict[str, Any]:
             raise SpecError(f"--set {key}: it is given twice; take one of them out")
         given.add(path)
         records.at(Profile, path, value, f"--set {spelled(key)}")
-        found = _set(found, path, value)
+        found = key_paths.set_at(found, path, value)
     return found
 
 
@@ -115,7 +114,7 @@ def included(name: str) -> tuple[str, ...]:
         return (name,)
     names = table[_INCLUDES]
     if not isinstance(names, list) or not names or not all(isinstance(one, str) for one in names):
-        raise SpecError(f"{path}: {_INCLUDES}: a list of experiments is needed, found {names!r}")
+        raise SpecError(f"{path}: {_INCLUDES}: a list of experiments is needed, found {quoted(names)}")
     for key in table:
         if key not in ("description", _INCLUDES):
             raise SpecError(f'{path}: "{spelled(key)}" has no place beside {_INCLUDES}: each experiment has its own')
@@ -124,6 +123,7 @@ def included(name: str) -> tuple[str, ...]:
 
 def cells(experiment: Experiment) -> tuple[Cell, ...]:
     """Every combination of levels, resolved; SpecError names file, key, what was found and the remedy."""
+    _check_faults(experiment)
     each = experiment.replicates * (2 if experiment.costly_probes else 1)
     runs = each * math.prod(len(factor.levels) for factor in experiment.factors)
     if runs > MOST_RUNS:
@@ -141,7 +141,7 @@ def cells(experiment: Experiment) -> tuple[Cell, ...]:
                 f"{experiment.name}: the levels make a folder's name of {len(cell.name)} characters, and at most "
                 f"{_LONGEST_NAME} are possible; write what does not vary into the experiment's file"
             )
-        other = alike.setdefault(repr((cell.network, cell.target, cell.load)), cell)
+        other = alike.setdefault(repr((cell.network, cell.peers, cell.target, cell.load, cell.faults)), cell)
         if other is not cell:
             raise SpecError(f"{experiment.name}: {other.name} and {cell.name} are the same; take one level out")
         other = folders.setdefault(cell.name, cell)
@@ -153,92 +153,74 @@ def cells(experiment: Experiment) -> tuple[Cell, ...]:
     return found
 
 
-def path_of(key: str) -> tuple[str, ...]:
-    """The table and the keys below it that a key of `--set` or `[factors]` means: "heap" is ("target", "heap")."""
-    if key in _NAMES:
-        return _NAMES[key]
-    first, *rest = key.split(".")
-    if first in _TABLES and rest:
-        _known(
-            rest[0],
-            {*records.keys(_TABLES[first]), "profile"} if first == "network" else records.keys(_TABLES[first]),
-            key,
-        )
-        return (first, rest[0], *_deeper(rest[0], rest[1:]))
-    for table in ("target", "load", "network"):
-        if first in records.keys(_TABLES[table]) and first != "name":
-            return (table, first, *_deeper(first, rest))
-    everything = {*_NAMES, *(name for record in _TABLES.values() for name in records.keys(record) if name != "name")}
-    raise SpecError(f'unknown key "{spelled(key)}"; {records.nearest(first, everything)}')
+def _check_faults(experiment: Experiment) -> None:
+    """SpecError where a level of the factor `fault` is the name of none, or one has the name of a cell without any."""
+    if any(fault.name == "none" for fault in experiment.faults):
+        raise SpecError(f'{experiment.name}: fault: "none" is the level where none happens; give it another name')
+    known = {"none", *(fault.name for fault in experiment.faults if fault.name)}
+    for factor in experiment.factors:
+        if key_paths.path_of(factor.key)[0] == "fault":
+            for level in factor.levels:
+                if level not in known:
+                    raise SpecError(
+                        f'{experiment.name}: factors: fault: no [[fault]] has the name "{spelled(level)}"; '
+                        f"{records.nearest(level, known)}"
+                    )
 
 
-def _deeper(key: str, rest: Sequence[str]) -> Sequence[str]:
-    """The keys below one: a setting of the server has dots in its name."""
-    return [".".join(rest)] if key == "setting" and rest else rest
-
-
-def _known(found: str, known: Any, key: str) -> None:
-    if found not in known:
-        raise SpecError(f'unknown key "{spelled(key)}"; {records.nearest(found, known)}')
+def target_options(table: Mapping[str, Any], where: str) -> TargetOptions:
+    """The target of such a table. Where it names a file of the user's own, that says the rest."""
+    if "file" not in table:
+        return records.from_toml(TargetOptions, table, where)
+    own = catalog.merged(catalog.server(str(table["file"])), dict(table.get("server", {})))
+    start = {} if {"url", "attach"} & set(table) else own.get("start", {})
+    usual = {key: start[key] for key in ("heap", "gc") if key in start}
+    named = {"name": Path(str(table["file"])).stem, "server": own}
+    return records.from_toml(TargetOptions, {**usual, **table, **named}, where)
 
 
 def _cell(experiment: Experiment, levels: dict[str, str]) -> Cell:
     tables = {name: dict(table) for name, table in experiment.tables.items()}
-    paths = [path_of(key) for key in levels]
+    paths = [key_paths.path_of(key) for key in levels]
     for path, level in zip(paths, levels.values(), strict=True):
-        tables = _set(tables, path, level)
+        tables = key_paths.set_at(tables, path, level)
         twin = _TWINS.get(path)
         if twin is not None and twin not in paths:
             tables[twin[0]].pop(twin[1], None)
-    network = tables["network"]
-    overrides = {key: value for key, value in network.items() if key != "profile"}
     where = experiment.name
-    coherence.check_running(tables, experiment.faults, where)
-    target = records.from_toml(TargetOptions, tables["target"], f"{where}: target")
+    happens = tables.pop("fault", {}).get("name")
+    faults = tuple(fault for fault in experiment.faults if happens is None or fault.name in (None, happens))
+    coherence.check_running(tables, faults, where)
+    target = target_options(tables["target"], f"{where}: target")
     options = records.from_toml(LoadOptions, tables["load"], f"{where}: load")
     coherence.check_load(options, f"{where}: load")
-    return Cell(
+    usual = "unshaped" if target.nodes > 1 else "loopback"
+    cell = Cell(
         name=cell_name(levels),
         levels=levels,
-        network=None if target.runs_already else catalog.profile(str(network.get("profile", "loopback")), overrides),
+        network=None if target.runs_already else _profile(tables["network"], usual),
+        peers=_profile(tables["peers"], usual) if target.nodes > 1 else None,
         target=target,
         load=options,
-        faults=experiment.faults,
+        faults=faults,
         probes=experiment.probes,
     )
+    coherence.check_nodes(cell, where)
+    return cell
 
 
-def _set(tables: dict[str, Any], path: Sequence[str], value: Any) -> dict[str, Any]:
-    nested: Any = value
-    for step in reversed(path):
-        nested = {step: nested}
-    return catalog.merged(tables, nested)
-
-
-def _leaves(table: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Each value of a table and of those in it, with the keys that lead there."""
-    for key, value in table.items():
-        if isinstance(value, dict) and len(above) < _DEEPEST:
-            yield from _leaves(value, (*above, key))
-        else:
-            yield (*above, key), value
-
-
-def _check(path: Sequence[str], value: Any, where: str) -> None:
-    """Nothing; SpecError when the key at that path of the three tables may not have that value."""
-    table, *rest = path
-    if table == "network" and rest[0] == "profile":
-        # By its name or its path, as a fault has one.
-        records.at(Fault, rest, value, where)
-    else:
-        records.at(_TABLES[table], rest, value, where)
+def _profile(table: Mapping[str, Any], usual: str) -> Profile:
+    """The profile that such a table names and changes."""
+    return catalog.profile(
+        str(table.get("profile", usual)), {key: value for key, value in table.items() if key != "profile"}
+    )
 
 
 def _asked(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options that were given, by the keys that they stand for."""
     given = {key: value for key, value in options.items() if value is not None}
     for key, value in given.items():
-        _check(path_of(key), value, _OPTIONS.get(key, f"--{key.replace('_', '-')}"))
+        key_paths.check(key_paths.path_of(key), value, _OPTIONS.get(key, f"--{key.replace('_', '-')}"))
     return given
 
 
@@ -253,14 +235,14 @@ def _factors(table: Mapping[str, Any], where: str) -> tuple[Factor, ...]:
 
 
 def _factor(key: str, levels: Sequence[str], where: str) -> Factor:
-    path = path_of(key)
+    path = key_paths.path_of(key)
     if len(levels) > MOST_LEVELS:
         raise SpecError(f"{where}: a factor has at most {MOST_LEVELS:,} levels, found {len(levels):,}")
     twice = next((level for level in levels if levels.count(level) > 1), None)
     if twice is not None:
         raise SpecError(f"{where}: the level {quoted(twice)} is given twice")
     for level in levels:
-        _check(path, level, where)
+        key_paths.check(path, level, where)
     return Factor(key=key, levels=tuple(levels))
 
 
@@ -272,11 +254,11 @@ def _overridden(experiment: Experiment, overrides: Sequence[str], options: Mappi
         key, equals, value = text.partition("=")
         if not equals or not value:
             raise SpecError(f'--set {spelled(text)}: write it like "heap=1g,2g"')
-        path = path_of(key)
+        path = key_paths.path_of(key)
         if path in given:
             raise SpecError(f"--set {key}: it is given already, by {given[path]}; give all levels at once: {key}=A,B")
         given[path] = f"--set {spelled(key)}"
-        place = next((at for at, factor in enumerate(factors) if path_of(factor.key) == path), len(factors))
+        place = next((at for at, factor in enumerate(factors) if key_paths.path_of(factor.key) == path), len(factors))
         factors[place : place + 1] = [_factor(key, value.split(","), given[path])]
     return dataclasses.replace(experiment, factors=tuple(factors))
 

@@ -29,8 +29,9 @@ PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # The caller's own, for what the user typed or has: the command of `net exec`, a Java.
 CALLERS_PATH = os.environ.get("PATH", PATH)
 
-# Options for every JVM, such as an agent. Ours are told what they need in their argv, and what they print is parsed.
-_FOR_EVERY_JVM = {"JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS"}
+# Options for every JVM, such as an agent, and for every Python, such as to end with the first warning. Ours are told
+# what they need in their argv, and what they print is parsed.
+_FOR_EVERYBODY = {"JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS", "PYTHONWARNINGS", "PYTHONINSPECT"}
 
 # Not by a preexec_fn: Python then runs the hooks of os.register_at_fork, where a Ctrl-C is printed and forgotten.
 _DYING = ("setpriv", "--pdeathsig", "KILL", "--")
@@ -143,8 +144,8 @@ def stop(process: subprocess.Popen[bytes], *, grace_s: float = 5.0) -> int:
 
 
 def environment() -> dict[str, str]:
-    """Our environment for a child: with `PATH` in place of the caller's, and without options for every JVM."""
-    return {**{key: text for key, text in os.environ.items() if key not in _FOR_EVERY_JVM}, "PATH": PATH}
+    """Our environment for a child: `PATH` in place of the caller's, and no options for every JVM or Python."""
+    return {**{key: text for key, text in os.environ.items() if key not in _FOR_EVERYBODY}, "PATH": PATH}
 
 
 def which(program: str) -> str | None:

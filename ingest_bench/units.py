@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 # Nobody writes a number with more characters; Python's own limit for one of them is 4300 digits.
 _LONGEST = 100
-_NUMBER = re.compile(r"\s*(?P<number>[+-]?[0-9][0-9_]*(?:\.[0-9]+)?)\s*(?P<unit>[A-Za-zµ%/]*)\s*")
+_NUMBER = re.compile(r"\s*(?P<number>[+-]?[0-9]+(?:_[0-9]+)*(?:\.[0-9]+)?)\s*(?P<unit>[A-Za-zµ%/]*)\s*")
 
 TIMES = {"ns": 1, "us": 10**3, "µs": 10**3, "ms": 10**6, "s": 10**9, "min": 60 * 10**9, "h": 3600 * 10**9}
 # "k", "kb" and their kin are the JVM's and Elasticsearch's: powers of 1024. "kB" and its kin are SI: powers of 1000.

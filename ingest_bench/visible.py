@@ -36,6 +36,7 @@ def summary(found: Summary) -> Summary:
         experiment=one_line(found.experiment),
         faults=tuple(_fault(fault) for fault in found.faults),
         remarks=tuple(_remark(remark) for remark in found.remarks),
+        nodes=tuple({one_line(name): _value(value) for name, value in node.items()} for node in found.nodes),
     )
 
 
@@ -48,7 +49,9 @@ def _value(value: Value) -> Value:
 
 
 def _fault(fault: Happened) -> Happened:
-    return dataclasses.replace(fault, kind=one_line(fault.kind), direction=one_line(fault.direction))
+    return dataclasses.replace(
+        fault, kind=one_line(fault.kind), direction=one_line(fault.direction), link=one_line(fault.link)
+    )
 
 
 def _remark(remark: Remark) -> Remark:

@@ -69,6 +69,13 @@ class BulkServer:
         """To the newest connection, beside its replies."""
         self._open[-1].sendall(data)
 
+    def end_connections(self) -> None:
+        """No connection is open any more, and new ones are taken."""
+        with self.lock:
+            opened, self._open[:] = list(self._open), []
+        for connection in opened:
+            connection.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
         """No more answers. A server that was closed before stays as it is."""
         with suppress(OSError):
@@ -153,6 +160,14 @@ class BulkServer:
             return False
         connection.sendall(reply)
         return True
+
+    def _exactly(self, connection: socket.socket, size: int) -> bytes:
+        data = b""
+        while len(data) < size and (got := connection.recv(size - len(data))):
+            with self.lock:
+                self.bytes_read += len(got)
+            data += got
+        return data if len(data) == size else b""
 
     def _read(self, connection: socket.socket) -> bytes:
         got = connection.recv(65536)

@@ -14,6 +14,15 @@ class Certificates:
     ca: Path
     server: Path
 
+    def client(self, name: str = "client", days: int = 2) -> tuple[Path, Path]:
+        """A client's certificate that the CA vouches for, and its key; it expired long ago with `days` below 0."""
+        folder = self.ca.parent
+        _openssl(folder, "req", "-newkey", "rsa:2048", "-nodes", "-subj", f"/CN={name}",
+                 "-keyout", f"{name}.key", "-out", f"{name}.csr")  # fmt: skip
+        _openssl(folder, "x509", "-req", "-in", f"{name}.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial",
+                 "-days", str(days), "-out", f"{name}.crt")  # fmt: skip
+        return folder / f"{name}.crt", folder / f"{name}.key"
+
 
 def made(folder: Path, names: str = "DNS:localhost,IP:127.0.0.1", days: int = 2) -> Certificates:
     """A new CA, and a server's certificate for these names; it expired long ago with `days` below 0."""

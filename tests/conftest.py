@@ -7,13 +7,15 @@ import signal
 from collections.abc import Generator
 
 import pytest
+from stolen import TriedAgain
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--promised", default="", help="markers promised here: a skip is a failure")
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(TriedAgain())
     # A job that runs in the background may start with these ignored; the programs under test would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)

@@ -1,6 +1,6 @@
 """A proxy in front of a server, as its own process: TLS, a user that it wants to know, or a page of its own.
 
-    python front.py PORT_OF_THE_SERVER [CERTIFICATE]        prints its port
+    python front.py PORT_OF_THE_SERVER [CERTIFICATE [CA_OF_CLIENTS]]        prints its port
 
 FRONT_WANTS in its environment is the Authorization header that it takes; everybody else gets 401.
 FRONT_SAYS is what it answers to everything in place of the server.
@@ -66,6 +66,9 @@ server = Server(("127.0.0.1", 0), Front)
 if len(sys.argv) > 2:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(sys.argv[2])
+    if len(sys.argv) > 3:
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_verify_locations(sys.argv[3])
     # The handshake is made by the connection's own thread: one that hangs holds up nobody.
     server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
 sys.stdout.write(f"{server.server_address[1]}\n")

@@ -11,7 +11,7 @@ from ingest_bench.model.experiment import Cell
 from ingest_bench.model.load import LoadOptions, WorkerReport
 from ingest_bench.model.network import Profile
 from ingest_bench.model.results import Histogram, Measured, Reading, RunRecord
-from ingest_bench.model.samples import OUTCOMES, SAMPLE
+from ingest_bench.model.samples import CPU_MARK, OUTCOMES, SAMPLE
 from ingest_bench.model.target import TargetOptions
 
 SECOND = 10**9
@@ -39,6 +39,7 @@ def sample(planned_s: float, done_s: float, **changed: Any) -> dict[str, int]:
     made = {
         "planned_ns": START + round(planned_s * SECOND),
         "sent_ns": START + round(planned_s * SECOND),
+        "first_byte_ns": START + round(done_s * SECOND),
         "done_ns": START + round(done_s * SECOND),
         "bytes_sent": 50_000,
         "documents": 100,
@@ -48,11 +49,17 @@ def sample(planned_s: float, done_s: float, **changed: Any) -> dict[str, int]:
         "status": 200,
         "outcome": 0,
         "user": 0,
+        "address": 0,
+        "local_port": 40000,
+        "bytes_unanswered": 0,
     }
     if "outcome" in changed:
         changed["outcome"] = OUTCOMES.index(changed["outcome"])
         made["documents_acked"] = 0
-    return made | changed
+    made |= changed
+    if made["outcome"] >= OUTCOMES.index("http-error"):
+        made["bytes_unanswered"] = changed.get("bytes_unanswered", made["bytes_sent"])
+    return made
 
 
 def samples(rows: list[dict[str, int]]) -> Samples:
@@ -82,6 +89,15 @@ def report(**changed: Any) -> WorkerReport:
         "errors": (),
     }
     return WorkerReport(**(fields | changed))
+
+
+def cpu(*shares: float) -> Samples:
+    """The marks of a process that used these shares of a core, second after second from the start of the load."""
+    at_ns = START + np.arange(len(shares) + 1) * SECOND
+    used_ns = np.round(np.cumsum([0.0, *shares]) * SECOND)
+    made = np.zeros(len(at_ns), dtype=CPU_MARK)
+    made["at_ns"], made["user_ns"], made["system_ns"] = at_ns, used_ns // 4, used_ns - used_ns // 4
+    return made
 
 
 def measured(**changed: Any) -> list[Measured]:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ingest_bench import targets
-from ingest_bench.jvm.process import ServerProcess, serve
+from ingest_bench.jvm.process import Launch, ServerProcess, serve
 from ingest_bench.model.target import Endpoint, TargetOptions
 from ingest_bench.targets.http import Http, ask
 
@@ -16,15 +16,19 @@ from ingest_bench.targets.http import Http, ask
 @contextmanager
 def running(tmp_path: Path, asked: TargetOptions) -> Iterator[tuple[Http, ServerProcess]]:
     """A ready server on 127.0.0.1, and how to ask it."""
-    target = targets.named(asked.name)
+    target = targets.of(asked)
     java = targets.fetch(target.requirements(asked))
     listen = Endpoint("127.0.0.1", free_port())
-    plan = target.launch_plan(asked, java, tmp_path / "home", listen, ())
+    plan = target.launch_plan(asked, java, tmp_path / "home", 0, (listen,), ())
     with ask(tuple, listen) as http:
-        log = tmp_path / "server.log"
-        with serve(
-            plan, enter=tuple, log=log, listen=listen, ready=lambda left_s: target.is_ready(http.within(left_s))
-        ) as process:
+        launch = Launch(
+            plan=plan,
+            enter=tuple,
+            log=tmp_path / "server.log",
+            listen=listen,
+            ready=lambda left_s: target.is_ready(0, (http.within(left_s),)),
+        )
+        with serve(launch) as (process,):
             yield http, process
 
 

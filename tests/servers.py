@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -15,7 +14,7 @@ import pytest
 from ingest_bench import targets
 from ingest_bench.errors import MissingCapability
 from ingest_bench.jvm import cache
-from ingest_bench.jvm.process import ServerProcess, serve
+from ingest_bench.jvm.process import Launch, ServerProcess, serve
 from ingest_bench.model.network import Medium, Profile
 from ingest_bench.model.target import Endpoint, TargetOptions
 from ingest_bench.model.workload import Workload
@@ -53,13 +52,19 @@ class Served:
 
     def create_index(self, workload: Workload) -> None:
         """The workload's index, empty."""
-        body = json.dumps(self.target.index_body(self.asked, workload.mapping)).encode()
-        self.http.expect("PUT", f"/{workload.index}", body)
+        for request in self.target.prepare(self.asked, (workload.index,), workload.mapping).requests:
+            self.target.ask(self.http, request)
+
+    def count(self, index: str) -> int:
+        """The documents in that index."""
+        counted = self.target.count((self.http,), (index,))
+        assert counted is not None
+        return counted
 
     def bulk(self, documents: int) -> Answer:
         """The answer to a bulk of that many small documents."""
         body = b'{"index":{}}\n{"number":1}\n' * documents
-        return self.http.request("POST", self.target.bulk_path(self.asked, WORKLOAD), body, BULK)
+        return self.http.request("POST", self.target.wire(self.asked, WORKLOAD).place, body, BULK)
 
 
 @contextmanager
@@ -67,20 +72,24 @@ def served(
     tmp_path: Path, asked: TargetOptions, jvm_options: tuple[str, ...] = (), *, medium: Medium = "veth"
 ) -> Iterator[Served]:
     """A ready server; afterwards none of its processes is left, and the cache is what it was."""
-    target = targets.named(asked.name)
+    target = targets.of(asked)
     java = targets.fetch(target.requirements(asked))
     home = tmp_path / "home"
     with opened_link(medium) as between:
         listen = Endpoint(between.server_address, PORT)
-        plan = target.launch_plan(asked, java, home, listen, jvm_options)
+        plan = target.launch_plan(asked, java, home, 0, (listen,), jvm_options)
         used = (*in_cache(plan.argv), java.home)
         before = snapshot(used)
-        with ask(between.client.command, listen) as http:
-            log = tmp_path / "server.log"
-            enter = between.server.command
-            with serve(
-                plan, enter=enter, log=log, listen=listen, ready=lambda left_s: target.is_ready(http.within(left_s))
-            ) as process:
+        log = tmp_path / "server.log"
+        with ask(between.client.command, listen, log=log) as http:
+            launch = Launch(
+                plan=plan,
+                enter=between.server.command,
+                log=log,
+                listen=listen,
+                ready=lambda left_s: target.is_ready(0, (http.within(left_s),)),
+            )
+            with serve(launch) as (process,):
                 yield Served(target, asked, process, http, home, between, listen)
     assert not psutil.pid_exists(process.jvm_pid)
     assert not [one for one in psutil.process_iter(["cmdline"]) if str(home) in " ".join(one.info["cmdline"] or ())]

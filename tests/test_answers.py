@@ -2,23 +2,40 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 from bulk_server import bulk_answer
 
-from ingest_bench.load.answers import all_acked, all_found, judge, judge_search, told_added
+from ingest_bench.documents.body import Body
+from ingest_bench.model.workload import BulkAction
+from ingest_bench.protocols.bulk import Bulk, told_added
+from ingest_bench.protocols.search import Search
+from ingest_bench.protocols.verdict import Answer, Verdict
+
+BULK, SEARCH = Bulk(path="/i/_bulk", action=BulkAction()), Search("/i/_search")
+AROUND = b'"errors":false "timed_out":false "failed":0 "result":"created"'
+
+
+def answered(status: int, body: bytes) -> Answer:
+    """In the middle of a buffer that holds something else."""
+    return Answer(status, bytearray(AROUND + body + AROUND), len(AROUND), len(AROUND) + len(body))
+
+
+def judge(status: int, body: bytes, documents: int, adds: list[int] | None = None) -> Verdict:
+    sent = Body(b"", documents, adds=None if adds is None else np.array(adds, dtype=np.int8))
+    return BULK.judge(answered(status, body), sent)
 
 
 def test_an_answer_without_errors_is_known_by_its_beginning() -> None:
-    good = bulk_answer([201, 201])
-    assert all_acked(200, good, 0, len(good))
-    assert not all_acked(500, good, 0, len(good))
-    bad = bulk_answer([201, 400])
-    assert not all_acked(200, bad, 0, len(bad))
+    beginning = b'{"took":1,"errors":false,"items":['
+    assert (judge(200, beginning, 2).outcome, judge(200, beginning, 2).acked) == ("ok", 2)
+    assert judge(500, bulk_answer([201, 201]), 2).acked == 0
+    assert judge(200, bulk_answer([201, 400]), 2).acked == 1
 
 
 def test_the_word_errors_false_inside_a_document_id_is_not_taken_for_success() -> None:
     body = json.dumps({"took": 1, "errors": True, "items": [{"index": {"_id": "x" * 300 + '"errors":false'}}]}).encode()
-    assert not all_acked(200, body, 0, len(body))
+    assert judge(200, body, 1).acked == 0
 
 
 def test_failed_items_of_a_200_answer_are_counted_by_status_and_type() -> None:
@@ -40,11 +57,11 @@ DONE = (("index", 201, "created"), ("index", 200, "updated"), ("delete", 200, "d
 
 
 def test_what_the_index_has_more_is_what_the_server_says() -> None:
-    answer = b"head" + told(*DONE, ("update", 201, "created"), ("update", 200, "noop"))
-    assert told_added(answer, 4, len(answer), 6) == 1
-    assert told_added(answer, 4, len(answer), 5) is None
-    silent = bulk_answer([201, 201])
-    assert told_added(silent, 0, len(silent), 2) is None
+    said = told(*DONE, ("update", 201, "created"), ("update", 200, "noop"))
+    assert judge(200, said, 6, [1] * 6).added == 1
+    assert told_added(answered(200, said), 6) == 1
+    assert told_added(answered(200, said), 5) is None
+    assert judge(200, bulk_answer([201, 201]), 2, [1, 0]).added is None
 
 
 def test_items_that_failed_beside_others_add_nothing_and_are_named() -> None:
@@ -92,6 +109,7 @@ def test_413_is_explained() -> None:
     assert "http.max_content_length" in verdict.said
 
 
+QUERY = Body(b"{}", 0)
 SEARCHED = b'{"took":3,"timed_out":%s,"_shards":{"total":2,"successful":2,"skipped":0,"failed":%d},"hits":{"hits":[]}}'
 
 
@@ -109,21 +127,6 @@ SEARCHED = b'{"took":3,"timed_out":%s,"_shards":{"total":2,"successful":2,"skipp
     ],
 )
 def test_a_query_is_ok_when_every_shard_answered_in_time(status: int, body: bytes, outcome: str) -> None:
-    verdict = judge_search(status, body)
+    verdict = SEARCH.judge(answered(status, body), QUERY)
     assert verdict.outcome == outcome
     assert bool(verdict.said) == (outcome != "ok")
-
-
-@pytest.mark.parametrize(
-    ("status", "body", "found"),
-    [
-        (200, SEARCHED % (b"false", 0), True),
-        (200, SEARCHED % (b"false", 1), False),
-        (200, SEARCHED % (b"true", 0), False),
-        (500, SEARCHED % (b"false", 0), False),
-        (200, b"", False),
-    ],
-)
-def test_the_beginning_of_an_answer_tells_that_a_query_was_answered(status: int, body: bytes, found: bool) -> None:
-    raw = bytearray(b"head" + body + (SEARCHED % (b"false", 0)))
-    assert all_found(status, raw, 4, 4 + len(body)) is found

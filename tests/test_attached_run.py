@@ -226,14 +226,14 @@ def test_exactly_one_port_that_answers_like_a_known_server_is_taken() -> None:
     us = Attached(pid=os.getpid(), uid=os.geteuid(), jcmd=Path("jcmd"), version="17", began="now")
     asked = functools.partial(ask, tuple)
     with speaking("hello") as other, speaking(OPENSEARCH) as port:
-        assert attaching.url_of(us, asked) == Url(scheme="http", host="127.0.0.1", port=port)
+        assert attaching.url_of(us, asked, TargetOptions()) == Url(scheme="http", host="127.0.0.1", port=port)
         with speaking(OPENSEARCH) as second, pytest.raises(SpecError, match="Give --url beside it") as refused:
-            attaching.url_of(us, asked)
+            attaching.url_of(us, asked, TargetOptions())
         said = str(refused.value)
         assert said.count("opensearch 2.19.6") == 2
         assert all(f"http://127.0.0.1:{each}: " in said for each in (other, port, second))
     with pytest.raises(SpecError, match=r"which URL\? .* it listens on no TCP port"):
-        attaching.url_of(us, asked)
+        attaching.url_of(us, asked, TargetOptions())
 
 
 @pytest.mark.jvm

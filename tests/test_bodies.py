@@ -12,14 +12,15 @@ from typing import Any
 import pytest
 
 from ingest_bench import catalog
-from ingest_bench.documents import bulk, source
+from ingest_bench.documents import source
 from ingest_bench.documents.body import Body
-from ingest_bench.documents.bulk import Packing
-from ingest_bench.documents.ids import Ids
+from ingest_bench.documents.ids import Ids, Template
 from ingest_bench.documents.pool import Bodies, BodyPool, IdPool
 from ingest_bench.errors import SpecError
-from ingest_bench.model.load import LoadOptions
+from ingest_bench.model.load import LoadOptions, Wire
 from ingest_bench.model.workload import BulkAction, Conflicts, DocumentField
+from ingest_bench.protocols.bulk import Bulk
+from ingest_bench.protocols.json_array import JsonArray
 
 FIELDS = (
     DocumentField(name="n", kind="id"),
@@ -31,7 +32,10 @@ SMALL = 200_000
 
 
 def pool(*, pool_bytes: int = SMALL, part: int = 0, parts: int = 1, **options: Any) -> BodyPool | IdPool:
-    return source.synthetic(TAXIS, LoadOptions(**options), pool_bytes=pool_bytes, part=part, parts=parts)
+    chosen = LoadOptions(**options)
+    return source.synthetic(
+        TAXIS, chosen, Bulk.of("/_bulk", TAXIS.index, chosen), pool_bytes=pool_bytes, part=part, parts=parts
+    )
 
 
 def endless(made: Bodies, user: int = 0, users: int = 1, conflicts: Conflicts = "none") -> Iterator[Body]:
@@ -145,8 +149,9 @@ READY = (
 
 
 def ready_body(parts: Sequence[bytes], compress: bool = False) -> Body:
-    packing = Packing((), BulkAction(), compress, ready=True)
-    made = packing.pack([part.removesuffix(b"\n") for part in parts], 1)
+    made = Bulk(path="/_bulk", action=BulkAction(), gzip=compress, ready=True).body(
+        [part.removesuffix(b"\n") for part in parts], 1
+    )
     assert isinstance(made, Body)
     return made
 
@@ -184,7 +189,7 @@ def test_documents_go_to_several_indices_in_turn() -> None:
     body = next(endless(pool(bulk_documents=6, pool_bytes=1, action=action)))
     targets = [line["index"]["_index"] for line in lines(bytes(body.data))[0::2]]
     assert targets == ["nyc_taxis-0", "nyc_taxis-1", "nyc_taxis-2"] * 2
-    assert bulk.index_names(TAXIS, action) == ("nyc_taxis-0", "nyc_taxis-1", "nyc_taxis-2")
+    assert action.index_names(TAXIS.index) == ("nyc_taxis-0", "nyc_taxis-1", "nyc_taxis-2")
 
 
 @pytest.mark.parametrize("conflicts", ["random", "sequential"])
@@ -228,8 +233,10 @@ def test_without_conflicts_to_draw_every_id_is_new() -> None:
 
 
 def test_the_bulk_path_carries_pipeline_and_refresh() -> None:
-    assert bulk.query(BulkAction()) == ""
-    assert bulk.query(BulkAction(pipeline="a b", refresh="wait_for")) == "?pipeline=a+b&refresh=wait_for"
+    action = BulkAction(pipeline="a b", refresh="wait_for")
+    assert Bulk(path="/i/_bulk", action=BulkAction()).url_path == "/i/_bulk"
+    assert Bulk(path="/i/_bulk", action=action).url_path == "/i/_bulk?pipeline=a+b&refresh=wait_for"
+    assert Bulk(path="/i/_bulk?type=doc", action=action).url_path == "/i/_bulk?type=doc&pipeline=a+b&refresh=wait_for"
 
 
 def test_a_bulk_of_two_sizes_or_of_nothing_is_refused() -> None:
@@ -237,3 +244,25 @@ def test_a_bulk_of_two_sizes_or_of_nothing_is_refused() -> None:
         pool(bulk_documents=1, bulk_bytes=1)
     with pytest.raises(SpecError, match="at least 1"):
         pool(bulk_documents=0)
+
+
+@pytest.mark.parametrize("kind", ["array", "lines", "single"])
+@pytest.mark.parametrize("gzip", [False, True])
+def test_each_document_of_a_run_gets_a_number_of_its_own(kind: str, gzip: bool) -> None:
+    wire = Wire(protocol="json-array", keys={"path": "/", "format": kind, "sequence": "number"})
+    protocol = JsonArray.on(wire, "", LoadOptions(gzip=gzip))
+    documents = (b'{"a": 1}', b" {}\n", b'{ "b": {"c": "number"}}')[: protocol.most_documents]
+    template = protocol.body(documents, 1)
+    assert isinstance(template, Template)
+    seen = []
+    ids = Ids(1, 3, "none", 1)
+    for _ in range(2):
+        body = template.filled(ids)
+        assert body.documents == len(documents)
+        assert not body.is_repeatable, "what is sent twice is there twice"
+        text = bytes(body.text)
+        found = json.loads(text) if kind == "array" else [json.loads(line) for line in text.splitlines()]
+        seen += [int(one.pop("number")) for one in found]
+        assert found == [json.loads(document) for document in documents]
+        assert len(body.only([0]).text) - protocol.overhead_bytes <= len(documents[0])
+    assert seen == [1 + 3 * place for place in range(2 * len(documents))]

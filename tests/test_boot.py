@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -12,8 +13,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+from commands import nothing_left
 from running import free_port
-from servers import served
+from servers import opened_link, served
 
 from ingest_bench import targets
 from ingest_bench.errors import RunFailed
@@ -84,16 +86,14 @@ def boot(folder: Path, argv: tuple[str, ...], port: int, timeout_s: float = LIMI
     plan = LaunchPlan(argv=argv, env={}, cwd=folder, writable=())
     with ExitStack() as stack:
         http = stack.enter_context(ask(tuple, listen))
-        stack.enter_context(
-            process.serve(
-                plan,
-                enter=tuple,
-                log=folder / "server.log",
-                listen=listen,
-                ready=lambda left_s: target.is_ready(http.within(left_s)),
-                timeout_s=timeout_s,
-            )
+        launch = process.Launch(
+            plan=plan,
+            enter=tuple,
+            log=folder / "server.log",
+            listen=listen,
+            ready=lambda left_s: target.is_ready(0, (http.within(left_s),)),
         )
+        stack.enter_context(process.serve(launch, timeout_s=timeout_s))
         pytest.fail("it cannot be ready")
 
 
@@ -119,6 +119,31 @@ def test_a_launcher_that_outlives_its_server_ends_within_the_limit_too(folder: P
     with pytest.raises(RunFailed, match=r"(?s)not ready after 1\.5 s \(.*ConnectionRefused.*its server has died"):
         boot(folder, launcher, port)
     assert time.monotonic() - began < LIMIT_S + 2.5
+
+
+@pytest.mark.netns
+@pytest.mark.parametrize(("is_ready", "when"), [(True, "as soon as"), (False, "before")])
+def test_what_a_launcher_leaves_behind_ends_with_it(folder: Path, is_ready: bool, when: str) -> None:
+    launcher = ("/bin/sh", "-c", f"setsid sleep 1000 & echo $! > {folder}/home/orphan; sleep 0.2")
+    plan = LaunchPlan(argv=launcher, env={}, cwd=folder, writable=(folder / "home",), pid_is_jvm=False)
+
+    def ready(_left_s: float) -> bool:
+        # The launcher ends while it is asked.
+        time.sleep(1)
+        return is_ready
+
+    with opened_link() as between, ExitStack() as stack:
+        launch = process.Launch(
+            plan=plan,
+            enter=between.server.command,
+            log=folder / "server.log",
+            listen=Endpoint(between.server_address, 9200),
+            ready=ready,
+        )
+        with pytest.raises(RunFailed, match=rf"it ended {when} it was ready \(exit 0\)"):
+            stack.enter_context(process.serve(launch))
+        orphan = int((folder / "home" / "orphan").read_text())
+        assert not psutil.pid_exists(orphan) or psutil.Process(orphan).status() == psutil.STATUS_ZOMBIE
 
 
 def test_a_server_that_ends_at_once_is_not_waited_for(folder: Path) -> None:
@@ -162,3 +187,24 @@ def test_a_sink_that_cannot_run_ends_at_once_and_says_why(tmp_path: Path, option
     ):
         pytest.fail("it cannot be ready")
     assert time.monotonic() - began < 20
+
+
+LAUNCHED = """
+import time
+from ingest_bench import system
+from ingest_bench.jvm import process
+
+popen = system.start(("sh", "-c", "sleep 1000 & wait"))
+while not process._children(popen):
+    time.sleep(0.01)
+began = time.monotonic()
+process.end(popen, grace_s=1.0)
+print(time.monotonic() - began)
+"""
+
+
+def test_a_server_whose_script_ends_before_it_is_not_waited_for_when_nobody_asks_for_its_status() -> None:
+    # Whoever loses its parent becomes a child of this process, which asks nobody for anything until the block ends.
+    with nothing_left():
+        ended = subprocess.run([sys.executable, "-c", LAUNCHED], capture_output=True, timeout=60, check=True)
+    assert float(ended.stdout) < 10

@@ -70,6 +70,26 @@ def test_options_for_every_jvm_are_not_for_ours(monkeypatch: pytest.MonkeyPatch)
     assert "agent.jar" not in system.run(("env",))
 
 
+def test_options_for_every_python_are_not_for_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONWARNINGS", "error")
+    monkeypatch.setenv("PYTHONINSPECT", "1")
+    said = system.run(system.python("ingest_bench.network.wire"), check=False)
+    # It is imported before it is run, of which Python warns.
+    assert "RuntimeWarning" in said
+    assert "not enough values to unpack" in said
+    assert ">>>" not in said
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("name_and_text", ["MPLBACKEND=nonsense", "PYTHONWARNINGS=error"])
+def test_what_the_environment_tells_libraries_does_not_end_the_command(name_and_text: str) -> None:
+    name, _, text = name_and_text.partition("=")
+    argv = (sys.executable, "-c", "from ingest_bench.cli import main; main()", "list")
+    env = {**os.environ, name: text}
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=100, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_state_folder_is_the_same_for_a_watchdog_which_begins_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -68,3 +70,16 @@ def test_a_slip_gets_one_message_with_the_remedy_and_nothing_starts(typed: Typed
     assert message in said
     assert "Traceback" not in said
     assert not Path("results").exists()
+
+
+def test_a_full_disk_is_one_message_with_the_remedy(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_path: Path) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("ingest_bench.catalog.table", full)
+    code, said = typed("plan quickstart")
+    assert code == 3
+    assert said == (
+        "error: No space left on device. Make room where results go (--out) and in the temporary folder; "
+        "`run --resume` goes on"
+    )

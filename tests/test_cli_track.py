@@ -59,4 +59,7 @@ def test_a_corpus_that_is_missing_is_named_with_where_it_is(capsys: pytest.Captu
     folder = Path(shutil.copytree(TRACK, tmp_path / "track"))
     (folder / "rides.json").unlink()
     assert typed("run", "--track", str(folder)) == 2
-    assert "download it from https://example.org/corpora/" in capsys.readouterr().err
+    assert (
+        "say --download to fetch it into the cache (of unknown size, from https://example.org/corpora/)"
+        in capsys.readouterr().err
+    )

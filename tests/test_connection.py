@@ -12,9 +12,12 @@ import gevent
 import pytest
 from bulk_server import BulkServer, answer, bulk_server
 
-from ingest_bench.load.connection import Connection, ConnectionBrokenError, Traffic
-from ingest_bench.load.deadlines import Deadlines
-from ingest_bench.model.target import Endpoint
+from ingest_bench.model.target import Endpoint, Place
+from ingest_bench.protocols.connection import Connection
+from ingest_bench.protocols.deadlines import Deadlines
+from ingest_bench.protocols.http1.framing import AnswerBuffer
+from ingest_bench.protocols.verdict import ConnectionBrokenError
+from ingest_bench.protocols.way import Traffic, Way, way_to
 
 BODY = b'{"index":{}}\n{"a":1}\n' * 10
 LONG_NS = 60 * 10**9
@@ -35,13 +38,17 @@ def traffic() -> Traffic:
     return Traffic()
 
 
+def opened(way: Way) -> Connection:
+    return Connection(way, AnswerBuffer())
+
+
 def connected(server: BulkServer, traffic: Traffic) -> Connection:
-    return Connection(server.address, traffic)
+    return opened(way_to(Place(endpoint=server.address), traffic=traffic))
 
 
 def exchanged(connection: Connection, body: bytes = BODY) -> tuple[int, bytes]:
-    status, start, end = connection.exchange(head(body), body, LONG_NS)
-    return status, bytes(connection.buffer[start:end])
+    answer = connection.exchange(head(body), body, LONG_NS)
+    return answer.status, answer.body
 
 
 def test_requests_share_one_connection_and_every_byte_is_counted(server: BulkServer, traffic: Traffic) -> None:
@@ -70,6 +77,41 @@ def test_an_answer_longer_than_the_buffer_is_read_whole(traffic: Traffic) -> Non
     with bulk_server(lambda _body, _number: answer(said)) as server:
         connection = connected(server, traffic)
         assert exchanged(connection) == (200, said)
+        connection.close()
+
+
+def test_after_an_answer_that_outgrew_the_buffer_and_broke_off_the_next_one_is_read(traffic: Traffic) -> None:
+    def reply(_body: bytes, number: int) -> bytes | None:
+        if number == 2:
+            server.send(answer(b"x" * 600_000)[:400_000])
+            return None
+        return answer(b"said %d times" % 10**number)
+
+    with bulk_server(reply) as server:
+        connection = connected(server, traffic)
+        assert exchanged(connection) == (200, b"said 10 times")
+        with pytest.raises(ConnectionBrokenError, match="in the middle of its answer"):
+            exchanged(connection)
+        with gevent.Timeout(10):
+            assert exchanged(connection) == (200, b"said 1000 times")
+        connection.close()
+
+
+@pytest.mark.parametrize(
+    "outgrows",
+    [
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n%x\r\n" % 600_000 + b"x" * 600_000 + b"\r\n0\r\n\r\n",
+        answer(b"x" * 600_000, headers="connection: close\r\n"),
+    ],
+    ids=["in chunks", "the last one"],
+)
+def test_an_answer_like_the_usual_one_is_itself_after_one_that_outgrew_the_buffer(
+    traffic: Traffic, outgrows: bytes
+) -> None:
+    replies = {1: answer(b"first"), 2: outgrows, 3: answer(b"third")}
+    with bulk_server(lambda _body, number: replies[number]) as server:
+        connection = connected(server, traffic)
+        assert [exchanged(connection)[1][:5] for _ in range(3)] == [b"first", b"xxxxx", b"third"]
         connection.close()
 
 
@@ -147,7 +189,7 @@ def test_a_server_that_closes_in_the_middle_of_the_body_is_a_connection_error(tr
 
 def test_an_answer_before_the_whole_body_was_taken_is_read(traffic: Traffic) -> None:
     listener = socket.create_server(("127.0.0.1", 0))
-    connection = Connection(Endpoint(*listener.getsockname()), traffic)
+    connection = opened(way_to(Place(endpoint=Endpoint(*listener.getsockname())), traffic=traffic))
     sender = gevent.spawn(exchanged, connection, b"x" * 50_000_000)
     gevent.sleep(0)
     accepted = listener.accept()[0]
@@ -160,7 +202,7 @@ def test_an_answer_before_the_whole_body_was_taken_is_read(traffic: Traffic) -> 
 
 def test_a_success_before_the_whole_body_was_taken_is_not_believed(traffic: Traffic) -> None:
     listener = socket.create_server(("127.0.0.1", 0))
-    connection = Connection(Endpoint(*listener.getsockname()), traffic)
+    connection = opened(way_to(Place(endpoint=Endpoint(*listener.getsockname())), traffic=traffic))
     sender = gevent.spawn(exchanged, connection, b"x" * 50_000_000)
     gevent.sleep(0)
     accepted = listener.accept()[0]
@@ -177,7 +219,7 @@ class ByHand:
     def __init__(self, traffic: Traffic, body: bytes = BODY) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._opened: list[socket.socket] = []
-        self.connection = Connection(Endpoint(*self._listener.getsockname()), traffic)
+        self.connection = opened(way_to(Place(endpoint=Endpoint(*self._listener.getsockname())), traffic=traffic))
         self.ask(body)
 
     def ask(self, body: bytes = BODY) -> None:
@@ -280,7 +322,7 @@ def test_a_server_that_drips_is_given_the_time_of_one_exchange(traffic: Traffic)
 def test_nobody_listening_is_a_connection_error(traffic: Traffic) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
-        connection = Connection(Endpoint(*unused.getsockname()), traffic)
+        connection = opened(way_to(Place(endpoint=Endpoint(*unused.getsockname())), traffic=traffic))
         with pytest.raises(ConnectionBrokenError, match=r"connect to .*refused"):
             connection.exchange(head(BODY), BODY, LONG_NS)
     assert connection.sent_ns == 0
@@ -298,7 +340,7 @@ def expired(deadlines: Deadlines, connection: Connection) -> str:
 
 def test_a_server_that_never_answers_times_out(traffic: Traffic) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        connection = Connection(Endpoint(*listener.getsockname()), traffic)
+        connection = opened(way_to(Place(endpoint=Endpoint(*listener.getsockname())), traffic=traffic))
         assert expired(Deadlines(), connection) == "timeout"
         assert connection.bytes_sent == len(head(BODY) + BODY)
 
@@ -311,7 +353,7 @@ def test_a_server_that_never_takes_the_connection_times_out(traffic: Traffic) ->
             one.setblocking(False)
             one.connect_ex(listener.getsockname())
             waiting.append(one)
-        connection = Connection(Endpoint(*listener.getsockname()), traffic)
+        connection = opened(way_to(Place(endpoint=Endpoint(*listener.getsockname())), traffic=traffic))
         assert expired(Deadlines(), connection) == "timeout"
         assert connection.sent_ns == 0
         for one in waiting:
@@ -324,7 +366,7 @@ def test_at_the_end_only_requests_that_wait_are_cut_off(traffic: Traffic) -> Non
         idle = connected(server, traffic)
         deadlines.watch(idle)
         assert exchanged(idle)[0] == 200
-        stuck = Connection(Endpoint(*listener.getsockname()), traffic)
+        stuck = opened(way_to(Place(endpoint=Endpoint(*listener.getsockname())), traffic=traffic))
         deadlines.watch(stuck)
         sender = gevent.spawn(exchanged, stuck)
         sender.link_exception(lambda _: None)

@@ -21,7 +21,9 @@ from ingest_bench.documents.pool import Bodies, BodyPool, BulkSize
 from ingest_bench.documents.stream import BodyStream, open_file
 from ingest_bench.errors import RunFailed, SpecError
 from ingest_bench.model.workload import BulkAction
+from ingest_bench.protocols.bulk import Bulk
 
+BULK = Bulk(path="/i/_bulk", action=BulkAction())
 DOCUMENTS = [json.dumps({"n": number, "text": "ü" * (number % 7)}) for number in range(1000)]
 PACK: dict[str, Callable[[bytes], bytes]] = {
     "": bytes,
@@ -64,7 +66,7 @@ def test_each_document_is_sent_once_from_any_kind_of_file(tmp_path: Path, suffix
     path = write(tmp_path / f"docs.json{suffix}", PACK[suffix](text))
     found = check(path)
     assert (found.bulk, found.documents) == (False, 1000)
-    made = open_file(found, "i", BulkSize(documents=64), seed=1)
+    made = open_file(found, BULK, BulkSize(documents=64), seed=1)
     assert isinstance(made, BodyPool)
     assert [body.documents for body in made.bodies] == [64] * 15 + [40]
     assert list(itertools.chain.from_iterable(numbers(bytes(body.data)) for body in made.bodies)) == list(range(1000))
@@ -79,7 +81,7 @@ def test_several_frames_in_one_packed_file_are_one_text(tmp_path: Path) -> None:
 def test_ready_bulk_bodies_are_sent_as_they_are(tmp_path: Path) -> None:
     found = check(write(tmp_path / "bulk.json", bulk_text()))
     assert (found.bulk, found.documents, found.indices, found.unnamed) == (True, 1001, ("own",), True)
-    made = open_file(found, "i", BulkSize(documents=100), seed=1)
+    made = open_file(found, BULK, BulkSize(documents=100), seed=1)
     assert isinstance(made, BodyPool)
     assert b"".join(bytes(body.data) for body in made.bodies) == bulk_text().encode()
     assert [body.documents for body in made.bodies] == [100] * 10 + [1]
@@ -101,7 +103,7 @@ SPACED = """{ "delete" : { "_index" : "own", "_id" : "1" } }
 def test_action_lines_may_have_any_spacing_of_json(tmp_path: Path, pool_bytes: int, size: int) -> None:
     found = check(write(tmp_path / "bulk.json", SPACED))
     assert (found.bulk, found.documents) == (True, 5)
-    made = open_file(found, "i", BulkSize(documents=size), seed=1, pool_bytes=pool_bytes)
+    made = open_file(found, BULK, BulkSize(documents=size), seed=1, pool_bytes=pool_bytes)
     bodies = list(once(made))
     assert b"".join(bytes(body.data) for body in bodies) == SPACED.encode()
     assert [body.documents for body in bodies] == [size] * (5 // size) + ([5 % size] if 5 % size else [])
@@ -113,13 +115,13 @@ def test_action_lines_may_have_any_spacing_of_json(tmp_path: Path, pool_bytes: i
 def test_bulk_bodies_that_break_beyond_the_checked_part_end_the_run(tmp_path: Path, tail: str) -> None:
     path = write(tmp_path / "bulk.json", '{"index": {}}\n{"n": 1}\n' * 1000 + tail)
     with pytest.raises(RunFailed, match=r"its document is missing|an action line of a bulk is missing"):
-        list(once(open_file(Corpus(path, bulk=True), "i", BulkSize(documents=10), seed=1, pool_bytes=1000)))
+        list(once(open_file(Corpus(path, bulk=True), BULK, BulkSize(documents=10), seed=1, pool_bytes=1000)))
 
 
 def test_an_indented_document_is_a_document(tmp_path: Path) -> None:
     path = write(tmp_path / "docs.json", '{"n": 0}\n  {"n": 1}\t\n{"n": 2}\r\n')
     assert check(path).documents == 3
-    made = open_file(check(path), "i", BulkSize(documents=2), seed=1, pool_bytes=1)
+    made = open_file(check(path), BULK, BulkSize(documents=2), seed=1, pool_bytes=1)
     assert [found for body in once(made) for found in numbers(bytes(body.data))] == [0, 1, 2]
 
 
@@ -136,7 +138,7 @@ def test_processes_read_a_byte_range_each_and_together_everything(tmp_path: Path
     found = check(write(tmp_path / "docs.json", text))
     sent = b""
     for part in range(parts):
-        made = open_file(found, "i", BulkSize(documents=50), seed=1, part=part, parts=parts)
+        made = open_file(found, BULK, BulkSize(documents=50), seed=1, part=part, parts=parts)
         assert isinstance(made, BodyPool)
         sent += b"".join(bytes(body.data) for body in made.bodies)
     assert numbers(sent) == list(range(1000))
@@ -144,7 +146,7 @@ def test_processes_read_a_byte_range_each_and_together_everything(tmp_path: Path
 
 
 def test_a_corpus_larger_than_the_pool_is_streamed_once_for_all_users(corpus: Path) -> None:
-    made = open_file(check(corpus), "i", BulkSize(documents=30), seed=1, pool_bytes=5000)
+    made = open_file(check(corpus), BULK, BulkSize(documents=30), seed=1, pool_bytes=5000)
     assert isinstance(made, BodyStream)
     users = [once(made, user, 4) for user in range(4)]
     taken = (next(user, None) for user in itertools.cycle(users))
@@ -154,7 +156,7 @@ def test_a_corpus_larger_than_the_pool_is_streamed_once_for_all_users(corpus: Pa
 
 
 def test_a_streamed_corpus_begins_again_after_its_end(corpus: Path) -> None:
-    made = open_file(check(corpus), "i", BulkSize(documents=400), seed=1, pool_bytes=5000)
+    made = open_file(check(corpus), BULK, BulkSize(documents=400), seed=1, pool_bytes=5000)
     sizes = [body.documents for body in itertools.islice(endless(made), 6)]
     assert sizes == [400, 400, 200, 400, 400, 200]
 
@@ -162,7 +164,7 @@ def test_a_streamed_corpus_begins_again_after_its_end(corpus: Path) -> None:
 def test_a_packed_corpus_is_unpacked_once_for_several_processes(tmp_path: Path, corpus: Path) -> None:
     packed = write(tmp_path / "packed.json.gz", gzip.compress(corpus.read_bytes()))
     with pytest.raises(SpecError, match="unpack it"):
-        open_file(check(packed), "i", BulkSize(documents=10), seed=1, part=0, parts=2)
+        open_file(check(packed), BULK, BulkSize(documents=10), seed=1, part=0, parts=2)
     folder = tmp_path / "plain"
     folder.mkdir()
     assert lines.unpack(packed, folder).read_bytes() == corpus.read_bytes()
@@ -235,7 +237,7 @@ def test_of_a_long_file_the_head_and_the_last_line_are_checked(tmp_path: Path, c
 def test_a_foreign_line_beyond_the_checked_part_ends_the_run(tmp_path: Path, corpus: Path) -> None:
     whole = corpus.read_bytes() * 400
     path = write(tmp_path / "long.json", whole + b'"foreign"\n' + corpus.read_bytes())
-    made = open_file(check(path, limit_bytes=1000), "i", BulkSize(documents=500), seed=1, pool_bytes=1000)
+    made = open_file(check(path, limit_bytes=1000), BULK, BulkSize(documents=500), seed=1, pool_bytes=1000)
     with pytest.raises(RunFailed, match="is no JSON object: b'\"foreign\"'"):
         list(once(made))
 
@@ -244,7 +246,7 @@ def test_a_foreign_line_beyond_the_checked_part_ends_the_run(tmp_path: Path, cor
 def test_items_with_an_id_replace_themselves_when_they_are_sent_again(tmp_path: Path, pool_bytes: int) -> None:
     lines = '{"index": {"_id": "1"}}\n{"n": 1}\n{"create": {}}\n{"n": 2}\n{"update": {"_id": "1"}}\n{"doc": {}}\n'
     found = check(write(tmp_path / "bulk.json", lines * 2 + '{"delete": {"_id": "1"}}\n'))
-    made = open_file(found, "i", BulkSize(documents=3), seed=1, pool_bytes=pool_bytes)
+    made = open_file(found, BULK, BulkSize(documents=3), seed=1, pool_bytes=pool_bytes)
     news = [body.added() for body in itertools.islice(endless(made), 6)]
     assert news == [2, 2, -1, 1, 1, 0]
     assert isinstance(made, BodyPool) == (pool_bytes > 10)
@@ -252,19 +254,19 @@ def test_items_with_an_id_replace_themselves_when_they_are_sent_again(tmp_path: 
 
 def test_a_user_that_shares_a_body_with_another_one_repeats_its_ids(tmp_path: Path) -> None:
     found = check(write(tmp_path / "bulk.json", '{"index": {"_id": "1"}}\n{"n": 1}\n'))
-    made = open_file(found, "i", BulkSize(documents=3), seed=1)
+    made = open_file(found, BULK, BulkSize(documents=3), seed=1)
     assert [next(endless(made, user, 3)).added() for user in range(3)] == [1, 0, 0]
 
 
 def test_ready_bulk_bodies_take_no_ids(tmp_path: Path) -> None:
     found = check(write(tmp_path / "bulk.json", bulk_text()))
     with pytest.raises(SpecError, match="own ids"):
-        open_file(found, "i", BulkSize(documents=10), seed=1, action=BulkAction(conflicts="random"))
+        open_file(found, Bulk(path="/i/_bulk", action=BulkAction(conflicts="random")), BulkSize(documents=10), seed=1)
 
 
 def test_documents_of_a_file_can_have_ids(corpus: Path) -> None:
     action = BulkAction(conflicts="sequential", conflict_probability_ppm=0)
-    made = open_file(check(corpus), "i", BulkSize(documents=100), seed=1, action=action)
+    made = open_file(check(corpus), Bulk(path="/i/_bulk", action=action), BulkSize(documents=100), seed=1)
     sent = [body for body in once(made) if body.added() == 100]
     assert len(sent) == 10
 
@@ -274,7 +276,9 @@ def test_documents_of_a_file_larger_than_the_pool_can_have_ids(
     corpus: Path, on_conflict: Literal["index", "update"]
 ) -> None:
     action = BulkAction(conflicts="random", conflict_probability_ppm=250_000, on_conflict=on_conflict)
-    made = open_file(check(corpus), "i", BulkSize(documents=40), seed=1, action=action, pool_bytes=5000)
+    made = open_file(
+        check(corpus), Bulk(path="/i/_bulk", action=action), BulkSize(documents=40), seed=1, pool_bytes=5000
+    )
     assert isinstance(made, BodyStream)
     users = [endless(made, user, 2) for user in range(2)]
     known: list[set[str]] = [set(), set()]
@@ -296,3 +300,19 @@ def test_a_file_is_read_again_only_when_it_has_changed(corpus: Path) -> None:
     with corpus.open("a") as file:
         file.write('{"n": 1000}\n')
     assert check(corpus).documents == 1001
+
+
+def test_a_bomb_of_a_single_line_is_refused_in_bounded_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines, "_LONGEST_LINE_BYTES", 8 << 20)
+    (tmp_path / "bomb.json.gz").write_bytes(gzip.compress(b" " * (32 << 20), 9))
+    with pytest.raises(SpecError, match=r"bomb\.json\.gz: a line is longer than 8 MiB"):
+        check(tmp_path / "bomb.json.gz")
+
+
+def test_an_archive_that_means_much_more_than_it_has_is_unpacked_in_bounded_pieces(tmp_path: Path) -> None:
+    path = tmp_path / "bomb.json.zst"
+    path.write_bytes(zstandard.ZstdCompressor(level=19).compress(bytes(256 << 20)))
+    assert path.stat().st_size < 64 << 10
+    sizes = [len(piece) for piece in lines.chunks(path)]
+    assert sum(sizes) == 256 << 20
+    assert max(sizes) <= 64 << 20

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
+import os
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,11 +14,13 @@ from typing import Any
 import made_runs
 import pytest
 
-from ingest_bench import analyse, plan, spec, store
+from ingest_bench import analyse, network, plan, spec, store, system
 from ingest_bench.analysis import cells
 from ingest_bench.cli import app
 from ingest_bench.errors import SpecError
 from ingest_bench.load import reports
+from ingest_bench.probes import gc, host, nodestats, proc, recording
+from ingest_bench.probes.context import ReadContext
 from ingest_bench.report import REPORTS
 from ingest_bench.store import Results
 
@@ -160,10 +163,28 @@ def test_a_link_that_leads_out_of_the_folder_is_refused(
 def test_a_link_in_the_place_of_a_file_that_is_being_written_is_not_followed(results: Results, tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_text("mine")
-    (results.path / ".summary.csv.new").symlink_to(victim)
+    (results.path / f".{os.getpid()}.new").symlink_to(victim)
     results.write({"summary.csv": b"new"})
     assert victim.read_text() == "mine"
     assert (results.path / "summary.csv").read_text() == "new"
+
+
+def test_a_folder_that_no_jvm_can_be_told_is_refused_before_anything_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "x.toml").write_text('probes = ["gc"]\n[target]\nname = "sink"\n')
+    for out in ("a b", "a,b", "a:b"):
+        assert app.run(["run", str(tmp_path / "x.toml"), "--out", str(tmp_path / out)]) == 2
+        assert f"{tmp_path / out}: the JVM's options take no path" in capsys.readouterr().err
+        assert not (tmp_path / out).exists()
+
+
+def test_a_probe_that_there_is_not_is_named(results: Results, typed: Said) -> None:
+    change(results.path / "plan.json", ("runs", 0, "cell", "probes"), ["reeds"])
+    for command in (("run", "--resume"), ("report",)):
+        code, said = typed(*command, str(results.path))
+        assert code == 2, said
+        assert 'there is no probe "reeds"; did you mean "reads"?' in said
 
 
 def test_a_report_is_never_written_outside(results: Results) -> None:
@@ -205,6 +226,9 @@ def test_a_damaged_file_is_one_sentence_that_names_it(results: Results, typed: S
         ("only/1/run.json", ("server", "runtime"), {"home": 1}, "server: runtime: "),
         ("only/1/run.json", ("counters",), {"by_peer_port": [1]}, 'counters["by_peer_port"]: a list is not an object'),
         ("only/1/run.json", ("faults",), [{"kind": "pause"}], 'faults[0]: the key "started" is missing'),
+        ("only/1/run.json", ("measure_start_realtime_ns",), 0, "its measurement does not lie within the load's time"),
+        ("only/1/run.json", ("measure_end_realtime_ns",), 1, "its measurement does not lie within the load's time"),
+        ("only/1/run.json", ("measure_end_realtime_ns",), 2**62, "its measurement does not lie within the load's time"),
         ("only/1/load/load.json", ("local_ports",), ["x"], 'local_ports[0]: "x" is not a whole number'),
         ("only/1/load/load.json", ("measure_end_ns",), 2**62, "no load starts and ends at such times"),
         ("only/1/load/load.json", ("errors",), "x" * 600, "is not a list"),
@@ -218,6 +242,58 @@ def test_what_a_file_cannot_hold_is_named_with_its_place(
     assert code == 2, said
     assert f"{results.path / file}" in said or "only/1" in said
     assert sentence in said
+
+
+RAW = (b"[]", b"null", b"7", b"{", b"", b'{"to-server": 7}', b'{"to-server": {"frames": [1]}}', b"[" * 10_000)
+
+
+@pytest.mark.parametrize("content", RAW, ids=lambda content: repr(content[:30]))
+def test_what_a_watched_wire_cannot_have_left_is_one_sentence(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / network.WIRE
+    path.write_bytes(content)
+    with pytest.raises(SpecError, match=f"^{path}: this file is damaged: "):
+        network.frame_sizes(tmp_path)
+    path.unlink()
+    assert network.frame_sizes(tmp_path) == ()
+
+
+@pytest.mark.parametrize("content", RAW, ids=lambda content: repr(content[:30]))
+def test_a_damaged_copy_of_what_a_recording_said_is_made_anew(
+    tmp_path: Path, content: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is kept beside the recording, and the recording is still there."""
+    (tmp_path / "recording.jfr").write_bytes(b"x")
+    (tmp_path / "recording.json").write_bytes(content)
+    anew = '{"events": 3, "last_ns": 1, "lost_bytes": 0, "files": []}'
+    monkeypatch.setattr(system, "run", lambda *_, **__: anew)
+    no = Path("/nonexistent")
+    context = ReadContext(raw=tmp_path, start_ns=0, end_ns=1, ports=frozenset(), java=no, classes=no)
+    assert recording.load(context).content == json.loads(anew)
+    assert json.loads((tmp_path / "recording.json").read_text())["content"] == json.loads(anew)
+
+
+@pytest.mark.parametrize("line", ["7", "null", '"text"', '["a"]', "[" * 10_000, "{}"])
+def test_a_line_of_the_host_that_cannot_be_one_is_left_out(tmp_path: Path, line: str) -> None:
+    good = json.dumps([1.0] * len(proc.FIELDS))
+    (tmp_path / "host.jsonl").write_text(f"{good}\n{line.replace('a', 'a' * len(proc.FIELDS))}\n{good}\n")
+    assert {len(column) for column in host._table(tmp_path / "host.jsonl").values()} == {2}
+
+
+@pytest.mark.parametrize("line", ["7", "null", "[]", '{"at_ns": 1}', '{"at_ns": 1, "nodes": []}'])
+def test_what_the_stats_api_cannot_have_said_is_one_sentence(tmp_path: Path, line: str) -> None:
+    (tmp_path / nodestats.FILE).write_text(f"{line}\n")
+    with pytest.raises(SpecError, match=f"^{tmp_path / nodestats.FILE}: this file is damaged: "):
+        nodestats._samples(tmp_path / nodestats.FILE)
+
+
+def test_a_gc_log_with_a_hole_of_a_hundred_gigabytes_is_not_read_into_memory(tmp_path: Path) -> None:
+    path = tmp_path / "gc.log"
+    path.write_text("[2026-11-22T07:38:46.274+0000][0.004s][info][gc] Using G1\n")
+    os.truncate(path, 100 << 30)
+    no = Path("/nonexistent")
+    context = ReadContext(raw=tmp_path, start_ns=0, end_ns=1, ports=frozenset(), java=no, classes=no)
+    with pytest.raises(SpecError, match=f"^{path}: this is no GC log: it has a line of 65,536 characters or more$"):
+        list(gc.Gc().read(context))
 
 
 NUMBERS = (-1, 0, 2**62, -(2**62), 10**30, 1e308, -1.5, True)

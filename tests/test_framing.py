@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingest_bench.load.framing import AnswerBuffer, BrokenAnswerError, parse_head
+from ingest_bench.protocols.http1.framing import AnswerBuffer, parse_head
+from ingest_bench.protocols.verdict import BrokenAnswerError
 
 OK = b"HTTP/1.1 200 OK\r\n"
 CHUNKED = OK + b"transfer-encoding: chunked\r\n\r\n"
@@ -37,6 +38,13 @@ def heard(*parts: bytes, closed: bool = False) -> tuple[int, bytes] | None:
 def test_a_head_says_how_long_its_body_is_in_any_case_of_letters() -> None:
     head = parse_head(OK + b"Content-Type: application/json\r\nContent-LENGTH:  12 \t\r\n\r\n")
     assert (head.status, head.length_bytes, head.chunked, head.close) == (200, 12, False, False)
+
+
+def test_an_empty_answer_leaves_its_connection_open() -> None:
+    assert [parse_head(OK + head + b"content-length: 0\r\n\r\n").close for head in (b"", b"connection: close\r\n")] == [
+        False,
+        True,
+    ]
 
 
 def test_a_chunked_head_has_no_length_and_close_is_noticed() -> None:
@@ -115,7 +123,7 @@ def test_a_chunk_extension_or_a_trailer_without_end_is_refused(part: bytes) -> N
 
 
 def test_an_answer_that_grows_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ingest_bench.load.framing._ANSWER_LIMIT_BYTES", 1_000_000)
+    monkeypatch.setattr("ingest_bench.protocols.http1.framing._ANSWER_LIMIT_BYTES", 1_000_000)
     chunk = b"%x\r\n%s\r\n" % (50_000, b"x" * 50_000)
     with pytest.raises(BrokenAnswerError, match="more than 1000000 bytes"):
         heard(CHUNKED, *[chunk] * 30)

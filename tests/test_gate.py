@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import tomllib
 from collections.abc import Sequence
 
@@ -88,6 +89,12 @@ def test_a_run_out_of_memory_fails() -> None:
     assert judged(now, baseline=runs(seed=2)).exit_code == 1
 
 
+def test_a_run_that_was_aborted_is_no_verdict_and_never_a_pass() -> None:
+    now = runs()
+    now[0] = made.changed(now[0], state="aborted", reason="aborted by errors > 5% for 10s")
+    assert judged(now, baseline=runs(seed=2)).exit_code == 3
+
+
 def test_absolute_limits_are_checked_without_a_baseline() -> None:
     text = '[[threshold]]\ncolumn = "docs_per_s_median"\nat_least = {}\nat_most = 30000\n'
     assert judged(runs(), text.format(15000)).exit_code == 0
@@ -101,6 +108,24 @@ def test_what_was_not_measured_or_has_no_baseline_is_no_verdict() -> None:
     assert judged(runs(), unmeasured).exit_code == 3
     assert judged(runs()).exit_code == 3
     assert judged([], THRESHOLDS).exit_code == 3
+
+
+@pytest.mark.parametrize("unknown", [None, float("nan"), float("inf"), "never"])
+def test_a_number_that_one_of_the_runs_has_not_is_no_pass(unknown: float | str | None) -> None:
+    first, second, third = (made.changed(run, values={"recovery_s": 2.0}) for run in runs())
+    without = made.changed(second, values={"recovery_s": unknown})
+    text = '[[threshold]]\ncolumn = "recovery_s"\n{}\n'
+    for limit, broken in (("at_most = 5", "at_most = 1"), ('may_rise = "10%"', 'may_rise = "0%"')):
+        before = [made.changed(run, values={"recovery_s": 1.95}) for run in runs()]
+        verdict = judged([first, without, third], text.format(limit), before)
+        assert verdict.outcome == "no verdict", verdict
+        assert f"but {second.run} did not measure it" in verdict.checks[0].text
+        assert judged([first, second, third], text.format(limit), before).outcome == "pass"
+        # What breaks the limit breaks it, whatever the others were.
+        assert judged([first, without, third], text.format(broken), before).outcome == "fail"
+    costly = made.changed(made.summary({"network": "ethernet"}, 4), values={"recovery_s": None})
+    more = [first, second, third, dataclasses.replace(costly, instrumented=True)]
+    assert judged(more, text.format("at_most = 5")).outcome == "pass"
 
 
 def test_a_threshold_for_cells_that_do_not_exist_is_no_verdict() -> None:

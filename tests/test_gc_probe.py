@@ -202,8 +202,36 @@ def test_a_young_collection_that_gave_up_for_a_full_one_is_one_pause() -> None:
 [2026-11-22T04:08:47.412+0000][1.970s][info][gc             ] GC(164) Pause Full (Allocation Failure) 57M->22M(61M) 11.752ms
 [2026-11-22T04:08:47.412+0000][1.970s][info][gc             ] GC(163) Pause Young (Allocation Failure) 57M->22M(61M) 11.820ms
 """  # noqa: E501 - lines of a log
-    found = [(pause.gc, pause.duration_ns) for pause in gclog.parse(text.splitlines()).pauses]
-    assert found == [(162, 11_645_000), (161, 3_844_000), (164, 11_752_000)]
+    found = gclog.parse(text.splitlines()).pauses
+    sure = [(pause.gc, pause.duration_ns) for pause in found if pause.is_sure]
+    assert sure == [(162, 11_645_000), (161, 3_844_000), (164, 11_752_000)]
+    # Of GC(163) the log does not say whether it collected; it is a pause where the recording has it.
+    assert [(pause.gc, pause.duration_ns) for pause in found if not pause.is_sure] == [(163, 68_000)]
+
+
+def test_a_full_collection_that_waited_for_cms_is_as_long_as_the_program_stood_still(tmp_path: Path) -> None:
+    # Java 11, CMS: GC(6) collected, and GC(7) within it waited 61 ms for the marking of GC(5). The recording has not
+    # that wait.
+    text = """
+[2026-11-23T03:02:50.000+0000][0.100s][info][gc             ] Using Concurrent Mark Sweep
+[2026-11-23T03:02:59.310+0000][12.112s][info][gc             ] GC(5) Concurrent Mark
+[2026-11-23T03:02:59.340+0000][12.142s][info][gc,start       ] GC(6) Pause Young (Allocation Failure)
+[2026-11-23T03:02:59.412+0000][12.213s][info][gc,start       ] GC(7) Pause Full (Allocation Failure)
+[2026-11-23T03:02:59.473+0000][12.274s][info][gc             ] GC(5) Concurrent Mark 162.588ms
+[2026-11-23T03:02:59.615+0000][12.416s][info][gc             ] GC(7) Pause Full (Allocation Failure) 1664M->48M(2028M) 203.409ms
+[2026-11-23T03:02:59.616+0000][12.417s][info][gc             ] GC(6) Pause Young (Allocation Failure) 1740M->48M(2028M) 275.090ms
+"""  # noqa: E501 - lines of a log
+    log = gclog.parse(text.splitlines()).pauses
+    seen = [
+        gcagree.Pause(6, 1795402979411905849, 71304896),
+        gcagree.Pause(7, 1795402979615311022, 142050030),
+    ]
+    found = gcagree.with_waits(seen, log)
+    assert [pause.duration_ns for pause in found] == [71304896, 203_409_000]
+    whole = context(tmp_path, 0, 2**63 - 1)
+    assert gcagree.compare(found, 1, log, whole).differences == ()
+    assert gcagree.compare(found, 1, log, whole).log_pauses == 2
+    assert gcagree.compare(seen, 1, log, whole).differences != ()
 
 
 def test_an_event_that_this_java_does_not_have_is_unavailable_and_not_zero(tmp_path: Path) -> None:
@@ -220,3 +248,20 @@ def test_a_cycle_that_the_end_of_the_jvm_cut_off_is_no_unknown_line() -> None:
     )
     log = gclog.parse([*log_lines("17-zgc"), aborted])
     assert log.unrecognised == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[2026-99-99T00:00:00.000+0000][1.0s][info][gc] GC(1) Pause Full (x) 6M->1M(64M) 9.619ms",
+        f"[2026-11-22T07:38:46.274+0000][1.0s][info][gc] GC({'9' * 5000}) Pause Full (x) 6M->1M(64M) 9.619ms",
+        f"[2026-11-22T07:38:46.274+0000][1.0s][info][gc] GC(1) Pause Full (x) 6M->1M(64M) {'9' * 400}.0ms",
+        f"[2026-11-22T07:38:46.274+0000][1.0s][info][gc,heap] GC(1) Humongous regions: {'9' * 5000}->1",
+    ],
+)
+def test_a_line_whose_numbers_cannot_be_is_one_that_nobody_knows(line: str) -> None:
+    everything = log_lines("17-g1")
+    log = gclog.parse([*everything, line])
+    assert log.pauses == gclog.parse(everything).pauses
+    assert log.unrecognised == [line]
+    assert all(len(complaint) < 1000 for complaint in log.complaints())

@@ -14,7 +14,8 @@ from ingest_bench.jvm import options
 from ingest_bench.jvm.compile import classes
 from ingest_bench.jvm.java import find
 from ingest_bench.model.results import Reading, Remark
-from ingest_bench.model.target import Collector, TargetOptions
+from ingest_bench.model.server import Collector
+from ingest_bench.model.target import TargetOptions
 from ingest_bench.probes import ReadContext, gclog, jvm_options, read, recording
 
 pytestmark = [pytest.mark.jvm, pytest.mark.netns]

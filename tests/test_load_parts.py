@@ -8,22 +8,25 @@ import numpy as np
 import pytest
 
 from ingest_bench.load.health import Lateness
-from ingest_bench.load.recorder import Recorder
-from ingest_bench.model.samples import SAMPLE
+from ingest_bench.load.recorder import Recorder, record
+from ingest_bench.model.samples import SAMPLE, Sample
 
 
 def test_samples_come_back_as_they_went_in(tmp_path: Path) -> None:
-    rows = [(10**18 + n, 10**18 + n + 1, 10**18 + n + 2, n, n, n, 0, 1, 200, n % 8, n) for n in range(3000)]
+    rows = [
+        (10**18 + n, 10**18 + n + 1, 10**18 + n + 2, 10**18 + n + 3, n, n, n, n, 0, 1, 200, n % 8, n, 1, 40000)
+        for n in range(3000)
+    ]
     with Recorder(tmp_path / "samples-0.bin") as recorder:
         for row in rows:
-            recorder.add(*row)
+            recorder.add(record(*row))
     samples = np.fromfile(tmp_path / "samples-0.bin", dtype=SAMPLE)
     assert samples.tolist() == rows
 
 
 def test_samples_that_were_flushed_are_on_disk_before_the_end(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path / "samples-0.bin")
-    recorder.add(1, 2, 3, 4, 5, 6, 7, 1, 8, 1, 10)
+    recorder.add(record(*range(len(Sample._fields))))
     recorder.flush()
     assert (tmp_path / "samples-0.bin").stat().st_size == SAMPLE.itemsize
     recorder.close()

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import itertools
 import json
+import ssl
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import certificates
 import pytest
-from bulk_server import answer, bulk_answer, bulk_server, documents_in
+from bulk_server import BulkServer, answer, bulk_answer, bulk_server, documents_in
+from running import free_port
 
 pytestmark = pytest.mark.processes
 
+LOCUST = (sys.executable, "-m", "locust", "-f", "locustfile.py")
 LOCUSTFILE = """
 from locust import constant
 from ingest_bench.load.locustfile import BulkIndexUser
@@ -25,10 +29,10 @@ class Indexing(BulkIndexUser):
 """
 
 
-def run_locust(folder: Path, host: str, *more: str) -> dict[str, Any]:
-    """What Locust's own statistics say of the bulks."""
-    (folder / "locustfile.py").write_text(LOCUSTFILE)
-    argv = [sys.executable, "-m", "locust", "-f", "locustfile.py", "--headless", "--users", "3", "--spawn-rate", "3"]
+def run_locust(folder: Path, host: str, *more: str, key: str = "") -> dict[str, Any]:
+    """What Locust's own statistics say of the bulks. `key` is one more of the user's class."""
+    (folder / "locustfile.py").write_text(f"{LOCUSTFILE}    {key}\n")
+    argv = [*LOCUST, "--headless", "--users", "3", "--spawn-rate", "3"]
     argv += ["--run-time", "8", "--stop-timeout", "60", "--host", host, "--json", "--exit-code-on-error", "0", *more]
     with (folder / "stdout").open("w+") as stdout, (folder / "stderr").open("w") as stderr:
         done = subprocess.run(
@@ -75,7 +79,47 @@ def test_locusts_own_processes_share_the_bodies(tmp_path: Path) -> None:
     with bulk_server() as server:
         server.keep_bodies = True
         stats = run_locust(tmp_path, f"http://{server.address}", "--processes", "2")
-    assert counted(stats["num_requests"], server.requests)
+    are_shared(server, stats)
+
+
+def test_a_users_own_master_and_workers_share_the_bodies(tmp_path: Path) -> None:
+    port = str(free_port())
+    (tmp_path / "locustfile.py").write_text(LOCUSTFILE)
+    worker = [*LOCUST, "--worker", "--master-port", port]
+    null = subprocess.DEVNULL
+    with bulk_server() as server:
+        server.keep_bodies = True
+        workers = [subprocess.Popen(worker, cwd=tmp_path, stdin=null, stdout=null, stderr=null) for _ in range(2)]
+        try:
+            master = ("--master", "--master-bind-port", port, "--expect-workers", "2")
+            stats = run_locust(tmp_path, f"http://{server.address}", *master)
+            assert [each.wait(60) for each in workers] == [0, 0]
+        finally:
+            for each in workers:
+                each.kill()
+                each.wait()
+    are_shared(server, stats)
+
+
+def are_shared(server: BulkServer, stats: dict[str, Any]) -> None:
+    # Locust's master waits half a second for the last reports (MasterRunner.quit), and there is one every 3 seconds:
+    # on a busy machine it counts no more than most of the requests.
+    assert 0 < stats["num_requests"] <= server.requests
+    assert server.documents == 20 * server.requests
     assert len(server.ports) == 3
     # Both run through their own bodies; no worker has come around yet.
     assert len(set(server.bodies)) == len(server.bodies)
+
+
+def test_a_host_with_tls_is_verified_and_spoken_to_by_tls(tmp_path: Path) -> None:
+    found = certificates.made(tmp_path)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(found.server)
+    with bulk_server(tls=context) as server:
+        url = f"https://localhost:{server.address.port}"
+        assert run_locust(tmp_path, url)["num_failures"] > 0
+        assert not server.documents
+        stats = run_locust(tmp_path, url, key=f"ca_file = {str(found.ca)!r}")
+    assert counted(stats["num_requests"], server.requests)
+    assert stats["num_failures"] == 0
+    assert server.documents == 20 * server.requests

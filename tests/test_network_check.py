@@ -120,9 +120,9 @@ def test_packets_that_the_link_drops_are_a_loss() -> None:
 def test_a_watched_wire_shows_the_frames_and_what_tcp_knows(tmp_path: Path) -> None:
     with link(catalog.profile("ethernet")) as made:
         promises = check(made)
-        with watch_wire(made, tmp_path):
+        with watch_wire(made, tmp_path / "wire.json"):
             send(made, 100_000_000)
-        told = readings(made, tmp_path / "wire.json")
+        told = readings(made, wires=(tmp_path / "wire.json",))
     seen = json.loads((tmp_path / "wire.json").read_text())
     assert told["wire_bytes_p50"] == 1514
     assert told["mss"] == 1448
@@ -141,9 +141,9 @@ def test_a_watched_wire_shows_the_frames_and_what_tcp_knows(tmp_path: Path) -> N
 
 def test_a_loopbacks_wire_is_watched_by_direction(tmp_path: Path) -> None:
     with link(catalog.profile("loopback")) as made:
-        with watch_wire(made, tmp_path):
+        with watch_wire(made, tmp_path / "wire.json"):
             send(made, 200_000_000)
-        told = readings(made, tmp_path / "wire.json")
+        told = readings(made, wires=(tmp_path / "wire.json",))
     seen = json.loads((tmp_path / "wire.json").read_text())
     assert isinstance(told["wire_bytes_p50"], int)
     assert told["wire_bytes_p50"] > 30_000
@@ -165,7 +165,7 @@ def test_a_server_that_does_not_read_shows_as_zero_windows() -> None:
 
 def test_a_wire_that_nobody_watched_is_unavailable_and_not_zero(tmp_path: Path) -> None:
     with link(catalog.profile("ethernet")) as made:
-        told = readings(made, tmp_path / "wire.json")
+        told = readings(made, wires=(tmp_path / "wire.json",))
     assert told["wire_bytes_p50"] is None
     assert told["mss"] is None
     assert told["loss_ppm"] is None

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from ingest_bench.model.network import Impairment, Profile
-from ingest_bench.network import expected, frames
+from ingest_bench.network import expected, frames, lanes
 from ingest_bench.network.check import typical_rtt
 from ingest_bench.network.lanes import Seen, fastest_bps, tried
 from ingest_bench.network.readings import median, parse
@@ -85,8 +85,10 @@ def test_probes_that_found_no_room_in_the_socket_are_not_lost_on_the_link() -> N
     assert Seen(3, [0, 1, 2], [5, 5, 5], overflowed=1).lost() == 0
 
 
-def test_a_promise_is_tried_three_times_before_it_is_broken() -> None:
+def test_a_promise_is_tried_again_before_it_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
     tries: list[int] = []
+    rested: list[float] = []
+    monkeypatch.setattr(f"{lanes.__name__}.time.sleep", rested.append)
 
     def measure(attempt: int) -> tuple[str, bool]:
         tries.append(attempt)
@@ -96,6 +98,8 @@ def test_a_promise_is_tried_three_times_before_it_is_broken() -> None:
     assert tries == [1, 2]
     broken = tried("x", "y", "z", lambda _: ("no", False))
     assert (broken.kept, broken.measured) == (False, "no; try 3")
+    assert tried("x", "y", "z", lambda _: ("no", False), (0, 2)).measured == "no; try 2"
+    assert rested[-2:] == [0, 2]
 
 
 def test_the_kernels_tables_of_counters_are_read_by_name() -> None:

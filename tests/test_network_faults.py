@@ -14,9 +14,8 @@ from typing import Any
 import ordinary_user
 import pytest
 
-from ingest_bench import catalog
+from ingest_bench import catalog, network
 from ingest_bench.errors import SpecError
-from ingest_bench.model.experiment import Fault
 from ingest_bench.model.network import Impairment, Profile
 from ingest_bench.network import faults, holes, link, resets, uml
 from ingest_bench.network.link import Link
@@ -137,12 +136,16 @@ def made(request: pytest.FixtureRequest) -> Iterator[Link]:
             yield opened
 
 
+def directions(direction: Any) -> tuple[Any, ...]:
+    return network.DIRECTIONS if direction == "both" else (direction,)
+
+
 @pytest.mark.parametrize("direction", ["both", "to-server", "to-client"])
 def test_nothing_passes_a_partition_and_what_was_sent_arrives_after_it(made: Link, direction: Any) -> None:
     with talking(made) as talk:
         assert talk("open", "old", LONG_S) == "ok"
         assert talk.echo("old") == "ok"
-        with faults.fault(made, Fault(kind="partition", at_ns=0, direction=direction), {}):
+        with faults.fault(made, "partition", directions(direction)):
             assert talk.echo("old", limit_s=SHORT_S) == "TimeoutError"
             assert talk("open", "new", SHORT_S) == "TimeoutError"
         assert talk("hear", "old", 20_000, LONG_S) == "ok"
@@ -156,7 +159,7 @@ def test_a_black_hole_takes_connections_and_swallows_what_is_sent(made: Link, di
     with talking(made) as talk:
         assert talk("open", "old", LONG_S) == "ok"
         assert talk.echo("old") == "ok"
-        with faults.fault(made, Fault(kind="blackhole", at_ns=0, direction=direction), {}):
+        with faults.fault(made, "blackhole", directions(direction)):
             assert talk("open", "new", LONG_S) == "ok"
             assert talk.echo("new", limit_s=SHORT_S) == "TimeoutError"
             assert talk.echo("old", limit_s=SHORT_S) == "TimeoutError"
@@ -171,7 +174,7 @@ def test_a_reset_ends_every_connection_at_both_ends_and_spares_new_ones(made: Li
         for name in ("idle", "used", "waiting"):
             assert talk("open", name, LONG_S) == "ok"
         assert talk.echo("used") == "ok"
-        with faults.fault(made, Fault(kind="reset", at_ns=0), {}):
+        with faults.fault(made, "reset", ()):
             assert [talk("hear", name, 1, LONG_S) for name in ("idle", "used", "waiting")] == [
                 "ConnectionResetError"
             ] * 3
@@ -245,8 +248,7 @@ def test_another_profile_is_there_for_a_while() -> None:
         return [qdisc["options"]["rate"] * 8 for qdisc in found]
 
     with link(catalog.profile("ethernet"), later=(catalog.profile("ethernet-100m"),)) as made:
-        what = Fault(kind="profile", at_ns=0, profile="ethernet-100m")
-        with faults.fault(made, what, {"ethernet-100m": catalog.profile("ethernet-100m")}):
+        with faults.fault(made, "profile", (), lambda _: catalog.profile("ethernet-100m")):
             assert rates(made) == [10**8]
             assert made.profile.name == "ethernet-100m"
         assert rates(made) == [10**9]
@@ -260,7 +262,7 @@ def test_a_profile_with_netem_is_there_for_a_while_on_a_link_that_was_made_for_i
     near, far = Profile(name="near"), both(Impairment(delay_ns=300 * 10**6))
     with link(near, netem="uml", later=(far,)) as made, talking(made) as talk:
         assert talk("open", "a", LONG_S) == "ok"
-        with faults.fault(made, Fault(kind="profile", at_ns=0, profile="far"), {"far": far}):
+        with faults.fault(made, "profile", (), lambda _: far):
             assert talk.echo("a", limit_s=SHORT_S) == "TimeoutError"
         assert talk("hear", "a", 20_000, LONG_S) == "ok"
 
@@ -276,10 +278,9 @@ def test_a_fault_ends_also_when_its_block_fails() -> None:
 
 @pytest.mark.netns
 def test_a_fault_that_is_not_the_links_is_an_error() -> None:
-    what = Fault(kind="pause", at_ns=0)
     said = 'fault "pause" is none of the link'
-    with link(catalog.profile("ethernet")) as made, pytest.raises(SpecError, match=said), faults.fault(made, what, {}):
-        pass
+    with link(catalog.profile("ethernet")) as made, pytest.raises(SpecError, match=said):
+        faults.fault(made, "pause", ()).__enter__()
 
 
 def test_a_partition_is_this_program() -> None:

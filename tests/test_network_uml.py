@@ -198,6 +198,7 @@ def test_the_guest_makes_itself_a_router_with_netem() -> None:
         "ip link set dev vec0 name to-server address 02:00:c6:12:02:fe gro_max_size 1",
         "ip link set dev vec1 name to-client address 02:00:c6:12:01:fe gro_max_size 1",
         "echo 1 > /proc/sys/net/ipv4/ip_forward",
+        "echo 1 > /proc/sys/net/ipv4/conf/all/route_localnet",
     ]
 
 

@@ -93,10 +93,10 @@ def test_a_node_takes_documents_counts_them_and_runs_as_asked(
         server.create_index(WORKLOAD)
         assert server.bulk(500).json()["errors"] is False
         assert server.bulk(7).json()["errors"] is False
-        assert server.target.count_documents(server.http, (WORKLOAD.index,)) == 507
+        assert server.count(WORKLOAD.index) == 507
         for name in sorted(data.files("workloads")):
             takes_a_document_of(server, catalog.workload(name))
-        told = server.target.describe(server.http, asked, server.process.log)
+        told = server.target.describe(server.http, asked)
         name = Path(f"/proc/{server.process.jvm_pid}/comm").read_text(encoding="utf-8")
     assert {key: told[key] for key in says} == says
     assert name == "java\n"
@@ -112,9 +112,9 @@ def takes_a_document_of(server: Served, workload: Workload) -> None:
         return
     server.create_index(workload)
     body = b'{"index":{}}\n' + example(workload).strip() + b"\n"
-    answer = server.http.request("POST", server.target.bulk_path(server.asked, workload), body, BULK)
+    answer = server.http.request("POST", server.target.wire(server.asked, workload).place, body, BULK)
     assert answer.json()["errors"] is False, answer.body
-    assert server.target.count_documents(server.http, (workload.index,)) == 1
+    assert server.count(workload.index) == 1
 
 
 def skip_without_java(asked: TargetOptions) -> None:
@@ -140,7 +140,7 @@ def test_a_node_runs_on_the_java_that_pip_brings(
     with served(tmp_path, asked) as server:
         server.create_index(WORKLOAD)
         assert server.bulk(10).json()["errors"] is False
-        assert server.target.count_documents(server.http, (WORKLOAD.index,)) == 10
+        assert server.count(WORKLOAD.index) == 10
 
 
 # What the distribution's own scripts add and we leave out on purpose, and its own log of collections.

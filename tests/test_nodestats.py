@@ -82,6 +82,13 @@ def test_a_server_that_tells_nothing_is_a_remark(tmp_path: Path) -> None:
     assert "unavailable" in said(list(nodestats.read(tmp_path, 10 * S, 12 * S)))
 
 
+@pytest.mark.parametrize("told", [{}, {"gc": 1, "mem": {}}, {**jvm(1), "mem": {"heap_used_in_bytes": "much"}}])
+def test_a_server_that_tells_it_in_another_way_is_a_remark(tmp_path: Path, told: dict[str, Any]) -> None:
+    found = read(tmp_path, *((at * S, {"a": told}) for at in (10, 11, 12)))
+    assert values(found) == {}
+    assert "in its own way" in said(found)
+
+
 def test_probes_that_need_the_jvm_say_that_they_are_unavailable(tmp_path: Path) -> None:
     names = ("reads", "allocations", "kernel-reads", "host")
     found = list(probes.read_from_outside(names, tmp_path, 10 * S, 12 * S))

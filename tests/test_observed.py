@@ -82,7 +82,7 @@ def bulks(server: Served, count: int) -> None:
 
 def counters(server: Served) -> dict[str, Any]:
     assert isinstance(server.target, Sink)
-    return server.target.counters(server.http)
+    return server.target.counters((server.http,))
 
 
 def context(jvm: Attached, raw: Path, ports: set[int], start_ns: int = 0) -> ReadContext:

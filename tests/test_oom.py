@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -86,3 +87,20 @@ def test_an_error_in_unknown_words_is_of_another_kind(tmp_path: Path) -> None:
     found = find_oom(tmp_path)
     assert found is not None
     assert found.kind == "other"
+
+
+def test_a_line_of_any_length_fits_into_memory_and_what_it_says_into_a_sentence(tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    with log.open("wb") as file:
+        file.truncate(40 << 20)
+        file.seek(0, os.SEEK_END)
+        file.write(b"\njava.lang.OutOfMemoryError: Java heap space" + b"!" * 100_000)
+    tracemalloc.start()
+    try:
+        found = find_oom(tmp_path, log)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert found is not None
+    assert (found.kind, len(found.text)) == ("heap", 1000)
+    assert peak_bytes < 10 << 20

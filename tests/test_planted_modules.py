@@ -84,9 +84,12 @@ def test_a_worker_and_an_attached_jvm_start_nothing_of_the_folder(here: Planted)
     # Not below pytest's folder: a server that has to walk through a closed one lets no ordinary user attach.
     served = here.folder / "served"
     served.mkdir()
+    code, *said = here.does("worker", "--new-keys", "keys", "--count", "1")
+    assert (code, here.ran) == (0, []), said
     with running(served, TargetOptions(name="sink", heap_bytes=128 << 20)) as (http, server):
-        asked = ("--url", http.origin, "--attach", str(server.jvm_pid), "--workers", "1", "--bind", bind)
-        with here.started("worker", "--connect", bind) as worker:
+        joining = ("--workers", "1", "--bind", bind, "--keys", "keys/run.key")
+        asked = ("--url", http.origin, "--attach", str(server.jvm_pid), *joining)
+        with here.started("worker", "--connect", bind, "--keys", "keys/worker-1.key") as worker:
             code, *said = here.does("run", *asked, "--warm-up", "500ms", "--measure", "1s", "--out", "attached")
             assert (code, here.ran) == (0, []), said
             said = list(worker.communicate(timeout=commands.LIMIT_S))

@@ -12,7 +12,8 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from ingest_bench.report import headline, plots, plots_layers, plots_style, plots_time
+from ingest_bench.model.results import Happened, Series, Summary
+from ingest_bench.report import headline, plots, plots_large, plots_layers, plots_style, plots_time
 from ingest_bench.report.words import separated
 
 FOUR = made.experiment(replicates=2, network=["loopback", "ethernet"], receive_predictor=["32KiB", "512KiB"])
@@ -147,13 +148,13 @@ def test_the_headline_of_a_fault_is_what_it_cost() -> None:
 
 
 def test_a_run_with_failed_requests_shows_the_acknowledged_ones_too_and_says_how_many_failed() -> None:
-    whole = made.changed(made.with_series(FOUR[0]), values={"response_ms_p99": 412.0})
+    whole = made.changed(made.with_series(FOUR[0]), values={"response_ms_p99": 412.0, "response_ms_max": 900.0})
     some = made.changed(whole, values={"requests_failed": 48})
     with figures() as saved:
         plots_time.timeline(whole)
         plots_time.timeline(some)
-    assert "99% answered within 412 ms" in headline.timeline(whole)
-    assert "99% over within 412 ms, 48 requests failed" in headline.timeline(some)
+    assert "99% answered within 412 ms, the slowest in 900 ms" in headline.timeline(whole)
+    assert "99% over within 412 ms, the slowest in 900 ms, 48 requests failed" in headline.timeline(some)
     assert "max of ok" not in words(saved[0])
     assert "max of ok" in words(saved[1])
 
@@ -184,3 +185,85 @@ def test_a_matplotlibrc_of_the_current_folder_changes_no_picture() -> None:
     plain = picture()
     with rc_context({"text.usetex": True, "savefig.facecolor": "red", "font.size": 40}):
         assert picture() == plain
+
+
+@pytest.mark.parametrize("letter", ["x", "0", "W", "a ", "\\n"])
+@pytest.mark.parametrize("columns", [{}, {"outside_tlab_network_bytes": 5e9, "outside_tlab_total_bytes": 5e9}])
+def test_a_level_of_200_characters_stands_in_the_pictures_without_its_middle(
+    letter: str, columns: dict[str, float]
+) -> None:
+    runs = [
+        made.changed(run, levels={**run.levels, "heap": letter * 200 + run.levels["network"]}, values=columns)
+        for run in FOUR
+    ]
+    with figures() as drawn:
+        plots.overview(runs)
+        plots_layers.layers(runs)
+    # The title, the largest text, may name a cell too.
+    written = [text for text in texts(drawn[0]) if "…" in text.get_text()]
+    labels = [text.get_text() for text in written if float(text.get_fontsize()) < plots_style.TITLE_SIZE]
+    assert len(labels) == len({run.cell for run in runs})
+    # Both ends are there: what differs at the end can be told apart.
+    assert len({label[-8:] for label in labels}) > 1
+
+
+def test_a_short_label_is_drawn_as_it_is() -> None:
+    with plots_style.style():
+        drawn = plots_style.figure()
+        assert plots_style.fitted(drawn, "ethernet · 512KiB", 17, 4.0) == "ethernet · 512KiB"
+        long = plots_style.fitted(drawn, "a" * 100 + "z" * 100, 17, 4.0)
+        assert long[0] == "a"
+        assert long[-1] == "z"
+        assert plots_style.text_width_in(drawn, long, 17, bold=True) <= 4.0
+
+
+@pytest.mark.parametrize("started", [0, -(2**62), 2**62, made.START_NS - 10**18])
+@pytest.mark.parametrize("ended", [None, 0, 2**62, made.START_NS + 10**9])
+def test_a_fault_from_another_time_than_its_load_does_not_keep_a_picture_from_being_drawn(
+    started: int, ended: int | None
+) -> None:
+    run = made.with_series(made.experiment(replicates=1, network=["ethernet"])[0])
+    assert plots_time.timeline(made.changed(run, faults=(Happened(kind="pause", started=started, ended=ended),)))
+
+
+def with_large(run: Summary, largest: int, faults: int) -> Summary:
+    """The run with large allocations in each second, and flushes."""
+    run = made.with_series(run)
+    moments = [made.START_NS + second * 10**9 for second in range(1, 50, 3)]
+    sizes = [float(largest if number % 2 else 2 << 20) for number in range(len(moments))]
+    line = Series("large_allocation_bytes", tuple(moments), tuple(sizes))
+    happened = tuple(
+        Happened(kind="flush", started=made.START_NS + number * 10**10, ended=made.START_NS + number * 10**10 + 10**8)
+        for number in range(faults)
+    )
+    values = {"largest_allocation_bytes": largest, "heap_bytes": 2 << 30}
+    return made.changed(run, series={**run.series, line.name: line}, faults=happened, values=values)
+
+
+def test_large_allocations_stand_beside_the_heap_of_the_same_run() -> None:
+    runs = made.experiment(replicates=1, network=["loopback", "ethernet"])
+    assert plots_large.large(runs) is None
+    small, huge = with_large(runs[0], 8 << 20, 5), with_large(runs[1], 256 << 20, 5)
+    with figures() as drawn:
+        assert plots_large.large([small, huge]) is not None
+    said = [text.get_text() for text in texts(drawn[0])]
+    assert any(text.startswith("The largest object: 8") for text in said)
+    assert "Heap in use; each line is a flush" in said
+    assert said.count("256 MiB") == 2
+
+
+def test_a_run_without_any_large_allocation_is_drawn_and_says_so() -> None:
+    (run,) = made.experiment(replicates=1, network=["loopback"])
+    empty = made.changed(
+        made.with_series(run), series={"large_allocation_bytes": Series("large_allocation_bytes", (), ())}
+    )
+    with figures() as drawn:
+        assert plots_large.large([empty]) is not None
+    assert "none of 1 MiB or more" in [text.get_text() for text in texts(drawn[0])]
+
+
+def test_a_fault_that_happens_again_and_again_is_named_once() -> None:
+    (run,) = made.experiment(replicates=1, network=["loopback"])
+    with figures() as drawn:
+        assert plots_time.timeline(with_large(run, 8 << 20, 5)) is not None
+    assert [text.get_text() for text in texts(drawn[0])].count("flush") == 1

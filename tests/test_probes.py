@@ -200,3 +200,50 @@ def test_allocations_of_a_recording_with_a_hole_are_unavailable(tmp_path: Path) 
     measured = list(PROBES["allocations"].read(lay_out(tmp_path, allocated(lost_bytes=1))))
     assert readings(measured) == {}
     assert any(isinstance(item, Remark) and "dropped" in item.text for item in measured)
+
+
+def large(**changed: Any) -> dict[str, Any]:
+    """Two of 1 MiB and one of 300 MiB; a heap of 64 MiB in regions of 4 MiB."""
+    size = 1 << 20
+    found: dict[str, Any] = {
+        "window": sizes(3, 302 * size),
+        "very_large": 1,
+        "larger_than": [3] * 20 + [1] * 9 + [0] * 35,
+        "sites": [["a.B.c", 2, 301 * size], ["g.H.i", 1, size]],
+        "moments": [[19, 300 * size], [5, size], [11, size]],
+        "lost": 0,
+        "largest_bytes": 300 * size,
+        "largest": "[B: a.B.c:1 < d.E.f:2",
+    }
+    heap = [[1, 11, "Before GC", 5, 64 * size], [1, 12, "After GC", 4, 64 * size]]
+    return content(large=found | changed, heap=heap, regions=[[1, "Before GC", 16]])
+
+
+def test_large_allocations_are_those_within_the_measurement(tmp_path: Path) -> None:
+    measured = list(PROBES["large-allocations"].read(lay_out(tmp_path, large())))
+    seen, size = readings(measured), 1 << 20
+    assert (seen["allocations_1mib"], seen["allocations_100mib"], seen["allocations_humongous"]) == (3, 1, 1)
+    assert seen["allocations_1mib_bytes"] == 302 * size
+    assert seen["largest_allocation_bytes"] == 300 * size
+    assert seen["largest_allocation_stack"] == "[B: a.B.c:1 < d.E.f:2"
+    assert seen["large_allocation_sites"] == f"a.B.c: 2 of {301 * size}, g.H.i: 1 of {size}"
+
+
+def test_without_g1_nothing_is_humongous_and_nobody_says_zero(tmp_path: Path) -> None:
+    found = large() | {"regions": []}
+    assert readings(list(PROBES["large-allocations"].read(lay_out(tmp_path, found))))["allocations_humongous"] is None
+
+
+def test_large_allocations_beyond_those_that_are_kept_are_counted_and_it_is_said_what_the_picture_lacks(
+    tmp_path: Path,
+) -> None:
+    measured = list(PROBES["large-allocations"].read(lay_out(tmp_path, large(lost=7))))
+    assert readings(measured)["allocations_1mib"] == 3
+    assert any(isinstance(item, Remark) and "has 3 objects" in item.text for item in measured)
+
+
+def test_allocations_and_large_ones_share_their_events(tmp_path: Path) -> None:
+    jvm_options(["gc", "allocations", "large-allocations"], tmp_path, 17)
+    names = [event.get("name") for event in ElementTree.parse(tmp_path / "recording.jfc").iter("event")]  # noqa: S314
+    assert names.count("jdk.ObjectAllocationOutsideTLAB") == 1
+    assert "jdk.G1HeapSummary" in names

@@ -18,7 +18,7 @@ import pytest
 from ingest_bench import system
 from ingest_bench.jvm.compile import classes as compiled
 from ingest_bench.jvm.java import find
-from ingest_bench.model.results import READ_FIELDS, Histogram, Measured, Reading, Remark
+from ingest_bench.model.results import READ_FIELDS, Histogram, Measured, Reading, Remark, Series
 from ingest_bench.probes import ReadContext, find_oom, jvm_options, read, recording, watch
 from ingest_bench.probes.context import ATTACHED
 
@@ -121,9 +121,9 @@ def test_a_killed_server_leaves_what_it_had_recorded_and_the_loss_is_said(java: 
 
 
 def test_allocations_of_a_known_pattern_are_found_by_layer_and_kind(java: Path, classes: Path, raw: Path) -> None:
-    options = jvm_options(["allocations"], raw, 17)
-    run(raw, java, "-Xmx128m", *options, "-cp", str(classes), "Allocations", "pattern")
-    measured = read(["allocations"], context(raw, java, classes, set()))
+    names = ["allocations", "large-allocations"]
+    run(raw, java, "-Xmx128m", *jvm_options(names, raw, 17), "-cp", str(classes), "Allocations", "pattern")
+    measured = read(names, context(raw, java, classes, set()))
     assert [item for item in measured if isinstance(item, Remark)] == []
     seen = readings(measured)
     assert seen["outside_tlab_network_count"] == 2000
@@ -131,6 +131,14 @@ def test_allocations_of_a_known_pattern_are_found_by_layer_and_kind(java: Path, 
     assert seen["outside_tlab_rest_bytes"] == pytest.approx(1000 * ((512 << 10) + 16), rel=0.01)
     assert seen["outside_tlab_max_bytes"] == (1 << 20) + 16
     assert seen["outside_tlab_sites"].startswith("io.netty.pretend.Buffers.take: 2097184000")
+    # A region has 1 MiB, so that all of them are humongous.
+    assert seen["allocations_1mib"] == seen["allocations_humongous"] == 2000
+    assert seen["allocations_1mib_bytes"] == 2000 * ((1 << 20) + 16)
+    assert (seen["largest_allocation_bytes"], seen["allocations_100mib"]) == ((1 << 20) + 16, 0)
+    assert seen["largest_allocation_stack"].startswith("[B: io.netty.pretend.Buffers.take:")
+    assert seen["large_allocation_sites"] == f"io.netty.pretend.Buffers.take: 2000 of {2000 * ((1 << 20) + 16)}"
+    (line,) = [item for item in measured if isinstance(item, Series)]
+    assert set(line.values) == {(1 << 20) + 16}
     # The last TLAB is not full, and a TLAB's end is thrown away.
     assert seen["tlab_total_bytes"] == pytest.approx(200_000 * 1024, rel=0.03)
 

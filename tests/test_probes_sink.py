@@ -50,7 +50,7 @@ def bulks(server: Served, count: int, documents: int) -> None:
 def counters(server: Served) -> dict[str, Any]:
     target = server.target
     assert isinstance(target, Sink)
-    return target.counters(server.http)
+    return target.counters((server.http,))
 
 
 def busiest(counted: dict[str, Any]) -> int:

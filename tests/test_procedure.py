@@ -13,13 +13,15 @@ import pytest
 
 from ingest_bench import catalog, conduct, plan, procedure, rates, records, spec, targets
 from ingest_bench.documents.tracks import admin
+from ingest_bench.documents.tracks.declared import Declared
 from ingest_bench.errors import SpecError
 from ingest_bench.load import reports
 from ingest_bench.model.experiment import Cell, Fault, Plan
 from ingest_bench.model.load import LoadOptions, TrackChoice
 from ingest_bench.model.target import Endpoint, Place, TargetOptions
 from ingest_bench.model.workload import BulkAction
-from ingest_bench.procedure import Ask, Procedure, Send
+from ingest_bench.parts import Ask, Procedure, Send, Together
+from ingest_bench.protocols.bulk import Bulk
 
 FOLDER = Path(__file__).parent / "data" / "track"
 LISTEN = Place(endpoint=Endpoint("198.18.0.2", 9200))
@@ -35,7 +37,7 @@ def track(target: str = "opensearch", version: str | None = None, **choice: Any)
     return procedure.of(cell(options, target, version), LISTEN, Path("out"), may_delete=True)
 
 
-def part(found: Procedure, name: str) -> Ask | Send:
+def part(found: Procedure, name: str) -> Ask | Send | Together:
     return next(one for one in found.parts if one.name == name)
 
 
@@ -59,7 +61,7 @@ def test_a_workload_is_its_index_and_one_load() -> None:
     assert create.body is not None
     assert create.body["mappings"]["properties"]["vendor_id"] == {"type": "keyword"}
     sending = sent(found, "load").plan
-    assert (sending.bulk_path, sending.out, sending.step) == ("/nyc_taxis/_bulk", Path("out"), None)
+    assert (sending.path, sending.out, sending.step) == ("/nyc_taxis/_bulk", Path("out"), None)
     assert found.indices == ("nyc_taxis",)
 
 
@@ -132,7 +134,7 @@ def test_a_track_is_done_step_by_step_and_counts_all_its_indices() -> None:
     assert found.indices == ("rides", "places")
     assert found.skipped == ("recent (search)", "sleep")
     rides = sent(found, "index-rides").plan
-    assert (rides.bulk_path, rides.users, rides.until_sent) == ("/rides/_bulk", 2, True)
+    assert (rides.path, rides.users, rides.until_sent) == ("/rides/_bulk", 2, True)
     assert (rides.options.warm_up_ns, rides.options.bulk_documents) == (5 * SECOND, 100)
     assert rides.options.arrivals.is_open
     assert not sent(found, "index-places").plan.options.arrivals.is_open
@@ -142,14 +144,28 @@ def test_a_track_is_done_step_by_step_and_counts_all_its_indices() -> None:
 def test_a_step_with_a_time_period_lasts_so_long() -> None:
     update = sent(track(challenge="update"), "update-rides").plan
     assert (update.until_sent, update.options.measure_ns) == (False, 60 * SECOND)
-    assert update.request_head.startswith(b"POST /rides/_bulk?pipeline=clean HTTP/1.1")
+    assert update.speaks() == Bulk(path="/rides/_bulk", action=update.options.action)
+    assert update.options.action.pipeline == "clean"
+
+
+def test_the_first_error_ends_a_step_unless_the_track_lets_it_pass(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(FOLDER, tmp_path / "track"))
+    options = LoadOptions(track=TrackChoice(path=str(folder)), on_error="abort")
+    default = folder / "challenges" / "default.json"
+    text = default.read_text()
+    for level, kept in (("", "abort"), ('"ignore-response-error-level": "non-fatal", ', "continue")):
+        default.write_text(text.replace('"clients": {{', level + '"clients": {{'))
+        assert sent(procedure.check(cell(options)), "index-rides").plan.options.on_error == kept
+    default.write_text(text.replace('"clients": {{', '"ignore-response-error-level": "all", "clients": {{'))
+    with pytest.raises(SpecError, match="\"ignore-response-error-level\" is 'all'"):
+        procedure.check(cell(options))
 
 
 def test_the_indices_of_a_track_are_created_as_the_version_understands_it() -> None:
     body = asked(track("elasticsearch", "5.6.16"), "create-index").requests[0].body
     assert body is not None
     assert body["mappings"]["doc"]["properties"]["n"] == {"type": "integer"}
-    assert sent(track("elasticsearch", "5.6.16"), "index-rides").plan.bulk_path == "/rides/doc/_bulk"
+    assert sent(track("elasticsearch", "5.6.16"), "index-rides").plan.path == "/rides/doc/_bulk"
 
 
 @pytest.mark.parametrize("target", ["opensearch", "elasticsearch", "sink"])
@@ -158,16 +174,16 @@ def test_an_index_is_created_filled_and_searched_by_the_same_name_whatever_is_in
     encoded = "/%3Crides-%7Bnow%2Fd%7D%3E%20%C3%BC"
     rides = sent(track(target), "index-rides").plan
     chosen = cell(LoadOptions(), target).target
-    path = targets.named(target).bulk_path(chosen, dataclasses.replace(rides.workload, index=name))
+    path = targets.named(target).wire(chosen, dataclasses.replace(rides.workload, index=name)).place
     assert path == f"{encoded}/_bulk"
-    (create,) = admin.create_index({"index": name, "body": {}}, ())
+    (create,) = admin.create_index({"index": name, "body": {}}, Declared())
     assert create.path == encoded
-    assert dataclasses.replace(rides, bulk_path=path).request_head.startswith(f"POST {encoded}/_bulk HTTP".encode())
+    assert Bulk(path=path, action=BulkAction()).url_path == f"{encoded}/_bulk"
 
 
 def test_a_track_that_deletes_is_refused_on_a_server_that_is_not_ours() -> None:
     options = LoadOptions(track=TrackChoice(path=str(FOLDER)))
-    with pytest.raises(SpecError, match="deletes indices, on a server that is not ours"):
+    with pytest.raises(SpecError, match=r"deletes what it declares \(delete-index\), on a server that is not ours"):
         procedure.of(cell(options), LISTEN, Path("out"), may_delete=False)
     options = LoadOptions(track=TrackChoice(path=str(FOLDER), challenge="update"))
     assert procedure.of(cell(options), LISTEN, Path("out"), may_delete=False).parts

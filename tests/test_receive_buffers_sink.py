@@ -53,7 +53,7 @@ def run(path: Path, *predictor_bytes: int) -> tuple[TargetOptions, Reads, dict[s
 def counters(server: Served) -> dict[str, Any]:
     target = server.target
     assert isinstance(target, Sink)
-    return target.counters(server.http)
+    return target.counters((server.http,))
 
 
 @pytest.mark.parametrize("sizes", [(64, 65536), (4096, 524288)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -13,6 +14,7 @@ from ingest_bench.cli.app import app
 from ingest_bench.errors import SpecError
 from ingest_bench.load import Progress
 from ingest_bench.model.results import RunRecord, Summary
+from ingest_bench.model.samples import OUTCOMES, SAMPLE
 from ingest_bench.runner import RunOptions
 from ingest_bench.store import Results
 
@@ -112,7 +114,11 @@ for = "1s"
     assert isinstance(stalled, (int, float))
     assert stalled >= 1
     assert isinstance(failed, int)
-    assert failed >= 1
+    attempts, requests = summary.values["attempts"], summary.values["requests"]
+    assert isinstance(attempts, int)
+    assert isinstance(requests, int)
+    # One of which nothing was sent yet is tried again.
+    assert failed >= 1 or attempts > requests
     assert summary.values["documents_counted"] is not None
 
 
@@ -190,6 +196,31 @@ def test_a_server_that_runs_out_of_memory_is_a_result_with_its_kind_and_its_numb
 
 @pytest.mark.jvm
 @pytest.mark.netns
+def test_a_hopeless_run_is_aborted_while_it_runs_and_says_why_and_ends_with_three(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faulty = SINK.replace('"256m"', '"256m"\nsetting = { "sink.broken" = "30%" }')
+    (tmp_path / "x.toml").write_text(faulty + 'measure = "10min"\nabort = "errors > 5% for 2s"\n')
+    monkeypatch.chdir(tmp_path)
+    answer = CliRunner().invoke(app, ["run", "x.toml"], standalone_mode=False, terminal_width=300)
+    assert (answer.exception, answer.return_value) == (None, 3)
+    said = " ".join(answer.output.split())
+    assert "aborted: only/1: aborted by errors > 5% for 2s: errors " in said
+    folder = next((tmp_path / "results" / "x").iterdir())
+    (row,) = analyse.kept(folder)
+    assert (row.state, row.reason.partition(":")[0]) == ("aborted", "aborted by errors > 5% for 2s")
+    for name in ("requests", "requests_failed", "docs_per_s_median", "response_ms_p99", "generator_cpu_percent"):
+        value = row.values[name]
+        assert isinstance(value, (int, float))
+        assert value > 0
+    # It is a result: to resume does nothing, and the report is the same.
+    again = CliRunner().invoke(app, ["run", "--resume", str(folder)], standalone_mode=False, terminal_width=300)
+    assert (again.exception, again.return_value) == (None, 3)
+    assert not list(folder.rglob("*.broken-*"))
+
+
+@pytest.mark.jvm
+@pytest.mark.netns
 def test_queries_beside_the_indexing_are_counted_apart_from_it(tmp_path: Path) -> None:
     mixed = (
         'measure = "2s"\narrivals = "20/s"\nprocesses = 2\nquery_arrivals = "50/s"\n[factors]\nquery_users = [1, 3]\n'
@@ -198,17 +229,28 @@ def test_queries_beside_the_indexing_are_counted_apart_from_it(tmp_path: Path) -
     assert len(found) == 2
     for summary in found:
         assert summary.state == "measured", summary.reason
-        assert (summary.values["requests"], summary.values["queries"]) == (40, 100)
-        assert summary.values["queries_failed"] == 0
+        # One of the warm-up may still be under way when the measurement begins.
+        assert summary.values["requests"] in (40, 41)
+        assert summary.values["queries"] in (100, 101, 102)
         assert summary.values["bytes_read"] == summary.values["bytes_sent"]
         assert summary.values["documents_counted"] == summary.values["documents_acked"] == 60 * 200
         assert summary.values["query_ms_p50"] is not None
+    failures = {summary.run: summary.values["queries_failed"] for summary in found}
+    for run in results.plan.runs:
+        queries = results.run(run).queries()
+        assert queries is not None
+        assert len(queries) == 150
+        seen = queries.whole()
+        failed = seen[seen["outcome"] != OUTCOMES.index("ok")]
+        assert failures[run.id] == len(failed)
+        # On a busy machine the one user may not be free for the last query when the load ends: it is never sent.
+        assert len(failed) <= 1
+        assert not failed["attempts"].any()
     folder = results.run(results.plan.runs[0])
     queries, report = folder.queries(), folder.load_report()
     assert queries is not None
     assert report is not None
-    assert len(queries) == 150
-    assert queries["bytes_sent"].sum() + folder.samples()["bytes_sent"].sum() == report.bytes_written
+    assert queries.whole()["bytes_sent"].sum() + folder.samples().whole()["bytes_sent"].sum() == report.bytes_written
 
 
 TRACK = Path(__file__).parent / "data" / "track"
@@ -246,6 +288,32 @@ def test_a_track_is_run_on_opensearch_by_two_processes(tmp_path: Path) -> None:
     assert summary.values["documents_counted"] == 1000 + 300
 
 
+STREAMS = Path(__file__).parent / "data" / "streams"
+
+
+@pytest.mark.opensearch
+@pytest.mark.netns
+def test_parallel_tasks_fill_a_data_stream_and_an_index_at_the_same_time_until_the_named_one_is_done(
+    tmp_path: Path,
+) -> None:
+    text = f"probes = ['gc']\n[load.track]\npath = '{STREAMS}'\n[target]\nname = 'opensearch'\nheap = '512m'"
+    results, (summary,) = carried_out(tmp_path, text)
+    assert summary.state == "measured", summary.reason
+    (record,) = results.records().values()
+    assert "index-logs + index-rides" in [stage.name for stage in record.stages]
+    folder = results.run(results.plan.runs[0])
+    logs, rides = (
+        np.concatenate([np.fromfile(path, dtype=SAMPLE) for path in folder.load.glob(f"*-{name}/samples-*.bin")])
+        for name in ("index-logs", "index-rides")
+    )
+    assert (int(logs["documents_acked"].sum()), len(logs)) == (2000, 20)
+    # Two requests a second, of a hundred: it was ended with the other one, and what it sent is there.
+    assert 1 <= len(rides) < 50
+    assert summary.values["documents_counted"] == summary.values["documents_acked"]
+    assert summary.values["documents_acked"] == 2000 + int(rides["documents_acked"].sum())
+    assert rides["sent_ns"].min() < logs["done_ns"].max()
+
+
 @pytest.mark.opensearch
 @pytest.mark.netns
 def test_ready_bulk_bodies_are_counted_in_their_own_indices_however_often_they_are_sent(tmp_path: Path) -> None:
@@ -262,3 +330,21 @@ def test_ready_bulk_bodies_are_counted_in_their_own_indices_however_often_they_a
     assert isinstance(acked, int)
     assert isinstance(counted, int)
     assert counted == 200 + acked / 2
+
+
+@pytest.mark.opensearch
+@pytest.mark.netns
+def test_an_opensearch_flushes_again_and_again_and_its_large_allocations_are_known(tmp_path: Path) -> None:
+    text = SINK.replace("sink", "opensearch").replace("256m", "512m").replace('"gc"', '"gc", "large-allocations"')
+    fault = '[[fault]]\nkind = "flush"\nat = "500ms"\nevery = "1s"\n'
+    _, (summary,) = carried_out(tmp_path, f'{text}measure = "3s"\n{fault}')
+    assert summary.state == "measured", summary.reason
+    assert {fault.kind for fault in summary.faults} == {"flush"}
+    assert 1 <= len(summary.faults) <= 3
+    values = summary.values
+    assert isinstance(values["largest_allocation_bytes"], int)
+    assert values["largest_allocation_bytes"] > 0
+    assert values["largest_allocation_stack"]
+    # A heap of 512 MiB has regions of 1 MiB: each object of so much is humongous.
+    assert values["allocations_humongous"] == values["allocations_1mib"]
+    assert values["documents_counted"] == values["documents_acked"]

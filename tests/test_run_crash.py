@@ -22,7 +22,7 @@ name = "sink"
 heap = "256m"
 [load]
 warm_up = "300ms"
-measure = "700ms"
+measure = "2s"
 """
 ONE_RUN = ("run", "interrupted.toml", "--out", "out")
 LOOPBACK = (*ONE_RUN, "--set", "network=loopback")
@@ -32,8 +32,8 @@ STAGES = {
     "link": (("stage link", "ip -batch"), ("cat",)),
     "check": (("stage check", "ingest_bench.network.meter"), ("cat",)),
     "boot": (("stage boot", "NettySink"), ("cat", "asker.py")),
-    "warm-up": (("load warm-up",), ("NettySink", "ingest_bench.load.worker", "ingest_bench.network.wire")),
-    "measure": (("load measure",), ("NettySink", "ingest_bench.load.worker", "ingest_bench.probes.proc")),
+    "warm-up": (("load warm-up",), ("NettySink", "ingest_bench.load.fleet.sender", "ingest_bench.network.wire")),
+    "measure": (("load measure",), ("NettySink", "ingest_bench.load.fleet.sender", "ingest_bench.probes.proc")),
     "stop": (("stage stop",), ("NettySink", "cat")),
     "analysis": (("stage analysis", "JfrReader"), ()),
 }
@@ -72,7 +72,8 @@ def readable(place: Place, capsys: pytest.CaptureFixture[str], stage: str) -> No
 
 
 def explained(command: Command, place: Place) -> None:
-    """One line that says what happened and how to go on."""
+    """One line that says what happened and how to go on; what the server had is gone."""
+    assert list(place.results[0].rglob("home")) == []
     results = place.results[0].relative_to(place.folder)
     assert "Traceback" not in command.text, command.text
     said = [line for line in command.text.splitlines() if "interrupted" in line]

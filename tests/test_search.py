@@ -143,6 +143,7 @@ def test_an_estimate_counts_what_was_sent_in_a_second() -> None:
     ("state", "reason", "outcome"),
     [
         ("oom", "Java heap space", "missed"),
+        ("aborted", "aborted by errors > 5% for 10s: errors 30% in the last second", "missed"),
         ("invalid", "no request was answered within the measurement", "missed"),
         ("invalid", "generator-bound: requests left 80ms late (p99)", "generator"),
         ("invalid", "promise broken: mtu", "broken"),

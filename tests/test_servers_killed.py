@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,6 +23,54 @@ with served(Path(sys.argv[2]), asked) as server:
     print(server.process.jvm_pid, flush=True)
     time.sleep(600)
 """
+
+
+LAUNCHER = """
+import sys, time
+from pathlib import Path
+from ingest_bench.jvm import process
+from ingest_bench.model.target import Endpoint, LaunchPlan
+from ingest_bench.network.sandbox import sandbox
+folder = Path(sys.argv[1])
+argv = ("sh", "-c", f"{folder}/java 600 & {folder}/java-child 600 & sleep 1; echo up; wait")
+log = folder / "log"
+plan = LaunchPlan(argv=argv, env={}, cwd=folder, writable=(), pid_is_jvm=False, may_leave=True)
+with sandbox() as opened:
+    place = opened.add()
+    ready = lambda _: log.stat().st_size > 0
+    launch = process.Launch(plan=plan, enter=place.command, log=log, listen=Endpoint("h", 1), ready=ready)
+    with process.serve(launch) as (server,):
+        print(server.jvm_pid, flush=True)
+        time.sleep(float(sys.argv[2]))
+"""
+
+
+@pytest.mark.netns
+@pytest.mark.parametrize("lasts_s", [600, 0.5])
+def test_no_process_that_a_command_started_outlives_the_harness(tmp_path: Path, lasts_s: float) -> None:
+    shutil.copy("/bin/sleep", tmp_path / "java-child")
+    # As a JVM that writes its recording when it is told to end; the command that started it ends at once.
+    (tmp_path / "java").write_text("#!/bin/sh\ntrap 'sleep 1; echo recorded; exit' TERM\nwhile :; do sleep 0.1; done\n")
+    (tmp_path / "java").chmod(0o755)
+    argv = [sys.executable, "-c", LAUNCHER, str(tmp_path), str(lasts_s)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE) as harness:
+        try:
+            assert harness.stdout is not None
+            jvm = int(harness.stdout.readline())
+            family = psutil.Process(harness.pid).children(recursive=True)
+            assert [one.name() for one in family if one.pid == jvm] == ["java"]
+            assert {"java", "java-child"} <= {one.name() for one in family}
+            if lasts_s > 1:
+                harness.kill()
+            assert harness.wait(60) == (-signal.SIGKILL if lasts_s > 1 else 0)
+        finally:
+            harness.kill()
+    try:
+        all_gone_within(family, seconds=20)
+        assert ("recorded" in (tmp_path / "log").read_text()) == (lasts_s < 1)
+    finally:
+        for left in filter(lives, family):
+            left.kill()
 
 
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGINT], ids=lambda sent: sent.name)

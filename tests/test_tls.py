@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import select
 import socket
@@ -20,10 +21,12 @@ import pytest
 from bulk_server import BulkServer, answer, bulk_server
 from certificates import Certificates
 
-from ingest_bench.load import tls
-from ingest_bench.load.connection import ConnectionBrokenError, Traffic
-from ingest_bench.load.deadlines import Deadlines
-from ingest_bench.model.target import Endpoint, Tls
+from ingest_bench.model.target import Endpoint, Place, Tls
+from ingest_bench.protocols.deadlines import Deadlines
+from ingest_bench.protocols.http1 import tls
+from ingest_bench.protocols.http1.framing import AnswerBuffer
+from ingest_bench.protocols.verdict import ConnectionBrokenError
+from ingest_bench.protocols.way import Traffic, way_to
 
 pytestmark = pytest.mark.processes
 
@@ -56,12 +59,12 @@ def traffic() -> Traffic:
 
 def connection_to(address: Endpoint, traffic: Traffic, ca: Path | None, name: str = "localhost") -> tls.TlsConnection:
     verify = Tls(name=name, ca_pem=ca.read_text() if ca else "")
-    return tls.TlsConnection(address, traffic, tls.context(verify), verify.name)
+    return tls.TlsConnection(way_to(Place(endpoint=address, tls=verify), traffic=traffic), AnswerBuffer())
 
 
 def exchanged(connection: tls.TlsConnection, body: bytes = BODY) -> tuple[int, bytes]:
-    status, start, end = connection.exchange(head(body), body, LONG_NS)
-    return status, bytes(connection.buffer[start:end])
+    answer = connection.exchange(head(body), body, LONG_NS)
+    return answer.status, answer.body
 
 
 def test_requests_share_one_connection_and_every_byte_is_counted(
@@ -252,6 +255,37 @@ def test_a_connection_that_nobody_holds_any_more_is_gone_at_once(
             assert gone() is None
     finally:
         gc.enable()
+
+
+def demanding(made: Certificates, version: str) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(made.server)
+    context.load_verify_locations(made.ca)
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.minimum_version = context.maximum_version = VERSIONS[version]
+    return context
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_server_that_demands_a_certificate_of_ours_gets_it(
+    made: Certificates, traffic: Traffic, version: str
+) -> None:
+    cert, key = map(str, made.client())
+    old, old_key = map(str, made.client("old", days=-1))
+    asked = Tls(name="localhost", ca_pem=made.ca.read_text())
+    with bulk_server(tls=demanding(made, version)) as server:
+        for own, good in (((cert, key), True), (("", ""), False), ((old, old_key), False)):
+            tls_of_it = dataclasses.replace(asked, client_cert=own[0], client_key=own[1])
+            way = way_to(Place(endpoint=server.address, tls=tls_of_it), traffic=traffic)
+            connection = tls.TlsConnection(way, AnswerBuffer())
+            if good:
+                assert exchanged(connection)[0] == 200
+            else:
+                with pytest.raises(ConnectionBrokenError) as raised:
+                    exchanged(connection)
+                assert raised.value.outcome == "connection-error"
+            connection.close()
+    assert server.requests == 1
 
 
 def test_a_server_without_tls_is_a_connection_error(made: Certificates, traffic: Traffic) -> None:

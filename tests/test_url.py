@@ -14,18 +14,20 @@ from pathlib import Path
 
 import certificates
 import commands
+import numpy as np
 import psutil
 import pytest
 from certificates import Certificates
 from commands import USERS, Place, nothing_left
 from running import free_port, running
 
+from ingest_bench.model.samples import SAMPLE
 from ingest_bench.model.target import TargetOptions
 from ingest_bench.targets.http import Http
 
 pytestmark = [pytest.mark.jvm, pytest.mark.processes]
 
-SHORT = ("--warm-up", "500ms", "--measure", "2s", "--set", "bulk_documents=100", "--out", "out")
+SHORT = ("--warm-up", "500ms", "--measure", "3s", "--set", "bulk_documents=100", "--out", "out")
 PASSWORD = "correct-horse-battery"  # noqa: S105 - of a test
 WANTED = "Basic " + base64.b64encode(f"me:{PASSWORD}".encode()).decode()
 KEY = "VnVhQ2ZHY0JDZGJrUW0tZTVhT3g6dWkybHAyYXhUTm1zeWFrdzl0dk5udw=="
@@ -68,10 +70,11 @@ def here() -> Iterator[Place]:
 
 
 @contextmanager
-def front(backend: str, certificate: Path | None = None, **environment: str) -> Iterator[int]:
+def front(backend: str, certificate: Path | None = None, *clients: Path, **environment: str) -> Iterator[int]:
     """The port of a proxy in front of a server."""
     program = Path(__file__).with_name("front.py")
-    argv = [sys.executable, str(program), backend.rpartition(":")[2], *([str(certificate)] if certificate else [])]
+    files = (str(path) for path in (certificate, *clients) if path is not None)
+    argv = [sys.executable, str(program), backend.rpartition(":")[2], *files]
     popen = subprocess.Popen(argv, stdout=subprocess.PIPE, env={**os.environ, **environment})
     try:
         assert popen.stdout is not None
@@ -197,6 +200,27 @@ def test_a_track_deletes_only_by_the_users_word(node: Http, here: Place) -> None
     assert indices(node) == set()
 
 
+STREAMS = Path(__file__).with_name("data") / "streams"
+MADE = ("_data_stream/logs-app", "_index_template/logs", "_component_template/logs-settings", "_template/old-rides")
+
+
+@pytest.mark.opensearch
+def test_what_a_track_makes_beside_indices_is_deleted_and_what_is_there_is_not_touched(node: Http, here: Place) -> None:
+    track = ("--track", str(STREAMS), "--url", node.origin, "--allow-delete", "--out", "out")
+    node.expect("PUT", "/_ingest/pipeline/clean", b'{"description":"of somebody","processors":[]}')
+    code, said = ran(here, *track)
+    assert (code, here.results) == (2, []), said
+    assert 'there is an ingest pipeline "clean" already; it is not touched' in said
+    assert b"of somebody" in node.request("GET", "/_ingest/pipeline/clean").body
+    node.expect("DELETE", "/_ingest/pipeline/clean")
+    code, said = ran(here, *track)
+    assert code == 0, said
+    assert row(here)["documents_counted"] == row(here)["documents_acked"] != "0"
+    assert indices(node) == set()
+    for place in (*MADE, "_ingest/pipeline/clean"):
+        assert node.request("GET", f"/{place}").status == 404, place
+
+
 def test_credentials_go_over_tls_and_are_written_nowhere(
     sink: Http, made: Certificates, here: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -208,7 +232,7 @@ def test_credentials_go_over_tls_and_are_written_nowhere(
         with nothing_left(), here.command("run", *url, "--set", "query_users=1", *SHORT) as command:
             command.until("load measure")
             lines = commands.running(command)
-            assert "ingest_bench.load.worker" in lines
+            assert "ingest_bench.load.fleet.sender" in lines
             assert "asker.py" in lines
             everybody = "\n".join(" ".join(one.info["cmdline"] or ()) for one in psutil.process_iter(["cmdline"]))
             assert command.end() == 0, command.text
@@ -227,6 +251,90 @@ def test_an_api_key_is_as_good(sink: Http, here: Place, monkeypatch: pytest.Monk
         code, said = ran(here, "--url", f"http://localhost:{port}", *SHORT)
     assert code == 0, said
     assert not [path for path in here.folder.rglob("*") if path.is_file() and KEY.encode() in path.read_bytes()]
+
+
+def test_a_load_goes_to_all_addresses_of_a_cluster_and_one_that_is_dead_is_named(sink: Http, here: Place) -> None:
+    dead = f"127.0.0.1:{free_port()}"
+    with front(sink.origin) as one, front(sink.origin) as two:
+        urls = (f"http://127.0.0.1:{one}", f"http://{dead}", f"http://localhost:{two}")
+        code, said = ran(here, *(word for url in urls for word in ("--url", url)), "--set", "users=6", *SHORT)
+        assert code == 0, said
+        assert f"{dead} does not answer: its share goes to the others" in said
+    found = row(here)
+    assert found["documents_counted"] == found["documents_acked"] != "0"
+    (folder,) = here.results[-1].glob("*/1/load")
+    report = json.loads((folder / "load.json").read_text())
+    assert report["addresses"] == [f"127.0.0.1:{one}", dead, f"localhost:{two}"]
+    assert any(f"connect to {dead}: Connection refused" in error for error in report["errors"])
+    samples = np.fromfile(folder / "samples-0.bin", dtype=SAMPLE)
+    assert set(samples["address"].tolist()) == {0, 2}
+    # Two users began with each; the two of the dead one went on to the next.
+    assert (samples["attempts"] > 1).sum() == 2
+
+
+def test_the_first_address_may_be_the_dead_one_but_not_all_may_be(sink: Http, here: Place) -> None:
+    dead, other = (f"http://127.0.0.1:{free_port()}" for _ in range(2))
+    code, said = ran(here, "--url", dead, "--url", sink.origin, "--set", "users=2", *SHORT)
+    assert code == 0, said
+    assert f"{dead.removeprefix('http://')} does not answer: its share goes to the others" in said
+    found = row(here)
+    assert found["documents_counted"] == found["documents_acked"] != "0"
+    code, said = ran(here, "--url", dead, "--url", other, *SHORT)
+    assert code != 0
+    assert said.count("nobody answers there") == 2, said
+
+
+def test_the_addresses_of_two_clusters_are_refused(sink: Http, here: Place) -> None:
+    other = json.dumps({"name": "sink", "receive": "1", "version": {"number": "1"}, "cluster_uuid": "another"})
+    with front(sink.origin, FRONT_SAYS=other) as port:
+        code, said = ran(here, "--url", sink.origin, "--url", f"http://localhost:{port}", *SHORT)
+    assert code == 2, said
+    assert f"localhost:{port}: it is of another cluster (another)" in said
+    code, said = ran(here, "--url", sink.origin, "--url", "https://localhost:9200", *SHORT)
+    assert (code, "or none is" in said) == (2, True), said
+
+
+def test_a_server_that_demands_a_certificate_of_ours_gets_it_and_the_key_is_written_nowhere(
+    sink: Http, made: Certificates, here: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cert, key = made.client()
+    late, late_key = made.client("late", days=-1)
+    locked = key.with_name("locked.key")
+    subprocess.run(
+        ["openssl", "rsa", "-aes256", "-passout", "pass:secret", "-in", key, "-out", locked],
+        check=True,
+        capture_output=True,
+        timeout=60,
+    )
+    with front(sink.origin, made.server, made.ca) as port:
+        url = ("--url", f"https://localhost:{port}", "--ca-file", str(made.ca))
+        for arguments, part in (
+            ((), "it demands a certificate of ours: --client-cert and --client-key"),
+            (("--client-cert", str(cert)), "belong together"),
+            (("--client-cert", str(cert), "--client-key", "nowhere.key"), "nowhere.key cannot be read"),
+            (("--client-cert", str(cert), "--client-key", str(late_key)), "they do not belong together"),
+            (("--client-cert", str(cert), "--client-key", str(made.ca)), "both must be PEM files"),
+            (("--client-cert", str(cert), "--client-key", str(locked)), "has a passphrase"),
+            (("--client-cert", str(late), "--client-key", str(late_key)), "it refuses our certificate"),
+        ):
+            code, said = ran(here, *url, *arguments, *SHORT)
+            # The server's alert may be lost behind the reset of its connection.
+            told = part in said or (part.startswith("it ") and "it ended TLS before it answered" in said)
+            assert (code, told, "Traceback" in said) == (2, True, False), f"{arguments}: {said}"
+        assert here.results == []
+        code, said = ran(here, *url, "--client-cert", str(cert), "--client-key", str(key), *SHORT)
+        assert code == 0, said
+        assert row(here)["documents_counted"] == row(here)["documents_acked"] != "0"
+        monkeypatch.setenv("INGEST_BENCH_CLIENT_CERT", str(cert))
+        code, said = ran(here, *url, *SHORT)
+        assert (code, "INGEST_BENCH_CLIENT_KEY is not set" in said) == (2, True), said
+        monkeypatch.setenv("INGEST_BENCH_CLIENT_KEY", str(key))
+        code, said = ran(here, *url, *SHORT)
+        assert code == 0, said
+    secret = key.read_bytes().splitlines()[3]
+    files = [path for path in here.folder.rglob("*") if path.is_file()]
+    assert len(files) > 10
+    assert not [path for path in files if secret in path.read_bytes()]
 
 
 def test_what_is_wrong_with_a_url_is_said_before_anything_is_made(

@@ -5,18 +5,21 @@ from __future__ import annotations
 import base64
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from ingest_bench import conduct, credentials, footprint, plan, procedure, records, spec, targets, urls
-from ingest_bench.errors import SpecError
+from ingest_bench.errors import RunFailed, SpecError
+from ingest_bench.footprint import Thing
 from ingest_bench.model.experiment import Plan
 from ingest_bench.model.target import Endpoint, Place, TargetOptions
+from ingest_bench.parts import Ask, Procedure
 from ingest_bench.runner import RunOptions
 from ingest_bench.targets import running
 from ingest_bench.targets.elasticsearch import ELASTICSEARCH as ELASTICSEARCH_NODE
-from ingest_bench.targets.http import Answer
+from ingest_bench.targets.http import Answer, Http
 
 URL = "https://search.example:9243"
 OPENSEARCH = {"name": "n1", "version": {"distribution": "opensearch", "number": "2.11.0"}}
@@ -147,6 +150,11 @@ def test_a_server_is_recognised_by_what_it_says(root: Any, name: str, version: s
         (200, b"<html>Squid</html>", "neither Elasticsearch nor OpenSearch .* <html>Squid"),
         (200, [1], "neither"),
         (200, {"version": "9"}, "neither"),
+        (200, {"version": {"number": "7.²"}}, "neither"),
+        (200, {"version": {"number": "9" * 5000}}, "neither"),
+        (200, {"version": {"number": "\x1b[31m7"}}, "neither"),
+        (200, b"[" * 100_000, "neither"),
+        (200, {"name": "direct-memory", "version": {"number": "17"}, "collectors": []}, "it is direct-memory, which"),
         (401, b"", "401.*INGEST_BENCH_API_KEY"),
         (403, b"", "403"),
         (404, b"not here", "404.*not here"),
@@ -156,6 +164,32 @@ def test_a_server_is_recognised_by_what_it_says(root: Any, name: str, version: s
 def test_what_cannot_be_measured_is_named(status: int, root: Any, said: str) -> None:
     with pytest.raises(SpecError, match=said):
         recognised(root, status)
+
+
+@pytest.mark.parametrize("body", [b"{}", b"[]", b"<html>", b"[" * 100_000, b'{"nodes": {"a": []}}'])
+def test_a_server_that_only_says_that_it_is_one_is_named(body: bytes) -> None:
+    it = recognised(ELASTICSEARCH)
+    asked: Any = SimpleNamespace(origin=URL, request=lambda *_: Answer(200, body))
+    for ask in (lambda: running.spoken(asked, it, targets.TARGETS), lambda: running.described(asked, it)):
+        with pytest.raises(SpecError, match=r"it is elasticsearch 7\.\S+, and answers GET /_nodes/\w+ as none does"):
+            ask()
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"<html>", "POST http://h/i/_refresh.* was answered with what is not JSON: <html>"),
+        (b"[" * 100_000, "with what is not JSON"),
+        (b"{}", "GET http://h/i/_count.* tells no number of documents: {}"),
+        (b'{"count": -1}', "tells no number of documents"),
+    ],
+)
+def test_a_server_that_does_not_count_is_named(monkeypatch: pytest.MonkeyPatch, body: bytes, said: str) -> None:
+    asked: Any = None
+    http = Http("http://h", asked, {}, Endpoint("h", 80), tuple)
+    monkeypatch.setattr(Http, "request", lambda *_, **__: Answer(200, body))
+    with pytest.raises(RunFailed, match=said):
+        ELASTICSEARCH_NODE.count([http], ["i"])
 
 
 def test_the_nearest_version_has_the_same_first_number() -> None:
@@ -198,7 +232,7 @@ def test_credentials_that_make_no_header_are_refused_and_not_repeated(environmen
     assert "hunter2" not in str(refused.value)
 
 
-def of_track(folder: Path, steps: list[dict[str, Any]], indices: tuple[str, ...] = ("mine",)) -> procedure.Procedure:
+def of_track(folder: Path, steps: list[dict[str, Any]], indices: tuple[str, ...] = ("mine",)) -> Procedure:
     (folder / "docs.json").write_text('{"a":1}\n')
     table = {
         "version": 2,
@@ -221,13 +255,13 @@ CREATE = {"operation-type": "create-index"}
 
 def test_the_footprint_is_every_index_that_is_made_deleted_or_written(tmp_path: Path) -> None:
     found = footprint.of(of_track(tmp_path, [{"operation-type": "delete-index"}, CREATE, BULK]))
-    assert found.names == ("mine",)
-    assert found.made == found.deleted == {"mine"}
+    assert found.things == (Thing("index", "mine"),)
+    assert found.made == found.deleted == {Thing("index", "mine")}
 
 
 def test_an_index_of_a_foreign_server_carries_the_mark_of_its_run(tmp_path: Path) -> None:
     asked = of_track(tmp_path, [CREATE, BULK]).parts[0]
-    assert isinstance(asked, procedure.Ask)
+    assert isinstance(asked, Ask)
     assert asked.requests[0].body is not None
     assert asked.requests[0].body["mappings"]["_meta"]["run"] == "only-mine"
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import itertools
+import json
 import socket
 import time
 import weakref
@@ -12,15 +14,26 @@ from types import SimpleNamespace
 from typing import Any
 
 import gevent
+import made_runs as made
+import numpy as np
 import pytest
 from bulk_server import Reply, accept_all, answer, bulk_answer, bulk_server, documents_in
 from gevent.event import Event
 
+from ingest_bench.analysis import integrity
 from ingest_bench.documents.body import Body
-from ingest_bench.load.recorder import unsent
+from ingest_bench.errors import RunFailed
+from ingest_bench.load import work as work_of_users
+from ingest_bench.load.recorder import sample_of, unsent
 from ingest_bench.load.work import Work
+from ingest_bench.model.results import RunRecord
 from ingest_bench.model.samples import OUTCOMES, Sample
-from ingest_bench.model.target import Endpoint
+from ingest_bench.model.target import Endpoint, Place
+from ingest_bench.model.workload import BulkAction
+from ingest_bench.protocols import Protocol
+from ingest_bench.protocols.bulk import Bulk
+from ingest_bench.protocols.search import Search
+from ingest_bench.protocols.way import way_to
 
 with pytest.MonkeyPatch.context() as patched:
     # Without it Locust lets gevent patch the whole process: the servers here are threads, and pytest is no load.
@@ -28,13 +41,12 @@ with pytest.MonkeyPatch.context() as patched:
     from locust.env import Environment
 
     from ingest_bench.load.users import sender
-    from ingest_bench.load.users.bulk import BulkUser
+    from ingest_bench.load.users.ingest import IngestUser
     from ingest_bench.load.users.search import SearchUser
     from ingest_bench.load.users.sender import Sender
 
 ITEMS = 10
-BULK = Body(b"".join(b'{"index":{}}\n{"n":%d}\n' % number for number in range(ITEMS)), ITEMS)
-HEAD = b"POST /i/_bulk HTTP/1.1\r\nhost: x\r\ncontent-length: "
+BULK = Body(b"".join(b'{"index":{}}\n{"n":%d}\n' % number for number in range(ITEMS)), ITEMS, lines=2)
 PLANNED_NS = 1
 TOO_MANY = answer(b"{}", "429 Too Many Requests")
 
@@ -45,8 +57,8 @@ class Kept:
     def __init__(self) -> None:
         self.samples: list[Sample] = []
 
-    def add(self, *sample: int) -> None:
-        self.samples.append(Sample(*sample))
+    def add(self, one: bytes) -> None:
+        self.samples.append(sample_of(one))
 
     @property
     def only(self) -> Sample:
@@ -72,25 +84,38 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return Clock(monkeypatch)
 
 
-def started(address: Endpoint, kind: type[Sender] = BulkUser, **own: Any) -> tuple[Any, Kept]:
-    """A user that is ready to send, and what it will leave."""
+def started(
+    address: Endpoint, kind: type[Sender] = IngestUser, protocol: Protocol | None = None, **own: Any
+) -> tuple[Any, Kept]:
+    """A user that is ready to send, and what it will leave. Its protocol is bulk, where it is not said."""
     kept = Kept()
     nothing: Any = None
-    work = Work(address=address, source=nothing, recorder=kept, users=range(3, 99))
+    work = Work(source=nothing, recorder=kept, users=range(3, 99))
     work.end_ns = 2**62
-    made = {"abstract": False, "work": work, "recorder": kept, "head": HEAD, "retries": 5, "numbers": iter([3]), **own}
-    user = type("User", (kind,), made)(Environment())
+    usual = Search("/i/_search") if kind is SearchUser else Bulk(path="/i/_bulk", action=BulkAction())
+    speaks = protocol or usual
+    made = {
+        "abstract": False,
+        "work": work,
+        "way": way_to(Place(endpoint=address)),
+        "judge": staticmethod(speaks.judge),
+        "recorder": kept,
+        "retries": 5,
+        "numbers": iter([3]),
+        **own,
+    }
+    user = type("User", (kind, speaks.user()), made)(Environment())
     user.on_start()
     return user, kept
 
 
-def sent(reply: Reply, **own: Any) -> tuple[Sample, Work, int]:
+def sent(reply: Reply, body: Body = BULK, **own: Any) -> tuple[Sample, Work, int]:
     """The sample of one bulk, the account, and how many bytes the server read."""
     with bulk_server(reply) as server:
         user, kept = started(server.address, **own)
-        gevent.spawn(user.send, PLANNED_NS, BULK).get(timeout=60)
+        gevent.spawn(user.send, PLANNED_NS, body).get(timeout=60)
         user.on_stop()
-    user.work.deadlines.close()
+    user.way.deadlines.close()
     return kept.only, user.work, server.bytes_read
 
 
@@ -180,8 +205,283 @@ def test_a_connection_that_breaks_on_the_second_try_leaves_open_only_what_was_se
         0,
     )
     assert sample.bytes_sent == read
+    # The last attempt had no answer, and so no first byte of one.
+    assert (sample.first_byte_ns, sample.local_port > 0) == (sample.done_ns, True)
     assert work.acked == 8
     assert len(clock.waited_s) == 2
+
+
+IDS = dataclasses.replace(BULK, adds=np.ones(ITEMS, dtype=np.int8), is_repeatable=True)
+UNAVAILABLE = answer(b'{"error":{"type":"cluster_block_exception"}}', "503 Service Unavailable")
+CHUNKED = (
+    b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\ntransfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n"
+)
+
+
+def told(*results: str) -> bytes:
+    said = [{"index": {"status": 201 if result == "created" else 200, "result": result}} for result in results]
+    return answer(json.dumps({"errors": False, "items": said}, separators=(",", ":")).encode())
+
+
+@pytest.mark.parametrize("first", [None, UNAVAILABLE, CHUNKED], ids=["no answer", "503", "503 in chunks"])
+def test_what_may_have_been_stored_is_sent_again_when_it_has_ids_and_counted_once(
+    clock: Clock, first: bytes | None
+) -> None:
+    # The first attempt was carried out, and nobody heard of it: three of the ids were there before.
+    after = told(*["updated"] * 7, *["created"] * 3)
+    body = dataclasses.replace(IDS, adds=np.array([0] * 3 + [1] * 7, dtype=np.int8))
+    sample, work, read = sent(lambda _body, number: first if number == 1 else after, body=body)
+    assert (outcome(sample), documents(sample), sample.attempts, sample.status) == ("ok", (10, 10, 0), 2, 200)
+    assert sample.bytes_sent == read
+    assert sample.bytes_unanswered == read / 2
+    assert (work.acked, work.documents_repeated, work.documents_resent) == (10, 3, 10)
+    # As the server asks.
+    assert clock.waited_s == ([1] if first == CHUNKED else [0.05])
+
+
+@pytest.mark.parametrize(
+    "first", [None, UNAVAILABLE, answer(bulk_answer([503] * 10))], ids=["no answer", "503", "items with 503"]
+)
+@pytest.mark.parametrize(
+    ("later", "ended", "known"),
+    [
+        (TOO_MANY, "rejected", (10, 0, 0)),
+        (answer(b"no", "403 Forbidden"), "http-error", (10, 0, 0)),
+        (answer(bulk_answer([201] * 6 + [429] * 2 + [409] * 2)), "partial", (10, 6, 0)),
+    ],
+    ids=["429", "403", "some items"],
+)
+def test_what_an_attempt_may_have_stored_is_open_although_a_later_one_was_refused(
+    clock: Clock, first: bytes | None, later: bytes, ended: str, known: tuple[int, int, int]
+) -> None:
+    sample, work, _ = sent(lambda _body, number: first if number == 1 else later, body=IDS, retries=1)
+    assert (outcome(sample), documents(sample), sample.attempts) == (ended, known, 2)
+    assert sum(work.item_failures.values()) == 10 - known[1]
+    record = RunRecord(run="x/1", replicate=1, cell="x", levels={}, state="measured")
+    values = {"documents_acked": sample.documents_acked, "documents_counted": 10}
+    assert integrity.verdict(record, made.samples([sample._asdict()]), made.report(), values) == [
+        "no request was answered within the measurement"
+    ]
+    assert clock.waited_s[0] == 0.05
+
+
+def test_of_items_that_failed_only_those_are_open_that_may_have_been_stored(clock: Clock) -> None:
+    sample, work, _ = sent(items([201] * 5 + [400] * 3 + [503] * 2))
+    assert (outcome(sample), documents(sample)) == ("partial", (10, 5, 3))
+    assert dict(work.item_failures) == {"400 kind_400": 3, "503 kind_503": 2}
+    # Refused at first, and without an answer later: each as it was.
+    refused = answer(bulk_answer([400] * 3 + [429] * 7))
+    sample, work, _ = sent(lambda _body, number: refused if number == 1 else None, body=IDS)
+    assert (outcome(sample), documents(sample)) == ("connection-error", (10, 0, 3))
+    assert clock.waited_s
+
+
+def test_an_id_that_an_old_item_made_is_not_made_again_by_the_new_one_that_was_rejected(clock: Clock) -> None:
+    # Items 0 and 1 have the same id, new in the first. That is rejected, so the second makes the document. Then the
+    # first is sent again and replaces it, and nobody hears of that; the third try is told "updated".
+    adds, ids = np.array([1, 0, *[1] * 8], dtype=np.int8), np.array([7, 7, *range(10, 18)], dtype=np.int64)
+    body = dataclasses.replace(IDS, adds=adds, ids=ids)
+    full, made = {"status": 429, "error": {"type": "full"}}, {"status": 201, "result": "created"}
+    first = [{"index": full}, *[{"index": made}] * 9]
+    replies = iter([answer(json.dumps({"errors": True, "items": first}).encode()), None, told("updated")])
+    sample, work, _ = sent(lambda _body, _number: next(replies), body=body)
+    assert (outcome(sample), documents(sample), sample.attempts) == ("ok", (10, 10, 0), 3)
+    assert work.acked - work.documents_repeated == 9
+    assert len(clock.waited_s) == 2
+
+
+@pytest.mark.parametrize(
+    ("first", "ended"), [(None, "connection-error"), (UNAVAILABLE, "http-error"), (CHUNKED, "http-error")]
+)
+def test_without_ids_nothing_is_sent_again_that_may_be_stored_already_and_the_reason_is_told(
+    clock: Clock, first: bytes | None, ended: str
+) -> None:
+    sample, work, read = sent(lambda _body, number: first if number == 1 else accept_all(_body, number))
+    assert (outcome(sample), sample.attempts, sample.documents_acked) == (ended, 1, 0)
+    assert sample.bytes_unanswered == sample.bytes_sent == read
+    (said,) = work.errors()
+    assert "not sent again: without ids of their own its documents could be stored twice" in said
+    assert (work.documents_resent, clock.waited_s) == (0, [0.01])
+
+
+@pytest.mark.parametrize(("asked", "waited_s"), [("3600", 5.0), ("0", 0.05), ("Fri, 31 Dec 1999 23:59:59 GMT", 0.05)])
+def test_a_server_is_left_alone_as_long_as_it_asks_within_reason(clock: Clock, asked: str, waited_s: float) -> None:
+    later = answer(b"{}", "429 Too Many Requests", headers=f"Retry-After: {asked}\r\n")
+    sample, _, _ = sent(lambda body, number: later if number == 1 else accept_all(body, number))
+    assert (outcome(sample), clock.waited_s) == ("ok", [waited_s])
+
+
+def test_items_of_which_the_server_was_not_able_are_sent_again_only_with_ids(clock: Clock) -> None:
+    first = items([201] * 8 + [503] * 2, [201, 201])
+    sample, work, _ = sent(first, body=IDS)
+    assert (outcome(sample), documents(sample), sample.attempts) == ("ok", (10, 10, 0), 2)
+    sample, work, _ = sent(first)
+    # Nobody knows what became of the two.
+    assert (outcome(sample), documents(sample), sample.attempts) == ("partial", (10, 8, 0), 1)
+    assert dict(work.item_failures) == {"503 kind_503": 2}
+    assert ["not sent again" in said for said in work.errors()] == [True]
+    assert clock.waited_s == [0.05]
+
+
+def test_an_answer_that_is_cut_off_or_a_server_that_hangs_up_in_the_body_is_no_answer(clock: Clock) -> None:
+    def cut(body: bytes, number: int) -> bytes | None:
+        if number > 1:
+            return accept_all(body, number)
+        server.send(accept_all(body, number)[:-5])
+        return None
+
+    with bulk_server(cut) as server:
+        user, kept = started(server.address)
+        gevent.spawn(user.send, PLANNED_NS, IDS).get(timeout=60)
+        user.on_stop()
+    assert (outcome(kept.only), kept.only.attempts, user.work.acked) == ("ok", 2, 10)
+    assert user.work.errors() == ("1 x the server closed the connection in the middle of its answer",)
+    large = Body(b"x" * 30_000_000, 10, is_repeatable=True)
+    with bulk_server(lambda _body, _number: None, stop_reading_after_bytes=1) as server:
+        user, kept = started(server.address, retries=2)
+        gevent.spawn(user.send, PLANNED_NS, large).get(timeout=60)
+        user.on_stop()
+    assert (outcome(kept.only), kept.only.attempts, documents(kept.only)) == ("connection-error", 3, (10, 0, 0))
+    assert kept.only.bytes_unanswered == kept.only.bytes_sent > server.bytes_read
+    assert len(clock.waited_s) == 1 + 3
+
+
+def test_a_server_that_is_not_able_for_ever_is_asked_as_often_as_retries_say_and_not_in_a_tight_loop(
+    clock: Clock,
+) -> None:
+    sample, work, _ = sent(lambda _body, _number: UNAVAILABLE, body=IDS, retries=12)
+    assert (outcome(sample), documents(sample), sample.attempts) == ("http-error", (10, 0, 0), 13)
+    assert max(clock.waited_s) == 5.0
+    assert dict(work.item_failures) == {"503 cluster_block_exception": 10}
+
+
+@pytest.mark.parametrize(
+    ("reply", "said"),
+    [
+        (answer(b'{"error":"no"}', "400 Bad Request"), 'http-error: 400: {"error":"no"}'),
+        (answer(bulk_answer([201] * 8 + [400] * 2)), "partial: 2 x 400 kind_400, 2 of 10"),
+        (None, "connection-error: the server closed the connection before it answered (not sent again"),
+        (TOO_MANY, "rejected: 429: {}, 10 of 10"),
+    ],
+)
+def test_the_first_request_that_fails_ends_the_load_where_that_was_asked_for(
+    clock: Clock, reply: bytes | None, said: str
+) -> None:
+    def first_but_one(body: bytes, number: int) -> bytes | None:
+        return accept_all(body, number) if number == 1 else reply
+
+    with bulk_server(first_but_one) as server:
+        user, kept = started(server.address, aborts=True, retries=1)
+        user.work.start_ns = PLANNED_NS - 500_000_000
+        for _ in range(2):
+            assert not user.work.stopped
+            gevent.spawn(user.send, PLANNED_NS, BULK).get(timeout=60)
+        user.on_stop()
+    assert user.work.stopped
+    asked = f'a request failed, and on_error is "abort": user 3 to {server.address}, attempt {kept.samples[1].attempts}'
+    assert user.work.hopeless.startswith(f"{asked}, due 0.500 s after the start of the load: ")
+    assert said in user.work.hopeless
+    assert (0.05 in clock.waited_s) == (reply == TOO_MANY)
+
+
+def test_what_is_tried_again_and_taken_has_not_failed(clock: Clock) -> None:
+    sample, work, _ = sent(lambda body, number: TOO_MANY if number < 3 else accept_all(body, number), aborts=True)
+    assert (outcome(sample), work.hopeless, work.stopped) == ("ok", "", False)
+    assert len(clock.waited_s) == 2
+
+
+def users_of(addresses: list[Endpoint], count: int, **own: Any) -> tuple[list[Any], Kept]:
+    """Users that are ready to send, on one way to several addresses."""
+    first, kept = started(addresses[0], way=way_to(*(Place(endpoint=address) for address in addresses)), **own)
+    users = [first]
+    for _ in range(count - 1):
+        users.append(type(first)(first.environment))
+        users[-1].on_start()
+    return users, kept
+
+
+@pytest.mark.usefixtures("clock")
+def test_connections_go_to_all_addresses_in_turn_and_samples_say_where() -> None:
+    with bulk_server() as one, bulk_server() as two, bulk_server() as three:
+        addresses = [one.address, two.address, three.address]
+        users, kept = users_of(addresses, 6)
+        for user in users:
+            for _ in range(2):
+                gevent.spawn(user.send, PLANNED_NS, BULK).get(timeout=60)
+            user.on_stop()
+    assert [sample.address for sample in kept.samples] == [0, 0, 1, 1, 2, 2] * 2
+    for server in (one, two, three):
+        assert (server.connections, server.requests) == (2, 4)
+        assert all(f"host: {server.address}".encode() in head for head in server.heads)
+
+
+@pytest.mark.usefixtures("clock")
+def test_one_of_three_addresses_that_is_dead_costs_an_attempt_and_is_named() -> None:
+    with bulk_server() as one, bulk_server() as dead, bulk_server() as three:
+        dead.close()
+        users, kept = users_of([one.address, dead.address, three.address], 3)
+        for _ in range(4):
+            for user in users:
+                gevent.spawn(user.send, PLANNED_NS, BULK).get(timeout=60)
+        for user in users:
+            user.on_stop()
+        assert {outcome(sample) for sample in kept.samples} == {"ok"}
+        assert [sample.attempts for sample in kept.samples] == [1, 2, 1] + [1] * 9
+        assert {sample.address for sample in kept.samples} == {0, 2}
+        assert users[0].work.errors() == (f"1 x connect to {dead.address}: Connection refused",)
+        assert one.documents + three.documents == users[0].work.acked == 120
+
+
+@pytest.mark.usefixtures("clock")
+def test_an_address_that_dies_midway_is_left_for_the_others() -> None:
+    with bulk_server() as one, bulk_server() as dying:
+        users, kept = users_of([one.address, dying.address], 2)
+        for turn in range(6):
+            if turn == 2:
+                dying.close()
+            for user in users:
+                gevent.spawn(user.send, PLANNED_NS, IDS).get(timeout=60)
+        for user in users:
+            user.on_stop()
+    assert {outcome(sample) for sample in kept.samples} == {"ok"}
+    assert sum(sample.attempts for sample in kept.samples) > 12
+    assert {sample.address for sample in kept.samples[4:]} == {0}
+    # What had no answer may have been stored by the one that died; the ids say that it is one document.
+    assert users[0].work.acked == 120
+
+
+@pytest.mark.usefixtures("clock")
+def test_a_name_is_looked_up_once_and_each_of_its_addresses_is_tried() -> None:
+    with bulk_server() as server:
+        way = way_to(Place(endpoint=Endpoint("localhost", server.address.port)))
+        # As on a machine whose hosts file has both families: nobody listens on the first.
+        there = [
+            (socket.AF_INET6, ("::1", server.address.port, 0, 0)),
+            (socket.AF_INET, ("127.0.0.1", server.address.port)),
+        ]
+        way = dataclasses.replace(way, addresses=(dataclasses.replace(way.addresses[0], sockets=tuple(there)),))
+        user, kept = started(server.address, way=way)
+        gevent.spawn(user.send, PLANNED_NS, BULK).get(timeout=60)
+        user.on_stop()
+    assert (outcome(kept.only), kept.only.attempts) == ("ok", 1)
+    with pytest.raises(RunFailed, match=r"nowhere\.invalid:9200: there is no host of this name"):
+        way_to(Place(endpoint=Endpoint("nowhere.invalid", 9200)))
+
+
+@pytest.mark.usefixtures("clock")
+def test_a_server_is_reached_over_ipv6() -> None:
+    with socket.create_server(("::1", 0), family=socket.AF_INET6) as listener:
+        user, _ = started(Endpoint("::1", listener.getsockname()[1]))
+        request = gevent.spawn(user.send, PLANNED_NS, BULK)
+        while not user.connection.bytes_sent:
+            gevent.idle()
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(65536)
+            connection.sendall(accept_all(bytes(BULK.data), 1))
+            request.get(timeout=60)
+        user.on_stop()
+    assert user.work.acked == 10
 
 
 def test_a_request_that_hung_and_was_reset_has_its_time() -> None:
@@ -199,16 +499,18 @@ def test_a_connection_that_is_refused_is_a_ticket_that_was_tried_and_of_which_no
     user, kept = started(address)
     gevent.spawn(user.send, PLANNED_NS, BULK).get(timeout=60)
     sample = kept.only
-    assert (outcome(sample), sample.attempts, sample.bytes_sent) == ("connection-error", 1, 0)
+    assert (outcome(sample), sample.attempts, sample.bytes_sent) == ("connection-error", 6, 0)
     assert sample.sent_ns == sample.done_ns > PLANNED_NS
-    assert clock.waited_s == [0.01]
+    assert clock.waited_s == [0.05, 0.1, 0.2, 0.4, 0.8, 0.01]
+    assert user.work.documents_resent == 0
+    assert user.work.errors() == (f"6 x connect to {address}: Connection refused",)
 
 
 def test_a_user_that_is_ended_in_the_middle_of_a_request_leaves_its_ticket_cut_off() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         user, kept = started(Endpoint(*listener.getsockname()))
         greenlet = gevent.spawn(user.send, PLANNED_NS, BULK)
-        while not user._connection.bytes_sent:
+        while not user.connection.bytes_sent:
             gevent.idle()
         greenlet.kill()
         user.on_stop()
@@ -241,7 +543,7 @@ def test_a_user_that_is_ended_before_it_tries_again_leaves_its_ticket_cut_off(mo
 
 def test_a_user_that_fails_itself_loses_no_ticket(clock: Clock) -> None:
     with bulk_server() as server:
-        user, kept = started(server.address, judge=staticmethod(lambda *_: 1 / 0), is_success=lambda *_: False)
+        user, kept = started(server.address, judge=staticmethod(lambda *_: 1 / 0))
         with pytest.raises(ZeroDivisionError):
             gevent.spawn(user.send, PLANNED_NS, BULK).get(timeout=60)
         user.on_stop()
@@ -282,10 +584,23 @@ def test_the_pause_after_a_failure_doubles_and_stays_below_its_limit_for_ever(cl
     assert set(pauses_s[7:]) == {1.0}
     with bulk_server() as server:
         address = server.address
-    user, _ = started(address)
+    user, _ = started(address, retries=0)
     user.failures_in_a_row = 1024
     gevent.spawn(user.send, PLANNED_NS, BULK).get(timeout=60)
     assert (user.failures_in_a_row, clock.waited_s) == (1025, [1.0])
+
+
+@pytest.mark.parametrize("kind", [IngestUser, SearchUser])
+@pytest.mark.parametrize("is_paced", [False, True])
+def test_a_failure_does_not_hold_up_the_next_request_where_a_clock_says_when_it_is_due(
+    clock: Clock, kind: type[Sender], is_paced: bool
+) -> None:
+    with bulk_server() as server:
+        address = server.address
+    user, kept = started(address, kind, retries=0, is_paced=is_paced)
+    gevent.spawn(user.send, PLANNED_NS, BULK).get(timeout=60)
+    assert outcome(kept.only) == "connection-error"
+    assert len(clock.waited_s) == (0 if is_paced else 1)
 
 
 QUERY = Body(b'{"query":{"match_all":{}}}', 0)
@@ -297,7 +612,7 @@ def test_a_query_that_is_not_answered_in_time_times_out(clock: Clock) -> None:
         user, kept = started(Endpoint(*listener.getsockname()), SearchUser, timeout_ns=50_000_000)
         begun_ns = time.monotonic_ns()
         gevent.spawn(user.send, PLANNED_NS, QUERY).get(timeout=60)
-        user.work.deadlines.close()
+        user.way.deadlines.close()
     sample = kept.only
     assert outcome(sample) == "timeout"
     # Of the whole exchange, connecting included.
@@ -324,30 +639,43 @@ def test_a_user_that_has_gone_is_forgotten_with_its_connection() -> None:
     try:
         with bulk_server() as server:
             user, _ = started(server.address)
-            work = user.work
             gone = []
             for _ in range(20):
                 gevent.spawn(user.send, PLANNED_NS, BULK).get(timeout=60)
                 user.on_stop()
-                gone.append(weakref.ref(user._connection))
+                gone.append(weakref.ref(user.connection))
                 # Another user of the same load takes its place.
                 user.on_start()
             assert [one for one in gone if one() is not None] == []
-            assert len(work.deadlines._connections) == 1
-            work.deadlines.close()
+            assert len(user.way.deadlines._connections) == 1
+            user.way.deadlines.close()
     finally:
         gc.enable()
+
+
+def test_a_load_is_hopeless_once_each_user_has_failed_and_not_while_one_waits_for_its_first_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now_ns = itertools.count(0, 10**9)
+    monkeypatch.setattr(work_of_users, "time", SimpleNamespace(monotonic_ns=lambda: next(now_ns)))
+    source: Any = None
+    work = Work(source=source, recorder=Kept(), users=range(2))
+    for _ in range(10):
+        work.failed(0, "429", {})
+    assert not work.stopped
+    work.failed(1, "429", {})
+    assert work.hopeless == "every request failed (11): 11 x 429"
 
 
 def test_a_rate_of_bytes_goes_by_the_bodies_and_not_by_what_is_written_already() -> None:
     source: Any = SimpleNamespace(for_user=lambda _user: iter([Body(b"x" * 1000, 4), Body(b"x" * 3000, 8)]))
     for unit, expected, means in (("bytes", 500.0, [1000.0, 2000.0]), ("documents", 2.0, [4.0, 6.0])):
-        work = Work(address=Endpoint("127.0.0.1", 1), source=source, recorder=Kept(), users=range(1))
+        work = Work(source=source, recorder=Kept(), users=range(1))
         sizes = work.sizes(unit, expected)  # type: ignore[arg-type]
         bodies = work.bodies(0)
         assert next(sizes) == expected
         for mean in means:
             next(bodies)
             assert next(sizes) == mean
-    work = Work(address=Endpoint("127.0.0.1", 1), source=source, recorder=Kept(), users=range(1))
+    work = Work(source=source, recorder=Kept(), users=range(1))
     assert next(work.sizes("requests", 1.0)) == 1.0

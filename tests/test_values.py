@@ -26,9 +26,12 @@ from ingest_bench.errors import SpecError
 from ingest_bench.model.experiment import Experiment, Fault
 from ingest_bench.model.load import Arrivals, LoadOptions, Rate, TrackChoice
 from ingest_bench.model.network import Flow, Impairment, Profile
+from ingest_bench.model.server import Count, Ready, Server, Start
 from ingest_bench.model.target import Endpoint, TargetOptions, Url
 from ingest_bench.model.values import CONTROL, Between
 from ingest_bench.model.workload import BulkAction, DocumentField, Query, Workload
+from ingest_bench.protocols.bulk import BulkKeys
+from ingest_bench.protocols.json_array import JsonArrayKeys
 
 FIELD = {"name": "n", "kind": "id", "options": {}}
 # Each record that is read from what a user writes, and a table that it takes.
@@ -55,6 +58,12 @@ TABLES: dict[type, dict[str, Any]] = {
     Query: {"name": "x", "body": {}},
     Place: {"latitude": 0, "longitude": 0, "spread": 1},
     gate.Threshold: {"column": "x"},
+    Server: {"protocol": {"name": "bulk"}},
+    Start: {},
+    Ready: {},
+    Count: {"path": "/"},
+    BulkKeys: {"path": "/"},
+    JsonArrayKeys: {"path": "/"},
 }
 KINDS: dict[str, dict[str, Any]] = {
     "constant": {"value": 1},
@@ -240,6 +249,9 @@ REFUSED = {
     "network.congestion_control=cubic cwnd 1": "is not a congestion control's name",
     "network.offloads.-K=on": "is not an offload's name",
     "jvm=Evil": "is not an option of the JVM",
+    # It would take the recording's option as its own value, and nothing would be recorded.
+    "jvm=-cp": "is not an option of the JVM: one line that begins with -, its value behind = or :",
+    "jvm=--add-opens": "is not an option of the JVM",
     "setting.a b=1": "is not a setting's name",
     f"jvm=-X{'x' * 600}": "characters, and at most 200 are possible; write what does not vary",
     f"workload={'x' * 600}.toml": "is not a file's path",
@@ -332,6 +344,22 @@ def test_a_threshold_is_a_number_that_can_be_met(limit: str) -> None:
     key = limit.partition(" = ")[0]
     with pytest.raises(SpecError, match=f"gate.toml: threshold: {key}: "):
         gate.thresholds({"threshold": [{"column": "requests", **tomllib.loads(limit)}]}, "gate.toml")
+
+
+@pytest.mark.parametrize("value", ["5", "true", f"0x{'f' * 5000}", '"a"', "{ column = 'requests' }"])
+def test_thresholds_that_are_no_list_are_one_sentence(value: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        gate.thresholds(tomllib.loads(f"threshold = {value}"), "gate.toml")
+    one_sentence(str(caught.value), "is not written as [[threshold]]")
+
+
+@pytest.mark.parametrize("value", ["5", f"0x{'f' * 5000}", "[1]", "[]", '"quickstart"'])
+def test_includes_that_are_no_names_are_one_sentence(tmp_path: Path, value: str) -> None:
+    path = tmp_path / "all.toml"
+    path.write_text(f"includes = {value}\n")
+    with pytest.raises(SpecError) as caught:
+        spec.included(str(path))
+    one_sentence(str(caught.value), "includes: a list of experiments is needed")
 
 
 def test_a_plan_that_is_resumed_holds_nothing_that_a_file_may_not(experiment: str, tmp_path: Path) -> None:

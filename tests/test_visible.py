@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -102,6 +103,25 @@ def test_on_a_terminal_its_commands_are_ours_alone() -> None:
     assert not any(part in said for part in ("\x1b]", "\x1b[2J", "\x9b", "\u202e", "\u2066", "\x07"))
 
 
+def test_on_a_narrow_terminal_the_end_of_a_cells_name_is_cut_off_and_nothing_that_changes() -> None:
+    program = (
+        "from ingest_bench.cli import screen; from ingest_bench.load import Progress; screen._OUT.width = 80\n"
+        "with screen.run_progress(4) as progress:\n"
+        "    progress.begin(2, 'network=ethernet-100m+receive_predictor=512KiB/1')\n"
+        "    progress.load(Progress(phase='warm-up', documents=1_234_000, seconds_left=17.0))\n"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "FORCE_COLOR": "1", "TERM": "xterm"},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    shown = re.sub("\x1b\\[[0-9;?]*[A-Za-z]", "", said)
+    assert "0:00:00 run 2/4: warm-up, 1,234,000 documents, 17 s left" in shown
+    assert max(map(len, re.split("[\r\n]", shown))) <= 80
+
+
 @contextmanager
 def server(body: str, status: int = 200) -> Iterator[str]:
     """The URL of a server that gives this answer to every question."""
@@ -129,18 +149,19 @@ def server(body: str, status: int = 200) -> Iterator[str]:
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    ("body", "status"),
+    ("body", "status", "shown"),
     [
-        (f"<html>{NASTY}</html>", 200),
-        (NASTY, 500),
-        ('{"version": {"number": "9\\u001b[31m.0\\u202e"}}', 200),
+        (f"<html>{NASTY}</html>", 200, r"\x1b["),
+        (NASTY, 500, r"\x1b["),
+        # Escaped by the server itself, whose words are shown as they came.
+        ('{"version": {"number": "9\\u001b[31m.0\\u202e"}}', 200, r"\u001b["),
     ],
 )
-def test_a_servers_answer_is_shown_as_text(typed: Typed, tmp_path: Path, body: str, status: int) -> None:
+def test_a_servers_answer_is_shown_as_text(typed: Typed, tmp_path: Path, body: str, status: int, shown: str) -> None:
     with server(body, status) as url:
         code, said = typed("run", "--url", url, "--out", str(tmp_path / "out"))
     assert code == 2, said
-    assert r"\x1b[" in said
+    assert shown in said
 
 
 def test_what_an_experiment_or_a_profile_says_is_shown_as_text(typed: Typed, tmp_path: Path) -> None:

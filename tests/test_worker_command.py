@@ -12,23 +12,22 @@ from pathlib import Path
 
 import pytest
 from bulk_server import bulk_server
+from test_fleet_load import free_port, keys_in, sender_in, supervising
 from test_load_process import plan_for, samples_of
-from test_remote_load import KNOWN, free_port, sender_in, supervising
 
-from ingest_bench.cli import app
 from ingest_bench.errors import RunFailed
-from ingest_bench.load import Progress, Remote, joined, start
-from ingest_bench.model.target import Endpoint
+from ingest_bench.load import Progress, start
 
 pytestmark = pytest.mark.processes
 
 
 @contextmanager
-def worker(folder: Path, connect: str, *, secret: str = KNOWN) -> Iterator[subprocess.Popen[str]]:
+def worker(folder: Path, connect: str) -> Iterator[subprocess.Popen[str]]:
     """The command, whose files go below the folder."""
     folder.mkdir()
+    key = keys_in(folder.parent) / "worker-1.key"
     argv = [sys.executable, "-c", "from ingest_bench.cli import main; main()", "worker", "--connect", connect]
-    environment = os.environ | {"INGEST_BENCH_SECRET": secret, "TMPDIR": str(folder)}
+    environment = os.environ | {"INGEST_BENCH_KEYS": str(key), "TMPDIR": str(folder)}
     pipe = subprocess.PIPE
     popen = subprocess.Popen(argv, stdout=pipe, stderr=pipe, text=True, env=environment, start_new_session=True)
     try:
@@ -50,8 +49,8 @@ def test_it_sends_what_it_is_told_and_ends_with_the_experiment_and_leaves_no_fil
     port = free_port()
     with bulk_server() as server, worker(tmp_path / "there", f"127.0.0.1:{port}") as there:
         plan = plan_for(server.address, tmp_path)
-        with supervising(port, 1) as there_joined:
-            start(plan, joined=there_joined).wait(lambda _: None)
+        with supervising(tmp_path, port, 1) as there_joined:
+            start(plan, fleet=there_joined).wait(lambda _: None)
         out, errors = there.communicate(timeout=60)
         assert samples_of(plan)["documents_acked"].sum() == server.documents > 0
     assert (there.returncode, errors) == (0, "")
@@ -71,13 +70,13 @@ def test_ctrl_c_ends_it_in_order_and_the_supervisor_is_told(tmp_path: Path, busy
                 told.append(progress)
                 there.send_signal(signal.SIGINT)
 
-        with supervising(port, 1) as there_joined:
+        with supervising(tmp_path, port, 1) as there_joined:
             if not busy:
                 said_until(there, "joined")
                 there.send_signal(signal.SIGINT)
                 assert there.wait(60) == 130
             with pytest.raises(RunFailed, match="it was interrupted there"):
-                start(plan, joined=there_joined).wait(interrupt)
+                start(plan, fleet=there_joined).wait(interrupt)
         _, errors = there.communicate(timeout=60)
     assert there.returncode == 130
     assert "interrupted: everything that was started is stopped" in errors
@@ -86,30 +85,16 @@ def test_ctrl_c_ends_it_in_order_and_the_supervisor_is_told(tmp_path: Path, busy
         sender_in(tmp_path / "there")
 
 
-def test_another_secret_ends_it_with_what_to_do(tmp_path: Path) -> None:
-    port = free_port()
-    remote = Remote(bind=Endpoint("127.0.0.1", port), workers=1, secret=KNOWN, patience_s=60)
-    with worker(tmp_path / "there", f"127.0.0.1:{port}", secret=KNOWN[::-1]) as there:
-
-        def tell(said: str) -> None:
-            if said.startswith("refused"):
-                raise KeyboardInterrupt
-
-        with pytest.raises(KeyboardInterrupt), joined(remote, tell):
-            pass
-        _, errors = there.communicate(timeout=60)
-    assert there.returncode == 3
-    assert "refused us: the secret is another one (environment INGEST_BENCH_SECRET" in " ".join(errors.split())
-    assert KNOWN not in errors
-
-
 def test_the_death_of_the_supervisor_ends_it_with_an_error(tmp_path: Path) -> None:
     port = free_port()
     code = f"""
 import sys, time
+from pathlib import Path
 from ingest_bench.load import Remote, joined
+from ingest_bench.load.fleet import keys
 from ingest_bench.model.target import Endpoint
-with joined(Remote(bind=Endpoint("127.0.0.1", {port}), workers=1, secret="{KNOWN}"), print):
+known = keys.read_run(Path({str(keys_in(tmp_path) / "run.key")!r}))
+with joined(Remote(bind=Endpoint("127.0.0.1", {port}), workers=1, keys=known), print):
     print("here", flush=True)
     time.sleep(60)
 """
@@ -119,9 +104,4 @@ with joined(Remote(bind=Endpoint("127.0.0.1", {port}), workers=1, secret="{KNOWN
             supervisor.kill()
         _, errors = there.communicate(timeout=60)
     assert there.returncode == 3
-    assert "ended before its experiment did" in errors or "Connection reset" in errors
-
-
-def test_an_address_that_is_none_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
-    assert app.run(["worker", "--connect", "bench:http"]) == 2
-    assert "write it like" in capsys.readouterr().err
+    assert "ended before its experiment did" in errors

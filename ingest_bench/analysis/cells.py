@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
@@ -60,6 +61,12 @@ class CellRuns:
         plain = _values(column, (run for run in self.valid if not run.instrumented))
         return plain if plain or column in SLOWED else _values(column, self.valid)
 
+    def unknown(self, column: str) -> list[str]:
+        """The runs without that number, where others that are watched by the same probes have it."""
+        known = [run for run in self.valid if _number(run, column) is not None]
+        instrumented = all(run.instrumented for run in known)
+        return [run.run for run in self.valid if known and run.instrumented == instrumented and run not in known]
+
     def numbers(self, column: str) -> list[float]:
         """These values alone."""
         return list(self.by_replicate(column).values())
@@ -77,8 +84,14 @@ class CellRuns:
 
 
 def _values(column: str, runs: Iterable[Summary]) -> dict[int, float]:
-    values = ((run.replicate, run.values.get(column)) for run in runs)
-    return {replicate: float(value) for replicate, value in values if isinstance(value, (int, float))}
+    values = ((run.replicate, _number(run, column)) for run in runs)
+    return {replicate: value for replicate, value in values if value is not None}
+
+
+def _number(run: Summary, column: str) -> float | None:
+    """None for what is no number, also to arithmetic."""
+    value = run.values.get(column)
+    return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
 
 
 def group(summaries: Iterable[Summary]) -> list[CellRuns]:

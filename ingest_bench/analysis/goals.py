@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ingest_bench import units
+from ingest_bench import thresholds
+from ingest_bench.model.load import ERRORS
 from ingest_bench.model.results import Value
 
 # Times in the expression are of the response (done - planned) of all requests: one that had to wait counts its wait,
@@ -19,14 +19,12 @@ _TIMES = {
     "service p50": "service_ms_p50",
     "service p99": "service_ms_p99",
 }
-_ERRORS = "errors"
 # A server that refuses what it cannot take is fast: without a limit for errors the search would call that met.
 _ERRORS_BELOW = 0.001
 _ALLOWED = (
     'write it like "p99 < 500ms, errors < 0.1%"; allowed are '
-    f"{', '.join(_TIMES)} (times of the response unless they say service) and {_ERRORS} (a share of the requests)"
+    f"{', '.join(_TIMES)} (times of the response unless they say service) and {ERRORS} (a share of the requests)"
 )
-_TERM = re.compile(r"\s*(?P<name>[a-z][a-z0-9. ]*?)\s*<\s*(?P<value>[^<>=]+?)\s*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +43,7 @@ class Limit:
     @property
     def text(self) -> str:
         """As it is written."""
-        shown = units.format_time(self.below * 1e6) if self.column else units.format_ppm(self.below * 1e6)
-        return f"{self.name} < {shown}"
+        return f"{self.name} < {thresholds.shown(self.name, self.below)}"
 
     def found(self, values: Mapping[str, Value]) -> float | None:
         """The number of that run, in the limit's unit; None when the run has none."""
@@ -60,9 +57,7 @@ class Limit:
 
     def shown(self, value: float | None) -> str:
         """That number for people, such as "p99 812ms"."""
-        if value is None:
-            return f"{self.name} unknown"
-        return f"{self.name} {units.format_time(value * 1e6) if self.column else units.format_ppm(value * 1e6)}"
+        return f"{self.name} {'unknown' if value is None else thresholds.shown(self.name, value)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,21 +88,12 @@ def parse(text: str) -> Goal:
     twice = {limit.name for limit in limits if [other.name for other in limits].count(limit.name) > 1}
     if twice:
         raise ValueError(f"{text!r} limits {', '.join(sorted(twice))} twice: keep one")
-    usual = () if _ERRORS in {limit.name for limit in limits} else (Limit(_ERRORS, _ERRORS_BELOW),)
+    usual = () if ERRORS in {limit.name for limit in limits} else (Limit(ERRORS, _ERRORS_BELOW),)
     return Goal(limits + usual)
 
 
 def _limit(text: str) -> Limit:
-    match = _TERM.fullmatch(text)
-    if match is None:
-        raise ValueError(f"{text.strip()!r} is not a condition: {_ALLOWED}")
-    name = " ".join(match["name"].split())
-    if name == _ERRORS:
-        below = units.parse_ppm(match["value"]) / 1e6
-    elif name in _TIMES:
-        below = units.parse_time_ns(match["value"]) / 1e6
-    else:
-        raise ValueError(f"{name!r} is not a number that can be limited: {_ALLOWED}")
+    name, below = thresholds.condition(text, "<", _TIMES, _ALLOWED)
     if below <= 0:
         raise ValueError(f"{text.strip()!r} can never be met: nothing is below 0")
     return Limit(name, below)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from functools import cache
 
+from ingest_bench.model.results import Value
+
 BINS_PER_OCTAVE = 4
 
 
@@ -40,6 +42,22 @@ def merge(several: Iterable[Mapping[int, int]]) -> dict[int, int]:
         for value, count in counts.items():
             merged[value] = merged.get(value, 0) + count
     return merged
+
+
+def sizes(histograms: Mapping[str, Mapping[int, int]]) -> dict[str, Value]:
+    """The columns that come from histograms, of those that are there."""
+    values: dict[str, Value] = {}
+    if "read_bytes" in histograms:
+        counts = histograms["read_bytes"]
+        values |= {
+            "reads": total(counts),
+            "read_bytes_mean": mean(counts),
+            "read_bytes_p50": percentile(counts, 50),
+            "read_bytes_p99": percentile(counts, 99),
+        }
+    if histograms.get("wire_bytes"):
+        values["wire_bytes_p50"] = percentile(histograms["wire_bytes"], 50)
+    return values
 
 
 def bins(counts: Mapping[int, int], per_octave: int = BINS_PER_OCTAVE) -> list[tuple[int, int, int]]:

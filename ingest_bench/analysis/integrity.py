@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ingest_bench.analysis import delivery
 from ingest_bench.analysis import samples as load
-from ingest_bench.analysis.samples import Samples
+from ingest_bench.analysis.samples import Samples, Tickets
 from ingest_bench.model.load import WorkerReport
 from ingest_bench.model.results import RunRecord, Value
 
@@ -15,22 +16,25 @@ _READERS = {"bytes_read": "the JVM read", "sink_bytes_read": "the sink counted",
 
 def verdict(
     record: RunRecord,
-    samples: Samples,
+    samples: Tickets,
     report: WorkerReport | None,
     values: Mapping[str, Value],
-    queries: Samples | None = None,
+    queries: Tickets | None = None,
 ) -> list[str]:
     """The reasons why this run is invalid; none for a valid one.
 
     Bytes: what the senders gave to the kernel on the load's connections, from the first byte of the first request to
     the last byte of the last one, heads included, queries included and warm-up included, is what the JVM read from
     those connections. What the sink counted itself, and what the kernel gave to reads, is held to the same.
-    Answers are not part of it. Only requests that got no answer (a reset, a timeout, the end of the run) may miss,
-    each at most its own bytes, those of its earlier attempts included.
+    Answers are not part of it. Only attempts that got no answer (a reset, a timeout, the end of the run), or one from a
+    broken server, may miss, each at most its own bytes.
 
     Documents: what the server acknowledged, without those that replaced one with the same id, is what it counts in the
-    index. Only documents of requests without an
-    answer may be there in addition: acknowledged ones must all be there, whatever the network did.
+    index. Only those of which nobody said what became of them may be there in addition: of an attempt without an
+    answer, or with one of a broken server, whatever came of a later attempt. Acknowledged ones must all be there,
+    whatever the network did. A server that takes documents before they are where they belong counts what it took; what
+    it then lost is a result (`delivery`), as long as its own account holds: what it took is delivered, dropped, or
+    inside.
 
     A number that nobody could take (None) is not compared.
     """
@@ -44,27 +48,40 @@ def verdict(
         return [*reasons, "the load worker left no report"]
     if not len(samples):
         return [*reasons, "no request was sent"]
-    open_requests = load.unanswered(samples)
-    may_miss = int(open_requests["bytes_sent"].sum())
+    may_miss = load.total(samples, _unanswered)
     if queries is not None:
-        may_miss += int(load.unanswered(queries)["bytes_sent"].sum())
+        may_miss += load.total(queries, _unanswered)
     for column, who in _READERS.items():
         reasons += _bytes(values, column, who, may_miss)
     reasons += _own_reads(values)
-    undecided = open_requests["documents"] - open_requests["documents_acked"] - open_requests["documents_failed"]
-    reasons += _documents(values, int(undecided.sum()))
+    reasons += own_allocations(values)
+    reasons += delivery.complaints(record.counters)
+    reasons += _documents(values, load.total(samples, _undecided))
     window = load.window_of(report)
-    if not (_done(samples, window) & load.outcome(samples, "ok", "partial", "rejected")).any():
+    if not _is_answered(samples, window, "ok", "partial", "rejected"):
         reasons.append("no request was answered within the measurement")
-    if queries is not None and not (_done(queries, window) & load.outcome(queries, "ok")).any():
+    if queries is not None and not _is_answered(queries, window, "ok"):
         reasons.append("no query was answered within the measurement")
     return reasons
 
 
-def _done(samples: Samples, window: load.Window) -> Samples:
-    """Which samples ended within the measurement, as booleans."""
-    inside: Samples = (samples["done_ns"] >= window.start_ns) & (samples["done_ns"] < window.end_ns)
-    return inside
+def _unanswered(samples: Samples) -> Samples:
+    bytes_unanswered: Samples = samples["bytes_unanswered"]
+    return bytes_unanswered
+
+
+def _undecided(samples: Samples) -> Samples:
+    """Documents of which nobody said what became of them."""
+    undecided: Samples = samples["documents"] - samples["documents_acked"] - samples["documents_failed"]
+    return undecided
+
+
+def _is_answered(tickets: Tickets, window: load.Window, *outcomes: str) -> bool:
+    """Whether any of them ended so within the measurement."""
+    return any(
+        (load.within(samples["done_ns"], window) & load.outcome(samples, *outcomes)).any()
+        for samples, _ in load.pieces(tickets)
+    )
 
 
 def _bytes(values: Mapping[str, Value], column: str, who: str, may_miss: int) -> list[str]:
@@ -89,13 +106,24 @@ def _own_reads(values: Mapping[str, Value]) -> list[str]:
     return [f"reads: the sink made {own:,} of {own_bytes:,} bytes, {recorded:,} of {recorded_bytes:,} were recorded"]
 
 
+def own_allocations(values: Mapping[str, Value]) -> list[str]:
+    """Each direct buffer that the server counted is one that was recorded."""
+    own, recorded = (values.get(name) for name in ("server_direct_allocations", "direct_allocations_recorded"))
+    if own is None or recorded is None or own == recorded:
+        return []
+    return [f"direct buffers: the server allocated {own:,}, and {recorded:,} were recorded"]
+
+
 def _documents(values: Mapping[str, Value], may_be_more: int) -> list[str]:
     acked, counted = values.get("documents_acked"), values.get("documents_counted")
     if not isinstance(acked, int) or not isinstance(counted, int):
         return []
     repeated = values.get("documents_repeated")
     expected = acked - (repeated if isinstance(repeated, int) else 0)
-    if expected <= counted <= expected + may_be_more:
+    # By their numbers it is known which are lost, and that some are there more than once.
+    lost, twice = values.get("lost_documents"), values.get("delivered_twice")
+    least = expected - (lost if isinstance(lost, int) else 0)
+    if least <= counted and (twice or counted <= expected + may_be_more):
         return []
     without = f" (requests without an answer: at most {may_be_more:,} more)" if may_be_more else ""
     again = f" ({acked - expected:,} of them again)" if acked != expected else ""

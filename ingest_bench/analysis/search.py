@@ -72,7 +72,7 @@ def judge(step: SearchStep, per_s: float | None, summary: Summary, goal: Goal) -
     elif summary.state == "measured":
         missed = goal.broken(summary.values)
         outcome, why = ("missed", ", ".join(missed)) if missed else ("met", "")
-    elif summary.state == "oom" or summary.reason.startswith(_NO_ANSWER):
+    elif summary.state in {"oom", "aborted"} or summary.reason.startswith(_NO_ANSWER):
         outcome, why = "missed", summary.reason
     elif summary.state == "invalid" and summary.reason.startswith(GENERATOR):
         outcome, why = "generator", summary.reason

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ingest_bench.analysis.samples import Samples
+from ingest_bench.analysis.samples import Samples, Tickets, pieces
 from ingest_bench.model.load import WorkerReport
 from ingest_bench.model.results import Remark, Value
 
@@ -23,6 +23,8 @@ _LEAST_LEFT_SHARE = 0.25
 # A cut in the second half means that the minimum was not reached within the data (the rule of the same authors).
 _LATEST_SHARE = 0.5
 _LEAST_BATCHES = 8
+# A slot's median of 5,000 requests is as good as that of all.
+_MOST = 2 * 10**6
 _NEVER = "never got steady"
 
 
@@ -59,7 +61,7 @@ def truncation(values: Sequence[float]) -> int | None:
     return first + cut * _BATCH if cut else 0
 
 
-def of_load(samples: Samples, report: WorkerReport) -> Steady:
+def of_load(tickets: Tickets, report: WorkerReport) -> Steady:
     """When a load got steady, judged from its start to its end.
 
     Of a closed loop the throughput: acknowledged documents per time. An open loop's throughput is what its schedule
@@ -67,24 +69,27 @@ def of_load(samples: Samples, report: WorkerReport) -> Steady:
     """
     end_ns = _end_ns(report)
     length_ns = end_ns - report.started_monotonic_ns
-    if length_ns <= 0 or not len(samples):
+    if length_ns <= 0 or not len(tickets):
         return Steady(None, "nothing was sent")
-    acked = samples[samples["documents_acked"] > 0]
-    inside = acked[acked["done_ns"] < end_ns]
+    count = sum(int(_acked_before(samples, end_ns).sum()) for samples, _ in pieces(tickets))
     # A slot holds some requests: with fewer its number would be noise of whole bulks.
-    slots = min(_SLOTS, len(inside) // 4)
+    slots = min(_SLOTS, count // 4)
     if slots < _BATCH * _LEAST_BATCHES:
-        return Steady(None, f"too few requests to tell: {len(inside)}, at least {4 * _BATCH * _LEAST_BATCHES}")
+        return Steady(None, f"too few requests to tell: {count}, at least {4 * _BATCH * _LEAST_BATCHES}")
     if report.is_open:
         # Slots of as many requests each: none is empty, and a median hides the one that was slow.
+        times = [_times(samples[_acked_before(samples, end_ns)], count) for samples, _ in pieces(tickets)]
+        inside = np.concatenate(times)
         inside = inside[np.argsort(inside["planned_ns"], kind="stable")]
         first = np.arange(slots) * len(inside) // slots
         times_ns = np.split(inside["done_ns"] - inside["planned_ns"], first[1:])
         seen, begins_ns = [float(np.median(part)) for part in times_ns], inside["planned_ns"][first]
     else:
-        slot = (inside["done_ns"] - report.started_monotonic_ns) * slots // length_ns
         documents = np.zeros(slots)
-        np.add.at(documents, slot, inside["documents_acked"])
+        for samples, _ in pieces(tickets):
+            acked = samples[_acked_before(samples, end_ns)]
+            slot = (acked["done_ns"] - report.started_monotonic_ns) * slots // length_ns
+            documents += np.bincount(slot, weights=acked["documents_acked"], minlength=slots)
         seen, begins_ns = documents.tolist(), report.started_monotonic_ns + np.arange(slots) * length_ns // slots
     cut = truncation(seen)
     if cut is None:
@@ -92,7 +97,20 @@ def of_load(samples: Samples, report: WorkerReport) -> Steady:
     return Steady(int(begins_ns[cut] - report.started_monotonic_ns) / 1e9 if cut else 0.0)
 
 
-def settled(samples: Samples, report: WorkerReport, measure_ns: int) -> WorkerReport:
+def _acked_before(samples: Samples, end_ns: int) -> Samples:
+    chosen: Samples = (samples["documents_acked"] > 0) & (samples["done_ns"] < end_ns)
+    return chosen
+
+
+def _times(acked: Samples, count: int) -> Samples:
+    """When they were planned and done. Of so many that memory is worth a thought every n-th stands for the others."""
+    chosen = acked[:: -(-count // _MOST)]
+    found = np.zeros(len(chosen), dtype=[("planned_ns", "<i8"), ("done_ns", "<i8")])
+    found["planned_ns"], found["done_ns"] = chosen["planned_ns"], chosen["done_ns"]
+    return found
+
+
+def settled(tickets: Tickets, report: WorkerReport, measure_ns: int) -> WorkerReport:
     """The report of a load whose warm-up its data decide: it measures so long, from where the load was steady.
 
     The load went on for longer, and what came after is left out: a run that got steady early would otherwise count
@@ -100,7 +118,7 @@ def settled(samples: Samples, report: WorkerReport, measure_ns: int) -> WorkerRe
     measured in its second half, and `remarks` says so. Rejected: to call that run invalid. Merges and collections
     make a server unsteady that an engineer wants to see, and what replicates differ by is the honest interval.
     """
-    found, end_ns = of_load(samples, report), _end_ns(report)
+    found, end_ns = of_load(tickets, report), _end_ns(report)
     warm_up_ns = (end_ns - report.started_monotonic_ns) // 2 if found.from_s is None else math.ceil(found.from_s * 1e9)
     start_ns = report.started_monotonic_ns + warm_up_ns
     return dataclasses.replace(
@@ -112,9 +130,9 @@ def _end_ns(report: WorkerReport) -> int:
     return report.load_end_ns or report.measure_end_ns
 
 
-def values(samples: Samples, report: WorkerReport) -> dict[str, Value]:
+def values(tickets: Tickets, report: WorkerReport) -> dict[str, Value]:
     """The columns about the steady state."""
-    found = of_load(samples, report)
+    found = of_load(tickets, report)
     warm_up_s = (report.warm_up_end_ns - report.started_monotonic_ns) / 1e9
     late = found.from_s is not None and found.from_s > warm_up_s
     return {"steady_after_s": found.from_s, "steadiness": found.reason or ("late" if late else "steady")}

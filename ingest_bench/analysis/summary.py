@@ -7,35 +7,43 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePath
 
-from ingest_bench.analysis import faults, health, histogram, integrity, steady
+from ingest_bench.analysis import delivery, faults, health, histogram, integrity, steady
 from ingest_bench.analysis import samples as load
 from ingest_bench.analysis.columns import COLUMNS
-from ingest_bench.analysis.samples import Samples
+from ingest_bench.analysis.samples import Samples, Tickets
 from ingest_bench.model.experiment import Cell
 from ingest_bench.model.load import LoadOptions, WorkerReport
 from ingest_bench.model.network import Profile
 from ingest_bench.model.results import Counters, Histogram, Measured, Reading, Remark, RunRecord, Series, Summary, Value
 from ingest_bench.model.target import TargetOptions
 
+_CANNOT_BE_COUNTED = "cannot be counted"
 _OWN = {
     "sink_reads": "reads",
     "sink_bytes_read": "bytes_read",
     "sink_buffers": "buffers_allocated",
     "sink_buffer_bytes": "buffer_bytes_allocated",
 }
+# The same, of all connections together.
+_OWN_IN_ALL = {"server_direct_allocations": "direct_allocations"}
 
 
 def summarise(
     record: RunRecord,
     cell: Cell,
-    samples: Samples,
+    samples: Tickets,
     report: WorkerReport | None,
     measured: Iterable[Measured],
     *,
     experiment: str = "",
-    queries: Samples | None = None,
+    queries: Tickets | None = None,
+    cpu: Sequence[Samples] = (),
+    nodes: Sequence[Mapping[str, Value]] = (),
+    delivered: Mapping[str, Value] | None = None,
 ) -> Summary:
     """Everything that is known of one run: a value for each column, None where a number is unavailable.
+
+    `delivered` is what became of its documents, where the server could be read back (`delivery.values`).
 
     A measured run whose integrity is broken (`integrity.verdict`) comes back as invalid, with all reasons. Its values
     stay in it for whoever looks for the cause; tables and plots leave them out.
@@ -46,7 +54,13 @@ def summarise(
     values: dict[str, Value] = dict.fromkeys(column.name for column in COLUMNS)
     values |= conditions(record, cell)
     values["documents_counted"] = record.documents_counted
+    if record.state == "measured":
+        values["documents_check"] = _CANNOT_BE_COUNTED if record.documents_counted is None else "counted"
+    if values["documents_check"] == _CANNOT_BE_COUNTED:
+        text = f"{_server(record, cell.target)} {_CANNOT_BE_COUNTED}: nobody checked that it has what it acknowledged"
+        remarks += (Remark(probe="load", text=text),)
     report = _cut(report, record)
+    busy = None
     if report is not None:
         # A worker that ended without a report took samples with it: nobody knows the totals.
         values |= load.totals(samples) if len(samples) else {}
@@ -56,19 +70,24 @@ def summarise(
         values |= load.measured(samples, load.window_of(report))
         if queries is not None:
             values |= load.queried(queries, load.window_of(report))
-        values |= health.values(report)
+        busy = health.busiest(cpu, load.window_of(report))
+        values |= health.values(report, busy)
         values |= steady.values(samples, report)
         series |= load.series(samples, report)
+        remarks += tuple(load.differing_addresses(samples, report))
         remarks += tuple(health.remarks(report, values["response_ms_p50"]))
         # A fault is meant to disturb, and a step load is not steady.
         if not record.faults and cell.load.arrivals.shape in ("closed", "constant", "poisson"):
             remarks += tuple(steady.remarks(values, sought=cell.load.warm_up_ns == "auto"))
     values |= record.link
-    values |= _sizes(histograms)
+    values |= histogram.sizes(histograms)
     values |= readings
     blind = _blind(values)
     values |= dict.fromkeys(blind)
     start_ns, end_ns = _window(record, report)
+    values |= written(record.counters, start_ns, end_ns)
+    values |= delivery.own(record, cell.target.nodes, start_ns, end_ns) | dict(delivered or {})
+    remarks += tuple(Remark(probe="load", text=text) for text in delivery.told(values))
     if "docs_per_s" in series and start_ns is not None and end_ns is not None:
         values["recovery_s"] = faults.recovery_s(series["docs_per_s"], record.faults, start_ns, end_ns)
     state, reason = record.state, record.reason
@@ -76,7 +95,7 @@ def summarise(
         reasons = integrity.verdict(record, samples, report, values, queries)
         # Without a server that costs anything the generator is always the limit: that is what the sink is for.
         if report is not None and _server(record, cell.target) != "sink":
-            reasons += health.generator_bound(report, values["response_ms_p50"])
+            reasons += health.generator_bound(report, busy, values["response_ms_p50"])
         reasons += [f"probe {remark.probe}: {remark.text}" for remark in remarks if remark.invalidates]
         if reasons:
             state, reason = "invalid", "; ".join([reason, *reasons] if reason else reasons)
@@ -96,6 +115,7 @@ def summarise(
         measure_end_ns=end_ns,
         faults=record.faults,
         remarks=remarks,
+        nodes=tuple(dict(values) for values in nodes),
     )
 
 
@@ -104,14 +124,19 @@ def conditions(record: RunRecord, cell: Cell) -> dict[str, Value]:
     options = cell.target
     version = record.server.get("version") or options.version
     name = _server(record, options)
-    sent = cell.load.track.path if cell.load.track else cell.load.documents
     return {
         "network": " ".join([cell.network.name, *_overrides(cell.levels)]) if cell.network else "as-is",
         "target": f"{name} {version}" if version else name,
-        "workload": PurePath(sent).name if sent else cell.load.workload,
+        "workload": sent(cell),
         "receive_predictor_bytes": _predictor(options.receive_predictor_bytes),
         "heap_bytes": record.server.get("heap_bytes") if options.runs_already else options.heap_bytes,
     }
+
+
+def sent(cell: Cell) -> str:
+    """What was sent: the name of a workload, of a track or of a file."""
+    path = cell.load.track.path if cell.load.track else cell.load.documents
+    return PurePath(path).name if path else cell.load.workload
 
 
 def _server(record: RunRecord, options: TargetOptions) -> str:
@@ -122,12 +147,29 @@ def _server(record: RunRecord, options: TargetOptions) -> str:
 
 
 def own_counts(counters: Counters, ports: Sequence[int]) -> dict[str, Value]:
-    """What the server counted itself on the connections from these ports; nothing where it does not count."""
+    """What the server counted itself, on the connections from these ports or in all; nothing where it does not."""
+    values: dict[str, Value] = {}
+    for column, key in _OWN_IN_ALL.items():
+        if isinstance(count := counters.get(key), int):
+            values[column] = count
     by_port = counters.get("by_peer_port")
-    if not isinstance(by_port, dict):
+    if isinstance(by_port, dict):
+        found = [by_port.get(str(port), {}) for port in ports]
+        values |= {column: sum(one.get(key, 0) for one in found) for column, key in _OWN.items()}
+    return values
+
+
+def written(counters: Counters, start_ns: int | None, end_ns: int | None) -> dict[str, Value]:
+    """The server's own flushes and compactions within the measurement; nothing where it does not tell them."""
+    flushes, compactions = counters.get("flushes"), counters.get("compactions")
+    if not isinstance(flushes, dict) or not isinstance(compactions, dict) or start_ns is None or end_ns is None:
         return {}
-    found = [by_port.get(str(port), {}) for port in ports]
-    return {column: sum(one.get(key, 0) for one in found) for column, key in _OWN.items()}
+    sizes = [one["bytes"] for one in flushes.values() if start_ns <= one["at_ns"] < end_ns]
+    return {
+        "flushes": len(sizes),
+        "flush_bytes_mean": sum(sizes) / len(sizes) if sizes else None,
+        "compactions": sum(start_ns <= one["at_ns"] < end_ns for one in compactions.values()),
+    }
 
 
 def _overrides(levels: Mapping[str, str]) -> list[str]:
@@ -163,21 +205,6 @@ def _sorted(measured: Iterable[Measured]) -> tuple[dict[str, Value], dict[str, d
         elif isinstance(item, Series):
             series[item.name] = item
     return readings, histograms, series
-
-
-def _sizes(histograms: Mapping[str, Mapping[int, int]]) -> dict[str, Value]:
-    values: dict[str, Value] = {}
-    if "read_bytes" in histograms:
-        counts = histograms["read_bytes"]
-        values |= {
-            "reads": histogram.total(counts),
-            "read_bytes_mean": histogram.mean(counts),
-            "read_bytes_p50": histogram.percentile(counts, 50),
-            "read_bytes_p99": histogram.percentile(counts, 99),
-        }
-    if histograms.get("wire_bytes"):
-        values["wire_bytes_p50"] = histogram.percentile(histograms["wire_bytes"], 50)
-    return values
 
 
 def _blind(values: Mapping[str, Value]) -> tuple[str, ...]:

@@ -22,13 +22,16 @@ def main() -> None:
         terminals = [descriptor for descriptor in (1, 2) if os.isatty(descriptor)]
         signal.signal(signal.SIGHUP, lambda *_: _hang_up(terminals))
     # None: closed by whoever started us. Nobody reads it then.
-    nowhere = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - as long as the process
-    sys.stdout, sys.stderr = sys.stdout or nowhere, sys.stderr or nowhere
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 - as long as the process
     try:
         from ingest_bench import system  # noqa: PLC0415
 
         # Libraries start programs too: matplotlib asks fc-list which fonts there are.
         os.environ["PATH"] = system.PATH
+        # matplotlib refuses to be imported with a word that it does not know, and our pictures need no screen.
+        os.environ["MPLBACKEND"] = "agg"
         # It takes most of a second, and Ctrl-C in that time is no reason for a traceback.
         from ingest_bench.cli.app import run  # noqa: PLC0415
 

@@ -18,7 +18,8 @@ from ingest_bench.errors import IngestBenchError, Interrupted, RunFailed, SpecEr
 _READER_GONE = 141
 # Paths that the user gave, and that no file can have.
 _NO_PATH = {errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR}
-_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+_DISK = {*_FULL, errno.EROFS, errno.EACCES, errno.EPERM}
 
 app = typer.Typer(
     name="ingest-bench",
@@ -84,7 +85,9 @@ def run(arguments: list[str] | None = None) -> int:
             return _complain(f"{where}{error.strerror}", SpecError.exit_code)
         if error.errno not in _DISK:
             raise
-        return _complain(f"{where}{error.strerror}", RunFailed.exit_code)
+        is_full = error.errno in _FULL
+        todo = ". Make room where results go (--out) and in the temporary folder; `run --resume` goes on" * is_full
+        return _complain(f"{where}{error.strerror}{todo}", RunFailed.exit_code)
     if code == Interrupted.exit_code:
         return _complain("everything that was started is stopped", Interrupted.exit_code, word="interrupted")
     return code if isinstance(code, int) else 0

@@ -7,9 +7,10 @@ from typing import Annotated
 
 import typer
 
-from ingest_bench import analyse, catalog, data, facts, network, probes, targets
+from ingest_bench import analyse, catalog, data, facts, network, probes, spec, targets
 from ingest_bench.cli import screen
 from ingest_bench.model.target import TargetOptions
+from ingest_bench.protocols import PROTOCOLS
 from ingest_bench.targets.capabilities import capabilities as server_capabilities
 from ingest_bench.trials import Trial, tried
 
@@ -31,28 +32,40 @@ def show_list() -> None:
         found = data.files(folder)
         screen.names(title, [(name, str(catalog.table(path).get("description", ""))) for name, path in found.items()])
     screen.names("targets", [(name, ", ".join(target.versions)) for name, target in targets.TARGETS.items()])
+    screen.names("protocols", [(name, _first_line(protocol)) for name, protocol in PROTOCOLS.items()])
     screen.names("probes", [(name, _first_line(probe)) for name, probe in probes.PROBES.items()])
 
 
 def fetch(
-    target: Annotated[str, typer.Argument(help="A target by name, see `list`.")],
+    target: Annotated[str, typer.Argument(help="A target by name, see `list`, or the TOML file of your own server.")],
     version: Annotated[str | None, typer.Option(help="Its version; without it, the default one.")] = None,
 ) -> None:
     """Fill the cache with a server and its JDK, so that later runs need no network."""
-    needed = targets.named(target).requirements(TargetOptions(name=target, version=version))
+    asked = _asked(target, version)
+    needed = targets.of(asked).requirements(asked)
     with screen.downloads() as tell:
         java = targets.fetch(needed, None, tell)
         analyse.reader(java)
-    screen.say(f"{target}: everything is in the cache")
+    screen.say(f"{asked.name}: everything is in the cache")
 
 
-def doctor() -> None:
+def doctor(
+    servers: Annotated[
+        list[str] | None, typer.Argument(metavar="[FILE]...", help="Your own servers: their TOML files.")
+    ] = None,
+) -> None:
     """Say what this machine can do, and what to do about what it cannot."""
+    own = {asked.name: targets.of(asked) for asked in (_asked(file) for file in servers or ())}
     screen.say(tried(Trial(name="machine", attempt=_machine)).detail)
-    for each in (*network.capabilities(), probes.capability(), *server_capabilities(targets.TARGETS)):
+    for each in (*network.capabilities(), probes.capability(), *server_capabilities({**targets.TARGETS, **own})):
         screen.mark(each.present, each.name, each.detail)
         if each.remedy:
             screen.say(textwrap.indent(each.remedy, " " * 6))
+
+
+def _asked(target: str, version: str | None = None) -> TargetOptions:
+    table = {"file": target} if target.endswith(".toml") else {"name": target}
+    return spec.target_options(table | ({} if version is None else {"version": version}), "target")
 
 
 def _machine() -> str:
@@ -64,4 +77,4 @@ def _machine() -> str:
 
 
 def _first_line(thing: object) -> str:
-    return (type(thing).__doc__ or "").strip().partition("\n")[0]
+    return ((thing if isinstance(thing, type) else type(thing)).__doc__ or "").strip().partition("\n")[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -38,11 +39,41 @@ Track = Annotated[Path | None, typer.Option(help="A folder with a Rally track or
 TrackParams = Annotated[str, typer.Option(help="Its parameters: NAME:VALUE,… or a JSON file.")]
 Challenge = Annotated[str | None, typer.Option(help="Its challenge (test procedure), when not the default one.")]
 TestMode = Annotated[bool, typer.Option("--test-mode", help="A thousand documents of each file of the track.")]
-Url = Annotated[str | None, typer.Option(help="Measure the server that runs there, in place of one of ours.")]
+Download = Annotated[
+    bool,
+    typer.Option(
+        "--download", help="Download what is missing of the track's corpora into the cache; said again, it goes on."
+    ),
+]
+Target = Annotated[
+    str | None,
+    typer.Option(help="A target by name (see `list`), or your own server: a TOML file that says how it is started."),
+]
+Url = Annotated[
+    list[str],
+    typer.Option(
+        help="Measure the server that runs there, in place of one of ours. Again for each address of a cluster."
+    ),
+]
 Attach = Annotated[
     int | None, typer.Option(help="Watch the server of this JVM (a pid) with all probes, without a restart.")
 ]
 CaFile = Annotated[Path | None, typer.Option(help="The CA certificate (PEM) that vouches for the server at --url.")]
+ClientCert = Annotated[
+    Path | None,
+    typer.Option(help="Our own certificate (PEM), for a server that demands one. Or INGEST_BENCH_CLIENT_CERT."),
+]
+ClientKey = Annotated[
+    Path | None, typer.Option(help="The file of its key, without a passphrase. Or INGEST_BENCH_CLIENT_KEY.")
+]
+Aborts = Annotated[
+    list[str],
+    typer.Option(
+        "--abort",
+        metavar="CONDITION",
+        help='End a hopeless load while it runs: "errors > 5% for 10s", "p99 > 2s for 30s". Several are allowed.',
+    ),
+]
 AllowDelete = Annotated[
     bool, typer.Option("--allow-delete", help="A track may delete its own indices on the server at --url.")
 ]
@@ -74,9 +105,14 @@ def run(  # noqa: PLR0917 - typer takes them all by name
     track_params: TrackParams = "",
     challenge: Challenge = None,
     test_mode: TestMode = False,
-    url: Url = None,
+    download: Download = False,
+    target: Target = None,
+    url: Url = [],  # noqa: B006 - typer copies it
     attach: Attach = None,
     ca_file: CaFile = None,
+    client_cert: ClientCert = None,
+    client_key: ClientKey = None,
+    aborts: Aborts = [],  # noqa: B006 - typer copies it
     allow_delete: AllowDelete = False,
     out: Out = Path("results"),
     netem: Annotated[NetemBackend, typer.Option(help="Which netem: the kernel's, or a User-Mode Linux box.")] = "auto",
@@ -86,6 +122,9 @@ def run(  # noqa: PLR0917 - typer takes them all by name
     most_runs: MostRuns = 16,
     workers: worker.Workers = None,
     bind: worker.Bind = None,
+    keys: worker.RunKeys = None,
+    locust_web: worker.LocustWeb = None,
+    prometheus: worker.Prometheus = None,
 ) -> int:
     """Run an experiment: every cell, measured and drawn."""
     what = What(
@@ -99,36 +138,50 @@ def run(  # noqa: PLR0917 - typer takes them all by name
         track_params=track_params,
         challenge=challenge,
         test_mode=test_mode,
-        url=url,
+        target=target,
+        url=tuple(url),
         attach=attach,
         ca_file=ca_file,
+        client_cert=client_cert,
+        client_key=client_key,
+        aborts=tuple(aborts),
     )
-    options = RunOptions(netem=netem, java_home=java_home, allow_delete=allow_delete)
-    remote = worker.asked(workers, bind)
+    remote, shown = worker.asked(workers, bind, keys), worker.web(locust_web)
+    options = RunOptions(netem=netem, java_home=java_home, allow_delete=allow_delete, locust_web=shown)
     if resume is not None:
         if what != What() or find_max:
             raise SpecError("--resume takes its plan from the folder: give no experiment and no settings beside it")
         results = store.open_results(resume)
+        if download:
+            _download([results.plan])
         worker.check(remote, [results.plan])
         told = conduct.preflight(results.plan, options)
         _fetch([results.plan], options)
-        with worker.joined(remote) as joined:
-            return _carried_out(results, dataclasses.replace(options, joined=joined), told)
+        with worker.exported(prometheus) as exporter, worker.joined(remote, shown) as fleet:
+            return _carried_out(results, dataclasses.replace(options, fleet=fleet, exporter=exporter), told)
     planned = plans(what)
     if find_max is not None:
         records.at(Search, ("most_runs",), most_runs, "--most-runs")
         planned = [seek.plan_of(ordered, Search(goal=find_max, most_runs=most_runs)) for ordered in planned]
+    if download:
+        _download(planned)
     worker.check(remote, planned)
+    watched = any(run.cell.probes and not run.cell.target.runs_already for ordered in planned for run in ordered.runs)
+    store.check_writable(out, by_jvm=watched)
     known = [conduct.preflight(ordered, options) for ordered in planned]
-    store.check_writable(out)
     _fetch(planned, options)
-    with worker.joined(remote) as joined:
-        options = dataclasses.replace(options, joined=joined)
+    with worker.exported(prometheus) as exporter, worker.joined(remote, shown) as fleet:
+        options = dataclasses.replace(options, fleet=fleet, exporter=exporter)
         codes = [
             _carried_out(store.create(out, ordered, facts()), options, told)
             for ordered, told in zip(planned, known, strict=True)
         ]
     return max(codes)
+
+
+def _download(plans: Sequence[Plan]) -> None:
+    with screen.downloads() as tell:
+        conduct.download(plans, screen.say, tell)
 
 
 def _fetch(plans: Sequence[Plan], options: RunOptions) -> None:
@@ -139,17 +192,21 @@ def _fetch(plans: Sequence[Plan], options: RunOptions) -> None:
 
 def _carried_out(results: Results, options: RunOptions, told: Sequence[str]) -> int:
     # What other machines can send was not measured here.
-    for line in (*told, *([] if options.joined else calibration.told(results.plan, calibration.kept()))):
+    for line in (
+        *told,
+        *([] if options.fleet is not None else calibration.told(results.plan, calibration.kept())),
+    ):
         screen.say(line)
     try:
         searched = results.plan.search is not None
-        with screen.run_progress(seek.most_runs(results.plan)) as progress:
-            found = (seek if searched else conduct).carry_out(results, options, progress)
-        return report.show(results, found, analyse.write_report(results, found))
+        with results.held():
+            with screen.run_progress(seek.most_runs(results.plan)) as progress:
+                found = (seek if searched else conduct).carry_out(results, options, progress)
+            pictures = analyse.write_report(results, found)
+        return report.show(results, found, pictures)
     except KeyboardInterrupt:
-        raise Interrupted(
-            f"everything that was started is stopped. The rest: ingest-bench run --resume {results.path}"
-        ) from None
+        rest = shlex.join(("ingest-bench", "run", "--resume", str(results.path)))
+        raise Interrupted(f"everything that was started is stopped. The rest: {rest}") from None
 
 
 def show_plan(  # noqa: PLR0917 - typer takes them all by name
@@ -163,9 +220,13 @@ def show_plan(  # noqa: PLR0917 - typer takes them all by name
     track_params: TrackParams = "",
     challenge: Challenge = None,
     test_mode: TestMode = False,
-    url: Url = None,
+    target: Target = None,
+    url: Url = [],  # noqa: B006 - typer copies it
     attach: Attach = None,
     ca_file: CaFile = None,
+    client_cert: ClientCert = None,
+    client_key: ClientKey = None,
+    aborts: Aborts = [],  # noqa: B006 - typer copies it
 ) -> None:
     """Show what would run, in which order, and for how long."""
     what = What(
@@ -179,9 +240,13 @@ def show_plan(  # noqa: PLR0917 - typer takes them all by name
         track_params=track_params,
         challenge=challenge,
         test_mode=test_mode,
-        url=url,
+        target=target,
+        url=tuple(url),
         attach=attach,
         ca_file=ca_file,
+        client_cert=client_cert,
+        client_key=client_key,
+        aborts=tuple(aborts),
     )
     for ordered in plans(what):
         _show(ordered)

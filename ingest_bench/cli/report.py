@@ -11,7 +11,7 @@ from ingest_bench import analyse, store
 from ingest_bench.analysis import cells, knees
 from ingest_bench.cli import screen
 from ingest_bench.model.results import Summary
-from ingest_bench.report import issue_rows, knee, tables
+from ingest_bench.report import knee, published_rows, tables
 from ingest_bench.store import Results
 
 _INVALID = 3
@@ -33,22 +33,16 @@ def show(results: Results, found: list[Summary], pictures: tuple[Path, ...]) -> 
     """Print the table and where the picture is; the exit code: 3 when a run is not valid."""
     head, *rows = tables.terminal(found)
     screen.table(results.plan.description, head, rows)
-    issue, compared = issue_rows(found), analyse.predicted(results, found)
-    if issue:
-        screen.table(
-            "beside Elasticsearch issue 23185",
-            issue[0],
-            issue[1:],
-            (len(cells.varying(found)) or len(found[0].levels)) + 1,
-        )
+    compared = analyse.predicted(results, found)
+    for title, beside in published_rows(found).items():
+        screen.table(title, beside[0], beside[1:], (len(cells.varying(found)) or len(found[0].levels)) + 1)
     if compared:
         screen.table("receive buffers: predicted beside measured", compared[0], compared[1:], 3)
     for summary in found:
         if summary.state not in {"measured", "oom"}:
             screen.say(f"{summary.state}: {summary.run}: {summary.reason}")
-        for remark in summary.remarks:
-            if remark.probe == "load":
-                screen.say(f"note: {summary.run}: {remark.text}")
+    for note in tables.notes(found):
+        screen.say(f"note: {note}")
     if pictures:
         screen.say(f"picture: {pictures[0]}")
     screen.say(f"tables:  {results.path / 'summary.csv'}")

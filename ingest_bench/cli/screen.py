@@ -21,7 +21,7 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from ingest_bench.load import Progress as LoadProgress
@@ -105,13 +105,13 @@ class RunProgress:
         self._runs = runs
         self._progress = progress
         self._task = progress.add_task("", total=runs) if progress else None
-        self._name = ""
+        self._number = self._name = ""
 
     def begin(self, number: int, name: str) -> None:
         """A run begins."""
-        self._name = f"run {number}/{self._runs} {name}"
+        self._number, self._name = f"run {number}/{self._runs}", name
         if not self._progress:
-            say(self._name)
+            say(f"{self._number} {name}")
 
     def stage(self, name: str) -> None:
         """A stage of the run begins."""
@@ -126,13 +126,18 @@ class RunProgress:
         """A run ended."""
         if self._progress and self._task is not None:
             self._progress.advance(self._task)
-            say(f"{self._name}: {said}")
+            say(f"{self._number} {self._name}: {said}")
         else:
             say(f"  {said}")
 
     def _show(self, what: str) -> None:
         if self._progress and self._task is not None:
-            self._progress.update(self._task, description=one_line(f"{self._name}: {what}"))
+            self._progress.update(self._task, description=one_line(f"{self._number}: {what}  {self._name}"))
+
+
+def _cut(form: str) -> TextColumn:
+    """A text that takes what room is left on its line. What changes stands at its beginning: the end is cut off."""
+    return TextColumn(form, markup=False, table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"))
 
 
 @contextlib.contextmanager
@@ -141,8 +146,8 @@ def run_progress(runs: int) -> Iterator[RunProgress]:
     if not _OUT.is_terminal:
         yield RunProgress(runs, None)
         return
-    columns = (BarColumn(bar_width=20), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
-    with Progress(*columns, console=_OUT, transient=True) as progress:
+    columns = (BarColumn(bar_width=20), TimeElapsedColumn(), _cut("{task.description}"))
+    with Progress(*columns, console=_OUT, transient=True, expand=True) as progress:
         yield RunProgress(runs, progress)
 
 

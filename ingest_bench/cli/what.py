@@ -29,9 +29,13 @@ class What:
     track_params: str = ""
     challenge: str | None = None
     test_mode: bool = False
-    url: str | None = None
+    target: str | None = None
+    url: Sequence[str] = ()
     attach: int | None = None
     ca_file: Path | None = None
+    client_cert: Path | None = None
+    client_key: Path | None = None
+    aborts: Sequence[str] = ()
 
     @property
     def choice(self) -> TrackChoice | None:
@@ -48,6 +52,7 @@ class What:
     def fixed(self) -> dict[str, Any]:
         """What has an option of its own, by its key."""
         found: dict[str, Any] = {"measure": self.measure, "warm_up": self.warm_up}
+        found["abort"] = list(self.aborts) or None
         if self.documents is not None and self.documents.isdecimal():
             if self.measure is not None or int(self.documents) < 1:
                 raise SpecError(
@@ -59,7 +64,12 @@ class What:
             found["documents"] = str(Path(self.documents).absolute())
         if (choice := self.choice) is not None:
             found["track"] = {key: value for key, value in records.to_json(choice).items() if value is not None}
-        found["ca_file"] = str(self.ca_file.absolute()) if self.ca_file else None
+        if self.target is not None:
+            is_file = self.target.endswith(".toml")
+            found["file" if is_file else "target"] = str(Path(self.target).absolute()) if is_file else self.target
+        for key in ("ca_file", "client_cert", "client_key"):
+            path: Path | None = getattr(self, key)
+            found[key] = str(path.absolute()) if path else None
         return found
 
 
@@ -71,10 +81,13 @@ def plans(what: What) -> list[Plan]:
 
 def _plan(experiment: str | None, what: What) -> Plan:
     fixed = what.fixed
-    running = {key: value for key, value in {"url": what.url, "attach": what.attach}.items() if value is not None}
-    if experiment is None and what.track is None and not running:
+    first, *more = what.url or (None,)
+    asked = {"url": first, "more_urls": more or None, "attach": what.attach}
+    running = {key: value for key, value in asked.items() if value is not None}
+    if experiment is None and what.track is None and not running and "file" not in fixed:
         raise SpecError("which experiment? Try: ingest-bench run quickstart (`ingest-bench list` shows all)")
-    usual = "track" if what.track is not None else "running" if what.attach is None else "attached"
+    usual = "track" if what.track is not None else "attached" if what.attach is not None else "running"
+    usual = usual if running or what.track is not None else "own-server"
     found = spec.load(experiment or usual, what.sets, fixed=fixed, running=running or None, replicates=what.replicates)
     if experiment is None and what.track is not None:
         found = dataclasses.replace(found, name=what.track.resolve().name)

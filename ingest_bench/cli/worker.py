@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,13 +10,17 @@ from typing import Annotated
 
 import typer
 
-from ingest_bench import load
+from ingest_bench import load, track_procedure, urls
 from ingest_bench.cli import screen
 from ingest_bench.errors import SpecError
-from ingest_bench.load import Remote, RemoteWorker, agent, wire
+from ingest_bench.load import Exporter, Fleet, Remote
+from ingest_bench.load.fleet import join, keys
+from ingest_bench.load.fleet.roster import PORT
 from ingest_bench.model.experiment import Plan
+from ingest_bench.model.target import Endpoint, Url
 
-SECRET = "INGEST_BENCH_SECRET"  # noqa: S105 - the name of an environment variable
+_KEYS = "INGEST_BENCH_KEYS"
+_CREDENTIALS_TO = "INGEST_BENCH_CREDENTIALS_TO"
 
 Workers = Annotated[
     int | None,
@@ -25,9 +28,25 @@ Workers = Annotated[
 ]
 Bind = Annotated[
     str | None,
+    typer.Option(help=f"Where they join: HOST or HOST:PORT. 127.0.0.1:{PORT} when not given."),
+]
+RunKeys = Annotated[
+    Path | None,
     typer.Option(
-        help=f"Where they join: HOST or HOST:PORT. 127.0.0.1:{wire.PORT} when not given. "
-        f"Beyond this machine the environment needs {SECRET}."
+        "--keys", envvar=_KEYS, help="Which workers may join: the file run.key of `ingest-bench worker --new-keys DIR`."
+    ),
+]
+LocustWeb = Annotated[
+    str | None,
+    typer.Option(help="Show Locust's own page there while loads run: HOST:PORT. It can be looked at, and no more."),
+]
+
+
+Prometheus = Annotated[
+    str | None,
+    typer.Option(
+        metavar="[HOST:]PORT",
+        help="Give live figures to Prometheus there, at /metrics, while loads run. Without a host: on 127.0.0.1.",
     ),
 ]
 
@@ -39,32 +58,80 @@ def add_to(app: typer.Typer) -> None:
 
 def worker(
     connect: Annotated[
-        str,
-        typer.Option(help=f"Where `run --workers` waits: HOST or HOST:PORT, port {wire.PORT} when none is given."),
-    ],
+        str | None,
+        typer.Option(help=f"Where `run --workers` waits: HOST or HOST:PORT, port {PORT} when none is given."),
+    ] = None,
+    key_file: Annotated[
+        Path | None, typer.Option("--keys", envvar=_KEYS, help="This worker's key: a file such as worker-1.key.")
+    ] = None,
+    credentials_to: Annotated[
+        str | None,
+        typer.Option(
+            envvar=_CREDENTIALS_TO,
+            metavar="URL",
+            help="The one server that gets the credentials in this machine's environment, whoever leads the load.",
+        ),
+    ] = None,
+    new_keys: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Make new keys in this folder: run.key for `run`, and one for each worker."),
+    ] = None,
+    count: Annotated[int, typer.Option(help="For how many workers --new-keys makes keys.", min=1)] = 8,
 ) -> None:
     """Send a part of the loads of an experiment that runs on another machine, as one process.
 
     It ends with the experiment. Several on one machine are fine: start one for each core that may send.
 
-    Both sides must have the same secret in the environment variable INGEST_BENCH_SECRET.
+    `ingest-bench worker --new-keys DIR` makes the keys. run.key stays where `run` is; each worker gets one of the
+    others. Who has a key that the other side knows may join, and nobody else; all that is said is encrypted.
 
     A corpus (--documents, --track) must be here at the same path as there.
     """
-    supervisor = wire.endpoint(connect)
+    if new_keys is not None:
+        if connect is not None:
+            raise SpecError("--new-keys makes keys and joins nobody; take out --connect")
+        run_key, *workers = keys.write_new(new_keys, count)
+        screen.say(f"{run_key}: for `ingest-bench run --workers N --keys`; it stays here")
+        screen.say(
+            f"{workers[0]} … {workers[-1].name}: for one `ingest-bench worker --keys` each; copy it there by ssh"
+        )
+        return
+    if connect is None:
+        raise SpecError("--connect says where `run --workers` waits; or --new-keys DIR makes the keys for both")
+    joining = join.Joining(
+        master=join.endpoint(connect),
+        keys=keys.read_worker(_given(key_file, "worker-1.key")),
+        credentials_to=None if credentials_to is None else _url(credentials_to),
+    )
     with tempfile.TemporaryDirectory(prefix="ingest-bench-worker-") as folder:
-        agent.join(supervisor, os.environ.get(SECRET, ""), Path(folder), screen.say)
+        join.join(joining, Path(folder), screen.say)
 
 
-def asked(workers: int | None, bind: str | None) -> Remote | None:
-    """How `run` waits for workers; None: it does not. SpecError when anybody could join."""
+def asked(workers: int | None, bind: str | None, key_file: Path | None) -> Remote | None:
+    """How `run` waits for workers; None: it does not. SpecError when nobody could say who they are."""
     if workers is None:
         if bind is not None:
             raise SpecError("--bind is where --workers N join; how many?")
         return None
-    remote = Remote(bind=wire.endpoint(bind or "127.0.0.1"), workers=workers, secret=os.environ.get(SECRET, ""))
-    wire.check_bind(remote.bind, remote.secret)
-    return remote
+    found = keys.read_run(_given(key_file, keys.RUN_FILE))
+    return Remote(bind=join.endpoint(bind or "127.0.0.1"), workers=workers, keys=found)
+
+
+def web(text: str | None) -> Endpoint | None:
+    """Where Locust's page is shown; None: nowhere."""
+    if text is None:
+        return None
+    _need_port("--locust-web", text, "127.0.0.1:8089")
+    return join.endpoint(text)
+
+
+def exported(text: str | None) -> contextlib.AbstractContextManager[Exporter | None]:
+    """The exporter of `--prometheus`, for the block's time; None when nobody asked for it."""
+    if text is None:
+        return contextlib.nullcontext()
+    _need_port("--prometheus", text, "9464, 127.0.0.1:9464 or [::1]:9464")
+    alone = text.removeprefix(":")
+    return load.exported(join.endpoint(f"127.0.0.1:{alone}" if alone.isdigit() else text))
 
 
 def check(remote: Remote | None, plans: Sequence[Plan]) -> None:
@@ -77,8 +144,31 @@ def check(remote: Remote | None, plans: Sequence[Plan]) -> None:
             )
         if cell.load.processes != 1:
             raise SpecError("--workers: each worker is one process; take out processes, and start more workers")
+        if cell.load.track is not None and any(step.group for step in track_procedure.read(cell.load.track).steps):
+            raise SpecError("--workers: parallel tasks of a track are sent by processes of this machine only")
 
 
-def joined(remote: Remote | None) -> contextlib.AbstractContextManager[tuple[RemoteWorker, ...]]:
-    """The workers that joined, for the block's time; none when nobody was asked for."""
-    return load.joined(remote, screen.say) if remote else contextlib.nullcontext(())
+def joined(remote: Remote | None, shown: Endpoint | None) -> contextlib.AbstractContextManager[Fleet | None]:
+    """The workers that joined, for the block's time; None when nobody was asked for."""
+    return load.joined(remote, screen.say, shown) if remote else contextlib.nullcontext()
+
+
+def _given(path: Path | None, name: str) -> Path:
+    if path is None:
+        raise SpecError(
+            f"--keys (or the environment's {_KEYS}) must be the path of a file such as {name}; "
+            "`ingest-bench worker --new-keys DIR` makes them"
+        )
+    return path
+
+
+def _need_port(option: str, text: str, like: str) -> None:
+    if not text.rpartition(":")[2].isdigit():
+        raise SpecError(f"{option} {text}: write it like {like}")
+
+
+def _url(text: str) -> Url:
+    try:
+        return urls.parse(text)
+    except ValueError as error:
+        raise SpecError(f"--credentials-to: {error}") from None

@@ -1,6 +1,6 @@
 """What is sent: documents that are made, files and tracks of a user's own, and the bodies of requests.
 
-A body goes from `source.open_source(…).for_user(n)` to the user that sends it:
+A body goes from `source.open_source(…).for_user(n)` to the user that sends it; a protocol (`protocols/`) makes it:
 
     source.py      where a worker's bodies come from: one of the four below, shared out to its users
       synthetic.py   documents of a workload, in seeded blocks; generate/ makes the values of their fields
@@ -8,7 +8,7 @@ A body goes from `source.open_source(…).for_user(n)` to the user that sends it
       tracks/        Rally tracks and OpenSearch Benchmark workloads: which files, how many, with which ids
       lines.py       the lines of a file, plain or packed, whole or a worker's part of it
     pool.py        bodies in memory, sent again and again          stream.py   of a file that is larger
-    bulk.py        the bulk format: documents to a body, and ready bulks to items
-    body.py        a body, which knows its items                   ids.py      ids, written into it in place
+    actions.py     ready bulk files as a source: lines to items    ids.py      ids, written into a body in place
+    body.py        a body, which knows its items
     export.py      what a person wants to see of a workload
 """

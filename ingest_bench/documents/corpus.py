@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ingest_bench.documents.bulk import action_and_index
+from ingest_bench.documents.actions import action_and_index
 from ingest_bench.documents.lines import OPENERS, chunks, lines
 from ingest_bench.errors import SpecError
 
@@ -50,7 +50,7 @@ def check(path: Path, *, bulk: bool | None = None, limit_bytes: int = CHECK_BYTE
 def _check(path: Path, bulk: bool | None, limit_bytes: int, _state: tuple[int, ...]) -> Corpus:
     checker = _Checker(path, bulk)
     total = 0
-    for block in lines(checker.watch(chunks(path))):
+    for block in lines(checker.watch(chunks(path)), path):
         for line in block:
             checker.line(line)
             total += len(line) + 1

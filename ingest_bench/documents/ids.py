@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+# With this module, not when the first user starts: numpy takes 11 ms for it, and the workers of a load start together.
+from numpy.random import default_rng
 
 from ingest_bench.documents.body import Body
 from ingest_bench.errors import RunFailed
@@ -27,7 +30,7 @@ class Ids:
         self._user = user
         self._users = users
         self._conflicts = conflicts
-        self._random = np.random.default_rng([seed, user, 5])
+        self._random = default_rng([seed, user, 5])
         self._given = 0
         self._next_old = 0
 
@@ -43,6 +46,13 @@ class Ids:
         return self._user + np.where(old, again, before - 1) * self._users
 
 
+def drawn_old(documents: int, probability_ppm: int, seed: int) -> NDArray[np.bool_]:
+    """Which documents of a body take an id that was given before: the same ones for the same seed."""
+    old = default_rng([seed, 4]).random(documents) < probability_ppm / 1e6
+    old[0] = False
+    return old
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Template:
     """A body with a gap for the id of each document."""
@@ -52,11 +62,17 @@ class Template:
     """Where each gap begins."""
     old: NDArray[np.bool_]
     """Whether the document takes an id that was given before. The first never does: there may be none yet."""
-    compress: bool
+    lines: int = 1
+    """How many lines each item has."""
+    sizes: NDArray[np.int64] | None = None
+    """Bytes of each item; None: each has that number of lines."""
+    compress: bool = False
+    is_repeatable: bool = True
+    """Whether the id says where the server puts the document, so that the same one twice is there once."""
 
     def copy(self) -> Template:
         """One that another user may write into."""
-        return Template(bytearray(self.data), self.places, self.old, self.compress)
+        return replace(self, data=bytearray(self.data))
 
     def filled(self, ids: Ids) -> Body:
         """The body with the user's next ids. They stand in the place of those that it had before."""
@@ -65,5 +81,15 @@ class Template:
             raise RunFailed(f"more than {10**DIGITS} document ids were given; take a shorter run")
         view = np.frombuffer(self.data, dtype=np.uint8)
         view[self.places[:, None] + np.arange(DIGITS)] = taken[:, None] // _POWERS % 10 + ord("0")
-        body = Body(self.data, len(self.places), adds=(~self.old).astype(np.int8))
+        adds = (~self.old).astype(np.int8)
+        count = len(self.places)
+        body = Body(
+            self.data,
+            count,
+            sizes=self.sizes,
+            lines=self.lines,
+            adds=adds,
+            ids=taken,
+            is_repeatable=self.is_repeatable,
+        )
         return body.packed() if self.compress else body

@@ -14,17 +14,24 @@ from typing import IO
 import numpy as np
 import zstandard
 
-from ingest_bench.documents.bulk import action_and_index, items
+from ingest_bench import files
+from ingest_bench.documents.actions import action_and_index, items
 from ingest_bench.errors import SpecError
 
 CHUNK_BYTES = 4 * 1024**2
+# Servers take requests of 100 MB unless they are told otherwise (http.max_content_length).
+_LONGEST_LINE_BYTES = 256 * 1024**2
+# A block of 4 bytes can mean 128 KiB (RFC 8878, RLE blocks): no more than 64 MiB come out of so much at once.
+_ZSTD_BYTES = 2048
 
 
-def chunks(path: Path, start: int = 0, end: int | None = None) -> Iterator[bytes]:
+def chunks(path: Path, start: int = 0, end: int | None = None, *, suffix: str | None = None) -> Iterator[bytes]:
     """The content in pieces, unpacked by the suffix; a byte range of a plain file. SpecError when it cannot be read."""
     try:
-        if path.suffix in OPENERS:
-            yield from OPENERS[path.suffix](path)
+        files.check(path)
+        packing = path.suffix if suffix is None else suffix
+        if packing in OPENERS:
+            yield from OPENERS[packing](path)
         else:
             with path.open("rb") as file:
                 yield from _range(file, start, end)
@@ -36,12 +43,20 @@ def chunks(path: Path, start: int = 0, end: int | None = None) -> Iterator[bytes
         raise SpecError(f"{path}: {what}: {error.strerror or error}") from None
 
 
-def lines(pieces: Iterable[bytes]) -> Iterator[list[bytes]]:
-    """The lines of the pieces without their line feeds, a list for each piece."""
+def lines(pieces: Iterable[bytes], path: Path) -> Iterator[list[bytes]]:
+    """The lines of the pieces of a file without their line feeds, a list for each piece.
+
+    SpecError for a line that is longer than any document: a small archive can hold one that fills the memory.
+    """
     rest = b""
     for piece in pieces:
         found = (rest + piece).split(b"\n")
         rest = found.pop()
+        if len(rest) > _LONGEST_LINE_BYTES:
+            raise SpecError(
+                f"{path}: a line is longer than {_LONGEST_LINE_BYTES // 1024**2} MiB; a line is one document, and no "
+                "server takes one of that size"
+            )
         if found:
             yield found
     if rest:
@@ -72,7 +87,7 @@ def end_of(path: Path, documents: int, bulk: bool) -> int:
     size = path.stat().st_size
     if bulk:
         needed = 0
-        for item in itertools.islice(itertools.chain.from_iterable(items(lines(chunks(path)), path)), documents):
+        for item in itertools.islice(itertools.chain.from_iterable(items(lines(chunks(path), path), path)), documents):
             needed += len(item) + 1
         return min(size, needed)
     before = 0
@@ -84,6 +99,16 @@ def end_of(path: Path, documents: int, bulk: bool) -> int:
         documents -= found
         before += len(piece)
     return size
+
+
+def share(total: int, part: int, parts: int) -> tuple[int, int]:
+    """Where the share of one of several workers begins and ends, of so many bytes or documents: none is left over."""
+    return total * part // parts, total * (part + 1) // parts
+
+
+def stride(total: int, part: int, parts: int) -> range:
+    """The numbers of one of several workers, of so many: it has every n-th."""
+    return range(part, total, parts)
 
 
 def unpack(path: Path, folder: Path) -> Path:
@@ -132,7 +157,7 @@ def _zstd(path: Path) -> Iterator[bytes]:
     # A stream reader takes a cut frame for the end of the file. This one does not, and takes frame after frame.
     unpacker = zstandard.ZstdDecompressor().decompressobj()
     with path.open("rb") as file:
-        while packed := file.read(CHUNK_BYTES // 4):
+        while packed := file.read(_ZSTD_BYTES):
             while packed:
                 if piece := unpacker.decompress(packed):
                     yield piece

@@ -9,12 +9,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from ingest_bench.documents.body import Body
-from ingest_bench.documents.bulk import Packing
 from ingest_bench.documents.ids import Ids, Template
 from ingest_bench.errors import SpecError
+from ingest_bench.model.load import LoadOptions
 from ingest_bench.model.workload import Workload
 
 POOL_BYTES = 64 * 1024**2
@@ -28,6 +29,31 @@ class BulkSize:
     data_bytes: int | None = None
 
 
+class MakesBodies(Protocol):
+    """A protocol (`protocols/`), as far as documents have to know it."""
+
+    @property
+    def overhead_bytes(self) -> int:
+        """What an item has at most beside its document."""
+        ...
+
+    @property
+    def most_documents(self) -> int | None:
+        """How many documents go into one request at most; None: as many as are asked for."""
+        ...
+
+    def body(self, documents: Sequence[bytes], seed: int) -> Body | Template:
+        """These documents as a body, or with gaps where a user writes ids. The seed says which ids are old."""
+        ...
+
+    def of_file(self, path: Path, *, ready: bool, index: str | None, stream: bool = False) -> MakesBodies:
+        """The same for the documents of a file, which may be `ready` items; `index` is where each says that it goes.
+
+        A data stream (`stream`) takes only documents that are new.
+        """
+        ...
+
+
 class Bodies(Protocol):
     """Where the users of one worker get their bodies from."""
 
@@ -37,6 +63,10 @@ class Bodies(Protocol):
 
     def endless(self, user: int, users: int, ids: Ids) -> Iterator[Body]:
         """The bodies of one of several users, again and again; with fewer bodies than users some users share them."""
+        ...
+
+    def again(self) -> Bodies:
+        """The same bodies, all of which were sent before."""
         ...
 
 
@@ -58,6 +88,10 @@ class BodyPool:
         sent_before = [body.again() for body in own or self.bodies]
         return itertools.chain(own, itertools.cycle(sent_before))
 
+    def again(self) -> BodyPool:
+        """The same bodies, sent before."""
+        return BodyPool(tuple(body.again() for body in self.bodies))
+
 
 @dataclass(frozen=True, slots=True)
 class IdPool:
@@ -74,14 +108,18 @@ class IdPool:
         own = self.templates[user::users] or tuple(template.copy() for template in self.templates)
         return (template.filled(ids) for template in itertools.cycle(own))
 
+    def again(self) -> IdPool:
+        """The same: the ids make the difference."""
+        return self
 
-def fill(groups: Iterable[Sequence[bytes]], packing: Packing, seed: int, pool_bytes: int) -> BodyPool | IdPool:
+
+def fill(groups: Iterable[Sequence[bytes]], protocol: MakesBodies, seed: int, pool_bytes: int) -> BodyPool | IdPool:
     """A pool of the first groups of documents that together reach `pool_bytes`."""
     total = 0
     bodies: list[Body] = []
     templates: list[Template] = []
     for number, documents in enumerate(groups):
-        made = packing.pack(documents, seed + number)
+        made = protocol.body(documents, seed + number)
         if isinstance(made, Body):
             bodies.append(made)
         else:
@@ -92,15 +130,21 @@ def fill(groups: Iterable[Sequence[bytes]], packing: Packing, seed: int, pool_by
     return IdPool(tuple(templates)) if templates else BodyPool(tuple(bodies))
 
 
-def bulk_size(workload: Workload, documents: int | None, data_bytes: int | None) -> BulkSize:
-    """The size of a bulk: as given, or as published; SpecError when it is given twice or nothing."""
+def bulk_size(workload: Workload, options: LoadOptions, protocol: MakesBodies) -> BulkSize:
+    """The size of a bulk: as given, or as published, or the most that the protocol sends at once.
+
+    SpecError when it is given twice or nothing.
+    """
+    documents, data_bytes = options.bulk_documents, options.bulk_bytes
     if documents is not None and data_bytes is not None:
         raise SpecError("a bulk has a size in documents or in bytes, not both: take one out")
     if any(given is not None and given < 1 for given in (documents, data_bytes)):
         raise SpecError("a bulk without documents: give a size of at least 1")
-    if data_bytes is not None:
+    most = protocol.most_documents
+    if data_bytes is not None and most is None:
         return BulkSize(data_bytes=data_bytes)
-    return BulkSize(documents=documents or workload.bulk_documents)
+    wanted = documents or workload.bulk_documents
+    return BulkSize(documents=wanted if most is None else min(wanted, most))
 
 
 def group(blocks: Iterable[list[bytes]], size: BulkSize, overhead_bytes: int) -> Iterator[list[bytes]]:

@@ -9,14 +9,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ingest_bench.documents import bulk, lines, pool
+from ingest_bench.documents import actions, lines, pool
 from ingest_bench.documents.body import Body
-from ingest_bench.documents.bulk import Packing
 from ingest_bench.documents.corpus import Corpus
 from ingest_bench.documents.ids import Ids
-from ingest_bench.documents.pool import POOL_BYTES, BodyPool, BulkSize, IdPool
+from ingest_bench.documents.pool import POOL_BYTES, BodyPool, BulkSize, IdPool, MakesBodies
 from ingest_bench.errors import RunFailed, SpecError
-from ingest_bench.model.workload import BulkAction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +22,7 @@ class Reader:
     """How one worker reads its part of a file, as often as it is asked to."""
 
     corpus: Corpus
-    packing: Packing
+    protocol: MakesBodies
     size: BulkSize
     seed: int
     start: int = 0
@@ -36,12 +34,12 @@ class Reader:
     def groups(self) -> Iterator[list[bytes]]:
         """The documents (of bulk bodies: the items), a list for each bulk."""
         path = self.corpus.path
-        blocks = lines.lines(lines.chunks(path, self.start, self.end))
-        found = bulk.items(blocks, path) if self.corpus.bulk else blocks
+        blocks = lines.lines(lines.chunks(path, self.start, self.end), path)
+        found = actions.items(blocks, path) if self.corpus.bulk else blocks
         documents: Iterator[list[bytes]] = (_plausible(block, path) for block in found)
         if self.limit is not None:
             documents = pool.first(documents, self.limit)
-        return pool.group(documents, self.size, self.packing.overhead_bytes)
+        return pool.group(documents, self.size, self.protocol.overhead_bytes)
 
 
 @dataclass(slots=True)
@@ -58,7 +56,7 @@ class BodyStream:
         """The next bodies that no user of this worker had, until the file ends."""
         del user, users
         for documents in self.groups:
-            made = self.reader.packing.pack(documents, self.reader.seed + next(self._numbers))
+            made = self.reader.protocol.body(documents, self.reader.seed + next(self._numbers))
             body = made if isinstance(made, Body) else made.filled(ids)
             yield body.again() if self.passes else body
 
@@ -72,41 +70,40 @@ class BodyStream:
                 self.passes += 1
                 self.groups = self.reader.groups()
 
+    def again(self) -> BodyStream:
+        """The same bodies from the first on, sent before."""
+        return BodyStream(self.reader, self.reader.groups(), self.passes + 1)
+
 
 def open_file(
     corpus: Corpus,
-    index: str,
+    protocol: MakesBodies,
     size: BulkSize,
     *,
     seed: int,
-    action: BulkAction | None = None,
     pool_bytes: int = POOL_BYTES,
-    compress: bool = False,
     part: int = 0,
     parts: int = 1,
-    named: bool = False,
+    index: str | None = None,
+    is_stream: bool = False,
     limit: int | None = None,
+    end_bytes: int | None = None,
 ) -> BodyPool | IdPool | BodyStream:
     """The bodies of worker `part` of `parts`: in memory when they fit into the pool, else as a stream.
 
     Several workers read a byte range each. A compressed file has none: `lines.unpack` it once for all of them.
-    With `named` action lines say the index even when there is one; `limit` is how many documents all workers send: the
-    first ones of the file, however many workers there are.
+    With an `index` each item says that it goes there; `limit` is how many documents all workers send: the first ones of
+    the file, however many workers there are. They end at `end_bytes`, where somebody has looked that up: else each of
+    several workers does it. A worker for which nothing is left has an empty pool.
     """
-    action = action or BulkAction()
-    if corpus.bulk and (action.conflicts != "none" or action.indices != 1):
-        raise SpecError(
-            f"{corpus.path}: ready bulk bodies have their own ids and indices; take out conflicts and indices"
-        )
+    protocol = protocol.of_file(corpus.path, ready=corpus.bulk, index=index, stream=is_stream)
     if parts > 1 and corpus.path.suffix in lines.OPENERS:
         raise SpecError(
             f"{corpus.path}: {parts} processes cannot share a compressed file; unpack it, or take one process"
         )
-    targets = bulk.targets_of(index, action) or ((index,) if named else ())
-    packing = Packing(targets, action, compress, corpus.bulk)
-    reader = Reader(corpus=corpus, packing=packing, size=size, seed=seed, limit=limit)
+    reader = Reader(corpus=corpus, protocol=protocol, size=size, seed=seed, limit=limit)
     if parts > 1:
-        start, end = _range(corpus, part, parts, limit)
+        start, end = _range(corpus, part, parts, limit, end_bytes)
         reader = dataclasses.replace(reader, start=start, end=end, limit=None)
     groups = reader.groups()
     held: list[list[bytes]] = []
@@ -116,16 +113,17 @@ def open_file(
         total += sum(map(len, documents))
         if total > pool_bytes:
             return BodyStream(reader, itertools.chain(held, groups))
-    if not held:
-        raise SpecError(f"{corpus.path}: no document is left for process {part + 1} of {parts}")
-    return pool.fill(held, packing, seed, sys.maxsize)
+    return pool.fill(held, protocol, seed, sys.maxsize)
 
 
-def _range(corpus: Corpus, part: int, parts: int, limit: int | None) -> tuple[int, int]:
+def _range(corpus: Corpus, part: int, parts: int, limit: int | None, end_bytes: int | None) -> tuple[int, int]:
     """The bytes of one worker. All workers together have the whole file, or its first `limit` documents."""
     path, is_bulk = corpus.path, corpus.bulk
-    size = path.stat().st_size if limit is None else lines.end_of(path, limit, is_bulk)
-    start, end = (lines.boundary(path, size * number // parts, is_bulk) for number in (part, part + 1))
+    if limit is None:
+        size = path.stat().st_size
+    else:
+        size = lines.end_of(path, limit, is_bulk) if end_bytes is None else end_bytes
+    start, end = (lines.boundary(path, place, is_bulk) for place in lines.share(size, part, parts))
     return min(start, size), min(end, size)
 
 

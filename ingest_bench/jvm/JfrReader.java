@@ -9,10 +9,12 @@ import java.nio.file.Path;
 import java.nio.file.StandardOpenOption;
 import java.time.Instant;
 import java.util.ArrayList;
+import java.util.Arrays;
 import java.util.BitSet;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.PriorityQueue;
 import java.util.TreeMap;
 import java.util.TreeSet;
 import jdk.jfr.consumer.RecordedEvent;
@@ -28,13 +30,17 @@ import jdk.jfr.consumer.RecordingFile;
  * belongs to the window by its end; one that ended before SINCE_NS does not count at all: a JVM that ran before gives
  * whole chunks. PORTS are the peer's ("1,2,3"; "*": all). Memory does not grow with reads and allocations: only
  * collections and distinct sizes and sites are kept. Runs on Java 11 and later, and reads recordings of its own Java
- * and older.
+ * and older. Large objects are all counted; the moments of MAX_LARGE of them are kept.
  */
 public final class JfrReader {
   /** Sizes below this are counted in an array, larger ones in a map. */
   private static final int DENSE = 1 << 20;
 
   private static final int MAX_SITES = 20_000;
+  private static final long LARGE_BYTES = 1L << 20;
+  private static final long VERY_LARGE_BYTES = 100L << 20;
+  private static final int MAX_LARGE = 200_000;
+  private static final int STACK_FRAMES = 8;
   private static final int RECORD_BYTES = 16;
   private static final String TOO_DEEP = "(stack too deep)";
   private static final String[] JDK = {"java.", "javax.", "jdk.", "sun.", "com.sun."};
@@ -58,6 +64,54 @@ public final class JfrReader {
     }
   }
 
+  /** Direct buffers: how long each took to get, and what the JVM did to find room for them. */
+  private static final class DirectMemory {
+    private static final int LONGEST = 200;
+
+    final Sizes all = new Sizes();
+    final Sizes window = new Sizes();
+    /** Nanoseconds by three digits: 1,234,567 is 1,230,000. */
+    final Map<Long, long[]> times = new TreeMap<>();
+    /** The longest ones with their ends: [took, end], the shortest of them first. */
+    final PriorityQueue<long[]> longest = new PriorityQueue<>((left, right) -> Long.compare(left[0], right[0]));
+    /** Sleeps of a thread that waits for room, by how long it wanted to sleep. */
+    final Map<Long, long[]> sleeps = new TreeMap<>();
+    long systemGcs;
+
+    void allocation(long end, long took, boolean inWindow) {
+      all.add(took);
+      if (!inWindow) {
+        return;
+      }
+      window.add(took);
+      long unit = 1;
+      while (took / unit >= 1000) {
+        unit *= 10;
+      }
+      times.computeIfAbsent(took / unit * unit, key -> new long[1])[0]++;
+      if (longest.size() < LONGEST || took > longest.peek()[0]) {
+        longest.add(new long[] {took, end});
+      }
+      if (longest.size() > LONGEST) {
+        longest.remove();
+      }
+    }
+
+    String json() {
+      List<String> longOnes = new ArrayList<>();
+      longest.forEach(one -> longOnes.add("[" + one[1] + "," + one[0] + "]"));
+      return "{\"all\":" + all.json() + ",\"window\":" + window.json() + ",\"times\":" + counts(times)
+          + ",\"longest\":[" + String.join(",", longOnes) + "],\"sleeps\":" + counts(sleeps)
+          + ",\"system_gcs\":" + systemGcs + "}";
+    }
+
+    private static String counts(Map<Long, long[]> counted) {
+      List<String> parts = new ArrayList<>();
+      counted.forEach((value, count) -> parts.add("\"" + value + "\":" + count[0]));
+      return "{" + String.join(",", parts) + "}";
+    }
+  }
+
   private final long sinceNs;
   private final long startNs;
   private final long endNs;
@@ -76,11 +130,24 @@ public final class JfrReader {
   private final Map<String, Sizes> allocations = new TreeMap<>();
   private final Map<String, long[]> sites = new HashMap<>();
 
+  private final Sizes large = new Sizes();
+  /** How many large objects are larger than two to the power of the index. */
+  private final long[] largerThan = new long[64];
+  private final Map<String, long[]> largeSites = new HashMap<>();
+  private final List<String> largeMoments = new ArrayList<>();
+  private long veryLarge;
+  private long largeLost;
+  private long largestBytes;
+  private String largestStack = "";
+
   private final List<String> pauses = new ArrayList<>();
   private final List<String> collections = new ArrayList<>();
   private final List<String> heap = new ArrayList<>();
+  private final List<String> regions = new ArrayList<>();
   private final List<String> direct = new ArrayList<>();
   private final List<String> failures = new ArrayList<>();
+
+  private final DirectMemory directMemory = new DirectMemory();
 
   private final Map<String, long[]> types = new TreeMap<>();
   /** Events that this Java could have written: the lack of one that it does not know means nothing. */
@@ -153,9 +220,11 @@ public final class JfrReader {
         break;
       case "jdk.ObjectAllocationOutsideTLAB":
         allocation(event, end, "outside", event.getLong("allocationSize"));
+        object(event, end);
         break;
       case "jdk.ObjectAllocationInNewTLAB":
         allocation(event, end, "tlab", event.getLong("tlabSize"));
+        object(event, end);
         break;
       case "jdk.GCPhasePause":
         pauses.add("[" + event.getInt("gcId") + "," + end + "," + event.getDuration().toNanos() + ","
@@ -169,9 +238,24 @@ public final class JfrReader {
         heap.add("[" + event.getInt("gcId") + "," + end + "," + quote(event.getString("when")) + ","
             + event.getLong("heapUsed") + "," + event.<RecordedObject>getValue("heapSpace").getLong("committedSize") + "]");
         break;
+      case "jdk.G1HeapSummary":
+        regions.add("[" + event.getInt("gcId") + "," + quote(event.getString("when")) + ","
+            + event.getLong("numberOfRegions") + "]");
+        break;
       case "jdk.DirectBufferStatistics":
         direct.add("[" + end + "," + event.getLong("count") + "," + event.getLong("memoryUsed") + ","
             + event.getLong("totalCapacity") + "]");
+        break;
+      case "ingestbench.DirectAllocation":
+        directMemory.allocation(end, event.getLong("took"), inWindow(end));
+        break;
+      case "jdk.ThreadSleep":
+        if (inWindow(end) && has(event.getStackTrace(), "java.nio.Bits", "reserveMemory")) {
+          directMemory.sleeps.computeIfAbsent(event.getDuration("time").toNanos(), key -> new long[1])[0]++;
+        }
+        break;
+      case "jdk.SystemGC":
+        directMemory.systemGcs += inWindow(end) ? 1 : 0;
         break;
       case "jdk.PromotionFailed":
       case "jdk.EvacuationFailed":
@@ -242,6 +326,54 @@ public final class JfrReader {
     sums[1] += bytes;
   }
 
+  /** The object itself, whether it has a TLAB of its own or none. */
+  private void object(RecordedEvent event, long end) {
+    long bytes = event.getLong("allocationSize");
+    boolean isLargest = bytes > largestBytes && inWindow(end);
+    if (bytes < LARGE_BYTES && !isLargest) {
+      return;
+    }
+    if (isLargest) {
+      largestBytes = bytes;
+      largestStack = event.getClass("objectClass").getName() + ": " + stack(event);
+    }
+    if (bytes < LARGE_BYTES) {
+      return;
+    }
+    if (largeMoments.size() < MAX_LARGE) {
+      largeMoments.add("[" + end + "," + bytes + "]");
+    } else {
+      largeLost++;
+    }
+    if (!inWindow(end)) {
+      return;
+    }
+    large.add(bytes);
+    veryLarge += bytes >= VERY_LARGE_BYTES ? 1 : 0;
+    for (int power = 0; power < 63 && bytes > 1L << power; power++) {
+      largerThan[power]++;
+    }
+    String site = site(event.getStackTrace());
+    boolean isKnown = largeSites.size() < MAX_SITES || largeSites.containsKey(site);
+    long[] sums = largeSites.computeIfAbsent(isKnown ? site : "(other)", key -> new long[2]);
+    sums[0]++;
+    sums[1] += bytes;
+  }
+
+  /** Its first frames, the innermost first. */
+  private static String stack(RecordedEvent event) {
+    RecordedStackTrace trace = event.getStackTrace();
+    StringBuilder out = new StringBuilder();
+    int count = 0;
+    for (RecordedFrame frame : trace == null ? List.<RecordedFrame>of() : trace.getFrames()) {
+      if (frame.isJavaFrame() && count++ < STACK_FRAMES) {
+        out.append(count > 1 ? " < " : "").append(frame.getMethod().getType().getName()).append('.');
+        out.append(frame.getMethod().getName()).append(':').append(frame.getLineNumber());
+      }
+    }
+    return out.toString();
+  }
+
   private static String layer(String site) {
     if (site.equals(TOO_DEEP)) {
       return "unknown";
@@ -263,6 +395,18 @@ public final class JfrReader {
       }
     }
     return trace.isTruncated() ? TOO_DEEP : "(only the JDK)";
+  }
+
+  private static boolean has(RecordedStackTrace trace, String owner, String method) {
+    if (trace != null) {
+      for (RecordedFrame frame : trace.getFrames()) {
+        if (frame.isJavaFrame() && frame.getMethod().getName().equals(method)
+            && frame.getMethod().getType().getName().equals(owner)) {
+          return true;
+        }
+      }
+    }
+    return false;
   }
 
   private static boolean isJdk(String owner) {
@@ -313,8 +457,12 @@ public final class JfrReader {
     out.append("],\"pauses\":[").append(String.join(",", pauses));
     out.append("],\"collections\":[").append(String.join(",", collections));
     out.append("],\"heap\":[").append(String.join(",", heap));
-    out.append("],\"direct\":[").append(String.join(",", direct));
-    return out.append("],\"failures\":[").append(String.join(",", failures)).append("]}").toString();
+    out.append("],\"regions\":[").append(String.join(",", regions));
+    out.append("],\"large\":");
+    large(out);
+    out.append(",\"direct\":[").append(String.join(",", direct));
+    out.append("],\"direct_memory\":").append(directMemory.json());
+    return out.append(",\"failures\":[").append(String.join(",", failures)).append("]}").toString();
   }
 
   private void histogram(StringBuilder out) {
@@ -329,6 +477,21 @@ public final class JfrReader {
       out.append(comma).append('"').append(entry.getKey()).append("\":").append(entry.getValue()[0]);
       comma = ",";
     }
+  }
+
+  private void large(StringBuilder out) {
+    out.append("{\"window\":").append(large.json()).append(",\"very_large\":").append(veryLarge);
+    out.append(",\"larger_than\":").append(Arrays.toString(largerThan)).append(",\"sites\":[");
+    List<Map.Entry<String, long[]>> top = new ArrayList<>(largeSites.entrySet());
+    top.sort((left, right) -> Long.compare(right.getValue()[1], left.getValue()[1]));
+    String comma = "";
+    for (Map.Entry<String, long[]> entry : top.subList(0, Math.min(100, top.size()))) {
+      out.append(comma).append("[").append(quote(entry.getKey())).append(",").append(entry.getValue()[0]);
+      out.append(",").append(entry.getValue()[1]).append("]");
+      comma = ",";
+    }
+    out.append("],\"moments\":[").append(String.join(",", largeMoments)).append("],\"lost\":").append(largeLost);
+    out.append(",\"largest_bytes\":").append(largestBytes).append(",\"largest\":").append(quote(largestStack)).append("}");
   }
 
   private void topSites(StringBuilder out) {

@@ -39,13 +39,18 @@ import java.lang.management.GarbageCollectorMXBean;
 import java.lang.management.ManagementFactory;
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.Collections;
 import java.util.List;
 import java.util.Map;
+import java.util.Set;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicBoolean;
 import java.util.concurrent.atomic.AtomicLong;
 import java.util.concurrent.atomic.LongAdder;
+import java.util.regex.Matcher;
+import java.util.regex.Pattern;
 
 /**
  * A server that takes bulk requests, counts what it reads and answers at once: the null member of the targets and the
@@ -75,10 +80,17 @@ public final class NettySink {
     private static final Share CLOSE = new Share("sink.close_ppm");
     private static final Share BROKEN = new Share("sink.broken_ppm");
     private static final Share SILENT = new Share("sink.silent_ppm");
+    private static final Share UNAVAILABLE = new Share("sink.unavailable_ppm");
+    /** Carried out, and closed in place of the answer. */
+    private static final Share UNHEARD = new Share("sink.unheard_ppm");
 
     private static final byte[] ACCEPTED = ascii("{\"index\":{\"status\":201}}");
     private static final byte[] REJECTED = ascii(
         "{\"index\":{\"status\":429,\"error\":{\"type\":\"es_rejected_execution_exception\",\"reason\":\"sink.reject\"}}}");
+
+    /** {"index":{}} without its brace: a longer action line may have an id. */
+    private static final int NO_ID_BYTES = 12;
+    private static final byte[] NO_ID = ascii("{\"index\":{\"status\":201,\"result\":\"created\"}}");
 
     private static final String SHARDS = "{\"_shards\":{\"total\":1,\"successful\":1,\"failed\":0}}";
 
@@ -86,6 +98,8 @@ public final class NettySink {
     private static final LongAdder BULKS = new LongAdder();
     private static final Map<Integer, Reads> READS = new ConcurrentHashMap<>();
     private static final Map<String, LongAdder> INDICES = new ConcurrentHashMap<>();
+    /** The documents that were given an id, each by its index and id. */
+    private static final Set<String> KNOWN = ConcurrentHashMap.newKeySet();
     private static final AtomicBoolean STALLS = new AtomicBoolean(STALL_NS > 0);
 
     private static EventLoopGroup loops;
@@ -212,12 +226,23 @@ public final class NettySink {
         }
     }
 
-    /** Counts the documents of a bulk body as it passes: an action line, and a source line unless it deletes. */
+    /**
+     * Counts the documents of a bulk body as it passes: an action line, and a source line unless it deletes. Of one with
+     * ids it keeps the actions, for the answer says of each what became of it.
+     */
     private static final class BulkBody {
+        private static final Pattern WORD = Pattern.compile("\"(index|create|update|delete)\"");
+        private static final Pattern ID = Pattern.compile("\"_id\"\\s*:\\s*\"((?:[^\"\\\\]|\\\\.)*)\"");
+        private static final Pattern INDEX = Pattern.compile("\"_index\"\\s*:\\s*\"((?:[^\"\\\\]|\\\\.)*)\"");
+
         long documents;
+        /** For each item null (it has no id), or its action, its index (empty: the path's) and its id; no list: none has one. */
+        List<String[]> actions;
         private boolean inSource;
         private boolean deletes;
         private int letters;
+        private byte[] line = new byte[256];
+        private int filled;
 
         void add(ByteBuf part) {
             int at = part.readerIndex();
@@ -228,13 +253,43 @@ public final class NettySink {
                     continue;
                 }
                 int feed = part.indexOf(at, end, (byte) '\n');
+                if (!inSource) {
+                    keep(part, at, (feed < 0 ? end : feed) - at);
+                }
                 if (feed < 0) {
                     return;
                 }
                 at = feed + 1;
+                if (!inSource) {
+                    note();
+                }
                 documents += inSource || deletes ? 1 : 0;
                 inSource = !inSource && !deletes;
                 letters = 0;
+            }
+        }
+
+        private void keep(ByteBuf part, int at, int length) {
+            if (filled + length > line.length) {
+                line = Arrays.copyOf(line, 2 * (filled + length));
+            }
+            part.getBytes(at, line, filled, length);
+            filled += length;
+        }
+
+        /** An action line has ended. Without an id it is not looked at. */
+        private void note() {
+            String text = filled > NO_ID_BYTES ? new String(line, 0, filled, StandardCharsets.UTF_8) : "";
+            filled = 0;
+            Matcher id = ID.matcher(text);
+            boolean has = id.find();
+            if (has && actions == null) {
+                actions = new ArrayList<>(Collections.nCopies((int) documents, null));
+            }
+            if (actions != null) {
+                Matcher word = WORD.matcher(text);
+                Matcher index = INDEX.matcher(text);
+                actions.add(has && word.find() ? new String[] {word.group(1), index.find() ? index.group(1) : "", id.group(1)} : null);
             }
         }
 
@@ -242,9 +297,14 @@ public final class NettySink {
         private void actionByte(byte one) {
             if (one == '\n') {
                 letters = 0;
+                filled = 0;
             } else if (one != ' ') {
                 letters++;
                 deletes = letters == 3 && one == 'd';
+                if (filled == line.length) {
+                    line = Arrays.copyOf(line, 2 * filled);
+                }
+                line[filled++] = one;
             }
         }
     }
@@ -317,8 +377,16 @@ public final class NettySink {
                 // Past the codec: it refuses to write what it did not encode.
                 ByteBuf nonsense = Unpooled.copiedBuffer("this is not HTTP\r\n\r\n", StandardCharsets.US_ASCII);
                 context.pipeline().firstContext().writeAndFlush(nonsense).addListener(ChannelFutureListener.CLOSE);
+            } else if (UNAVAILABLE.next()) {
+                json(context, alive, HttpResponseStatus.SERVICE_UNAVAILABLE,
+                    "{\"error\":{\"type\":\"unavailable_shards_exception\",\"reason\":\"sink.unavailable\"},\"status\":503}");
             } else if (!SILENT.next()) {
                 ByteBuf answer = bulkAnswer(path(whole));
+                if (UNHEARD.next()) {
+                    answer.release();
+                    context.close();
+                    return;
+                }
                 if (DELAY_NS > 0) {
                     context.executor().schedule(() -> respond(context, alive, HttpResponseStatus.OK, answer), DELAY_NS, TimeUnit.NANOSECONDS);
                 } else {
@@ -330,6 +398,8 @@ public final class NettySink {
         private ByteBuf bulkAnswer(String path) {
             long documents = bulk.documents;
             long rejected = 0;
+            long added = 0;
+            boolean failed = false;
             ByteBuf items = Unpooled.buffer((int) (documents * (ACCEPTED.length + 1) + 64));
             for (long item = 0; item < documents; item++) {
                 if (item > 0) {
@@ -337,14 +407,49 @@ public final class NettySink {
                 }
                 boolean refuse = REJECT.next();
                 rejected += refuse ? 1 : 0;
-                items.writeBytes(refuse ? REJECTED : ACCEPTED);
+                String[] action = bulk.actions == null ? null : bulk.actions.get((int) item);
+                if (refuse) {
+                    items.writeBytes(REJECTED);
+                } else if (action == null) {
+                    added++;
+                    items.writeBytes(bulk.actions == null ? ACCEPTED : NO_ID);
+                } else {
+                    String result = carriedOut(action, index(path));
+                    added += result.equals("created") ? 1 : result.equals("deleted") ? -1 : 0;
+                    failed |= result.endsWith("exception");
+                    items.writeBytes(told(action[0], result));
+                }
             }
             items.writeBytes(ascii("]}"));
             BULKS.increment();
-            DOCUMENTS.add(documents - rejected);
-            INDICES.computeIfAbsent(index(path), key -> new LongAdder()).add(documents - rejected);
-            byte[] head = ascii("{\"took\":0,\"errors\":" + (rejected > 0) + ",\"items\":[");
+            DOCUMENTS.add(added);
+            INDICES.computeIfAbsent(index(path), key -> new LongAdder()).add(added);
+            byte[] head = ascii("{\"took\":0,\"errors\":" + (failed || rejected > 0) + ",\"items\":[");
             return Unpooled.wrappedBuffer(Unpooled.wrappedBuffer(head), items);
+        }
+
+        /** What became of an item with an id: its result, or the type of its error. */
+        private static String carriedOut(String[] action, String index) {
+            String document = (action[1].isEmpty() ? index : action[1]) + "/" + action[2];
+            switch (action[0]) {
+                case "delete":
+                    return KNOWN.remove(document) ? "deleted" : "not_found";
+                case "update":
+                    return KNOWN.contains(document) ? "updated" : "document_missing_exception";
+                case "create":
+                    return KNOWN.add(document) ? "created" : "version_conflict_engine_exception";
+                default:
+                    return KNOWN.add(document) ? "created" : "updated";
+            }
+        }
+
+        private static byte[] told(String action, String result) {
+            if (result.endsWith("exception")) {
+                int status = result.startsWith("version") ? 409 : 404;
+                return ascii("{\"" + action + "\":{\"status\":" + status + ",\"error\":{\"type\":\"" + result + "\"}}}");
+            }
+            int status = result.equals("created") ? 201 : result.equals("not_found") ? 404 : 200;
+            return ascii("{\"" + action + "\":{\"status\":" + status + ",\"result\":\"" + result + "\"}}");
         }
 
         @Override

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +37,7 @@ class Artifact:
     version: str
     packaging: str
     sha256: str
+    """Empty: of a user's own choice, and nobody said what it must be. It is what the repository gave."""
     classifier: str | None = None
     leave_out: tuple[str, ...] = ()
     """Folders of an archive that are not unpacked; "modules/" leaves all out but those of `keep`."""
@@ -52,11 +53,33 @@ class Artifact:
         return f"{self.name}-{self.version}{classifier}.{self.packaging}"
 
 
+def jar(coordinate: str) -> Artifact:
+    """The jar of a coordinate: "group:name:version", then ":classifier" and "@" with its SHA-256 where it has them.
+
+    Where it has no SHA-256 nothing but the repository's own word vouches for it.
+    """
+    named, _, sha256 = coordinate.partition("@")
+    group, name, version, *classifier = named.split(":")
+    return Artifact(
+        group=group,
+        name=name,
+        version=version,
+        packaging="jar",
+        sha256=sha256,
+        classifier=classifier[0] if classifier else None,
+    )
+
+
+def jars(pinned: Mapping[str, str]) -> tuple[Artifact, ...]:
+    """The jars of these coordinates, each with its SHA-256."""
+    return tuple(jar(f"{coordinate}@{sha256}") for coordinate, sha256 in pinned.items())
+
+
 def fetch(artifact: Artifact, progress: Progress = no_progress) -> Path:
     """The verified file in the cache; RunFailed that names the artifact when it cannot be had."""
     name = f"artifacts/{artifact.group}/{artifact.file_name}"
     here = cache.folder() / name
-    if cache.has(name) and _sha256(here) != artifact.sha256:
+    if cache.has(name) and artifact.sha256 and _sha256(here) != artifact.sha256:
         cache.remove(here)
     return cache.filled(name, lambda partial: _download(artifact, partial, progress))
 
@@ -70,6 +93,11 @@ def unpacked(artifact: Artifact, progress: Progress = no_progress) -> Path:
         archive = fetch(artifact, progress)
         cache.filled(name, lambda partial: _unpack(artifact, archive, partial))
     return _only_folder(place)
+
+
+def told(artifact: Artifact) -> str:
+    """The file of the cache and its SHA-256, for a record of what was started."""
+    return f"{artifact.file_name} {artifact.sha256 or _sha256(fetch(artifact))}"
 
 
 def is_here(artifact: Artifact) -> bool:
@@ -110,7 +138,7 @@ def _only_folder(place: Path) -> Path:
 def _download(artifact: Artifact, partial: Path, progress: Progress) -> None:
     found = _resolve(artifact, partial.parent / "repository", progress)
     sha256 = _sha256(found)
-    if sha256 != artifact.sha256:
+    if artifact.sha256 not in ("", sha256):
         raise RunFailed(
             f"{artifact}: the file that came has SHA-256 {sha256}, but {artifact.sha256} is pinned "
             f"({found.stat().st_size} bytes came). It was thrown away; try again, or ask whoever runs the mirror."

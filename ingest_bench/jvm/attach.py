@@ -98,6 +98,13 @@ def attach(pid: int, java_home: Path | None = None) -> Attached:
     return dataclasses.replace(found, version=version[1])
 
 
+def ours(pid: int, java: Java) -> Attached:
+    """A JVM that we started on that Java."""
+    began_at = began(pid) or ""
+    jcmd = java.home / "bin" / "jcmd"
+    return Attached(pid=pid, uid=os.geteuid(), jcmd=jcmd, version=str(java.version), began=began_at)
+
+
 def told(jvm: Attached) -> Told:
     """What the JVM says about itself."""
     return parse_told(jvm.ask("VM.flags"), jvm.ask("JFR.configure"))

@@ -73,12 +73,21 @@ def remove(path: Path) -> None:
 
 
 @contextmanager
-def _working_folder(place: Path) -> Iterator[Path]:
-    """An empty folder beside `place`, while nobody else has it."""
+def alone(place: Path) -> Iterator[None]:
+    """While nobody else makes what is at `place`, in a folder that exists; who comes second waits."""
     _make_folders(place.parent)
     lock = os.open(place.parent / f".{place.name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
+
+
+@contextmanager
+def _working_folder(place: Path) -> Iterator[Path]:
+    """An empty folder beside `place`, while nobody else has it."""
+    with alone(place):
         work = place.parent / f".{place.name}.partial"
         remove(work)
         work.mkdir()
@@ -86,8 +95,6 @@ def _working_folder(place: Path) -> Iterator[Path]:
             yield work
         finally:
             remove(work)
-    finally:
-        os.close(lock)
 
 
 def _make_folders(path: Path) -> None:

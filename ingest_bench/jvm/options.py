@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ingest_bench.errors import SpecError
 
 if TYPE_CHECKING:
-    from ingest_bench.model.target import Collector
+    from ingest_bench.model.server import Collector
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +55,11 @@ def collector(gc: Collector, java_version: int) -> tuple[str, ...]:
         raise SpecError(f'target.gc: Java {java_version} has no "{gc}" (it has: {have})')
     experimental = ("-XX:+UnlockExperimentalVMOptions",) if gc == "zgc" and java_version < 15 else ()
     return (*experimental, *choice.options)
+
+
+def or_g1(gc: Collector) -> Collector:
+    """The collector of a server that nobody tunes: what was asked for, or G1."""
+    return "g1" if gc == "default" else gc
 
 
 def obeyed(gc: Collector, beans: tuple[str, ...]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -18,7 +19,7 @@ from ingest_bench.errors import RunFailed
 from ingest_bench.jvm import cache
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from ingest_bench.model.target import Endpoint, LaunchPlan
 
@@ -34,6 +35,16 @@ _WALK_ANYWHERE = (
     "--ambient-caps=+dac_read_search",
     "--securebits=+no_setuid_fixup",
 )
+# A process namespace for a command that forks its JVM: a death signal is not inherited. Its init dies with us, for it
+# stays who it is, and the kernel ends all others with it. The command is no init itself: to one SIGTERM is nothing.
+# When all are told to end, the command may be the first, and its JVM still writes a recording.
+_INIT = """trap told=1 TERM
+"$@"
+status=$?
+while [ "$told$status" != "$status" -o "$status" = 143 ] && kill -s 0 -- -1 2>&-; do sleep 0.05; done
+exit "$status"
+"""
+_FAMILY = ("unshare", "--pid", "--fork", "--kill-child=KILL", "--", "sh", "-c", _INIT, "init")
 # A recording of 200 MB is written at the JVM's exit.
 _GRACE_S = 60.0
 # Of a server that was never ready nobody wants a recording.
@@ -51,34 +62,65 @@ class ServerProcess:
     listen: Endpoint
 
 
-@contextmanager
-def serve(
-    plan: LaunchPlan,
-    *,
-    enter: Callable[[Sequence[str]], tuple[str, ...]],
-    log: Path,
-    listen: Endpoint,
-    ready: Callable[[float], bool],
-    timeout_s: float = 120,
-) -> Iterator[ServerProcess]:
-    """A ready server for the block's time; afterwards no process of it is left.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """A server that is to be started, and who says that it is ready."""
 
-    `enter` makes the argv that runs inside the server's namespace. `ready` asks the server, for so many seconds at
-    most; RunFailed from it says why it is not ready. A server that ends or is not ready in time is RunFailed with the
-    last lines of its log.
+    plan: LaunchPlan
+    enter: Callable[[Sequence[str]], tuple[str, ...]]
+    """Makes the argv that runs inside the server's namespace."""
+    log: Path
+    listen: Endpoint
+    ready: Callable[[float], bool]
+    """Asks the server, for so many seconds at most; RunFailed from it says why it is not ready."""
+    name: str = "server"
+    """What it is called in errors."""
+
+
+@contextmanager
+def serve(*launches: Launch, timeout_s: float = 120) -> Iterator[tuple[ServerProcess, ...]]:
+    """Ready servers for the block's time, such as all nodes of a cluster; afterwards no process of them is left.
+
+    All are started before one is waited for: a node may need the others to be ready. One that ends or is not ready in
+    time is RunFailed with the last lines of its log.
     """
+    started: list[_Started] = []
+    grace_s = _SHORT_GRACE_S
+    try:
+        started.extend(map(_started, launches))
+        _wait_until_ready(started, timeout_s)
+        grace_s = _GRACE_S
+        yield tuple(
+            ServerProcess(popen=one.popen, jvm_pid=_jvm_pid(one), log=one.launch.log, listen=one.launch.listen)
+            for one in started
+        )
+    finally:
+        end(*(one.popen for one in started), grace_s=grace_s)
+        for one in started:
+            _end_orphans(one.entered)
+
+
+@dataclass(frozen=True, slots=True)
+class _Started:
+    """A server that was started."""
+
+    launch: Launch
+    popen: subprocess.Popen[bytes]
+    entered: tuple[str, str, int] | None
+
+
+def _started(launch: Launch) -> _Started:
+    plan = launch.plan
     for folder in plan.writable:
         folder.mkdir(parents=True, exist_ok=True)
         give(folder)
-    argv = enter((*drop_privileges(plan), *system.with_us(plan.argv)))
-    popen = system.start(argv, stdout=log, cwd=plan.cwd, env=environment(plan))
-    grace_s = _SHORT_GRACE_S
-    try:
-        _wait_until_ready(popen, ready, log, timeout_s)
-        grace_s = _GRACE_S
-        yield ServerProcess(popen=popen, jvm_pid=_jvm_pid(popen, plan, log), log=log, listen=listen)
-    finally:
-        end(popen, grace_s)
+    if plan.may_leave:
+        argv = launch.enter(system.with_us((*_FAMILY, *drop_privileges(plan), *plan.argv)))
+    else:
+        argv = launch.enter((*drop_privileges(plan), *system.with_us(plan.argv)))
+    entered = _entered(launch.enter)
+    popen = system.start(argv, stdout=launch.log, cwd=plan.cwd, env=environment(plan))
+    return _Started(launch, popen, entered)
 
 
 def drop_privileges(plan: LaunchPlan) -> tuple[str, ...]:
@@ -97,9 +139,10 @@ def reachable(plan: LaunchPlan) -> bool:
 
     Root's own folders are often closed (/root). A server with results there may then read and search, not write.
     """
-    places = [*plan.writable, plan.cwd, Path(plan.argv[0]), cache.folder()]
+    places = [*plan.writable, *plan.readable, plan.cwd, Path(plan.argv[0]), cache.folder()]
     parents = {parent for place in places for parent in place.absolute().parents if parent.exists()}
-    return all(parent.stat().st_mode & 0o001 for parent in parents)
+    files = all(file.stat().st_mode & 0o004 for file in plan.readable)
+    return files and all(parent.stat().st_mode & 0o001 for parent in parents)
 
 
 def environment(plan: LaunchPlan) -> dict[str, str]:
@@ -131,23 +174,75 @@ def _is_frame(line: str) -> bool:
     return line.lstrip().startswith(("at ", "... "))
 
 
-def end(popen: subprocess.Popen[bytes], grace_s: float = _GRACE_S) -> None:
-    """No process of that server: SIGTERM first, so that recordings are written, SIGKILL after the grace."""
-    children = _children(popen)
-    # The JVM first: a launcher (Elasticsearch 8) ends by itself when its server has ended.
-    for process in reversed(children):
-        _signal(process)
-    _signal(popen)
+def end(*popens: subprocess.Popen[bytes], grace_s: float = _GRACE_S) -> None:
+    """No process of those servers: SIGTERM for all at once, so that recordings are written, SIGKILL after the grace."""
+    told = [(popen, _children(popen)) for popen in popens]
+    for popen, children in told:
+        # The JVM first: a launcher (Elasticsearch 8) ends by itself when its server has ended.
+        for process in reversed(children):
+            _signal(process)
+        _signal(popen)
     deadline = time.monotonic() + grace_s
-    with suppress(subprocess.TimeoutExpired):
-        popen.wait(grace_s)
-    _, left = psutil.wait_procs(children, timeout=max(0.0, deadline - time.monotonic()))
+    for popen, children in told:
+        with suppress(subprocess.TimeoutExpired):
+            popen.wait(max(0.0, deadline - time.monotonic()))
+        left = _running(children, deadline)
+        for process in left:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        popen.kill()
+        popen.wait()
+        _running(left, math.inf)
+
+
+def _entered(enter: Callable[[Sequence[str]], tuple[str, ...]]) -> tuple[str, str, int] | None:
+    """Where `enter` leads, and as whom: network, user namespace and uid. None: to no network but ours."""
+    said = system.run(enter(("readlink", "/proc/self/ns/net", "/proc/self/ns/user"))).split()
+    here = str(Path("/proc/self/ns/net").readlink())
+    return None if said[0] == here else (said[0], said[1], os.getuid())
+
+
+def _end_orphans(entered: tuple[str, str, int] | None) -> None:
+    """Nobody in the server's network who is none of ours: what a launcher left behind has another parent now.
+
+    All that we start there is what `enter` makes of it; the server alone is one with fewer privileges.
+    """
+    if entered is None:
+        return
+    left = [one for one in psutil.process_iter() if _is_orphan(one, entered)]
     for process in left:
         with suppress(psutil.NoSuchProcess):
             process.kill()
-    popen.kill()
-    popen.wait()
-    psutil.wait_procs(left)
+    _running(left, math.inf)
+
+
+def _is_orphan(process: psutil.Process, entered: tuple[str, str, int]) -> bool:
+    try:
+        net, user = (str(Path(f"/proc/{process.pid}/ns/{name}").readlink()) for name in ("net", "user"))
+        return net == entered[0] and (user, process.uids().real) != entered[1:]
+    except (OSError, psutil.NoSuchProcess):
+        # It has ended, or it is somebody's whom we may not look at.
+        return False
+
+
+def _running(processes: Sequence[psutil.Process], deadline: float) -> list[psutil.Process]:
+    """Those that still run then, or nobody, as soon as that is so.
+
+    One that has ended is no child of ours, and whose it is now may never ask for its status (psutil.wait_procs would
+    wait for that): a JVM outlives the script that started it, and PID 1 of a container need not be an init.
+    """
+    while left := [process for process in processes if _runs(process)]:
+        if time.monotonic() > deadline:
+            return left
+        time.sleep(_POLL_S)
+    return []
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _signal(process: psutil.Process | subprocess.Popen[bytes]) -> None:
@@ -165,31 +260,59 @@ def _children(popen: subprocess.Popen[bytes]) -> list[psutil.Process]:
         return []
 
 
-def _wait_until_ready(
-    popen: subprocess.Popen[bytes], ready: Callable[[float], bool], log: Path, timeout_s: float
-) -> None:
+def _wait_until_ready(started: Sequence[_Started], timeout_s: float) -> None:
     deadline = time.monotonic() + timeout_s
-    why = "it was not asked yet"
-    while (left_s := deadline - time.monotonic()) > 0:
-        try:
-            if ready(left_s):
-                return
-            why = "it answers that it is not"
-        except RunFailed as error:
-            why = str(error)
-        status = popen.poll()
-        if status is not None:
-            raise RunFailed(f"server: it ended before it was ready ({_ending(status)}). {log} ends:\n{last_lines(log)}")
-        time.sleep(_POLL_S)
-    raise RunFailed(f"server: not ready after {timeout_s:g} s ({why}). {log} ends:\n{last_lines(log)}")
+    why = {one.launch.name: "it was not asked yet" for one in started}
+    while why:
+        for one in started:
+            if (left_s := deadline - time.monotonic()) <= 0:
+                raise RunFailed(_late([each for each in started if each.launch.name in why], why, timeout_s))
+            is_ready = False
+            try:
+                is_ready = one.launch.name not in why or one.launch.ready(left_s)
+                if is_ready:
+                    why.pop(one.launch.name, None)
+                else:
+                    why[one.launch.name] = "it answers that it is not"
+            except RunFailed as error:
+                why[one.launch.name] = str(error)
+            _check_it_runs(one, is_ready=is_ready)
+        if why:
+            time.sleep(_POLL_S)
 
 
-def _jvm_pid(popen: subprocess.Popen[bytes], plan: LaunchPlan, log: Path) -> int:
-    if plan.pid_is_jvm:
+def _check_it_runs(one: _Started, *, is_ready: bool) -> None:
+    status = one.popen.poll()
+    if status is not None:
+        when = "as soon as" if is_ready else "before"
+        name, log = one.launch.name, one.launch.log
+        raise RunFailed(f"{name}: it ended {when} it was ready ({_ending(status)}). {log} ends:\n{last_lines(log)}")
+
+
+def _late(missing: Sequence[_Started], why: Mapping[str, str], timeout_s: float) -> str:
+    """Each node that is not ready and why, and the log of the first of them."""
+    first, *others = missing
+    told = "".join(f"; {one.launch.name}: {why[one.launch.name]}" for one in others)
+    log = first.launch.log
+    return (
+        f"{first.launch.name}: not ready after {timeout_s:g} s ({why[first.launch.name]}{told}). {log} ends:\n"
+        f"{last_lines(log)}"
+    )
+
+
+def _jvm_pid(one: _Started) -> int:
+    popen, log = one.popen, one.launch.log
+    if one.launch.plan.pid_is_jvm:
         return popen.pid
-    servers = [process.pid for process in _children(popen) if process.name() == "java"]
+    jvms: dict[int, int] = {}
+    with suppress(psutil.NoSuchProcess):
+        jvms = {process.pid: process.ppid() for process in _children(popen) if process.name() == "java"}
+    # Where a launcher is one too (Elasticsearch 8) the server is its child.
+    servers = [pid for pid in jvms if pid not in jvms.values()]
     if len(servers) != 1:
-        raise RunFailed(f"server: its launcher has {len(servers)} JVMs, one was expected. {log}:\n{last_lines(log)}")
+        raise RunFailed(
+            f"{one.launch.name}: its launcher has {len(servers)} JVMs, one was expected. {log}:\n{last_lines(log)}"
+        )
     return servers[0]
 
 

@@ -15,7 +15,6 @@ import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
 from locust import events, task
@@ -23,11 +22,14 @@ from locust.runners import MasterRunner
 
 from ingest_bench import catalog, urls
 from ingest_bench.load.plan import LoadPlan
-from ingest_bench.load.users.bulk import BulkUser
+from ingest_bench.load.recorder import sample_of
+from ingest_bench.load.users.ingest import IngestUser
 from ingest_bench.load.work import Work
-from ingest_bench.model.load import LoadOptions
-from ingest_bench.model.samples import OUTCOMES, Sample
-from ingest_bench.model.target import Endpoint
+from ingest_bench.model.load import LoadOptions, Wire
+from ingest_bench.model.samples import OUTCOMES
+from ingest_bench.model.target import Endpoint, Tls
+from ingest_bench.protocols.bulk import Bulk
+from ingest_bench.protocols.http1.user import Poster
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,13 +37,14 @@ if TYPE_CHECKING:
     from locust.env import Environment
 
     from ingest_bench.documents.body import Body
+    from ingest_bench.protocols.way import Way
 
 
 class BulkFailedError(Exception):
     """A bulk of which not every document was acknowledged, as Locust's list of failures shows it."""
 
 
-class BulkIndexUser(BulkUser):
+class BulkIndexUser(IngestUser, Poster):
     """Sends bulks; Locust decides how many users there are, how long they wait, and when it is over."""
 
     abstract = True
@@ -51,11 +54,14 @@ class BulkIndexUser(BulkUser):
     bulk_documents: int | None = None
     bulk_path: str | None = None
     """None: `/INDEX/_bulk`, with the workload's index."""
+    ca_file: str | None = None
+    """The certificates (PEM) that may vouch for a server at `https://`. None: those that this machine trusts."""
     retries = 5
 
     def on_start(self) -> None:
         """A connection, and the bodies that all users of this class in this process share."""
-        self.work, self.head, self._bodies = _shared(type(self), self.environment)
+        self.work, self.way, bulk, self._bodies = _shared(type(self), self.environment)
+        self.path, self.own_headers, self.judge = bulk.url_path, bulk.headers, bulk.judge
         super().on_start()
 
     @task
@@ -71,9 +77,9 @@ class _Events:
         self._fire: Any = environment.events.request.fire
         self._name = name
 
-    def add(self, *fields: int) -> None:
+    def add(self, record: bytes) -> None:
         """One bulk, resent items included, with its time from planned to done. One that Locust ended is not counted."""
-        sample = Sample(*fields)
+        sample = sample_of(record)
         outcome, missing = OUTCOMES[sample.outcome], sample.documents - sample.documents_acked
         if outcome == "cut-off":
             return
@@ -92,7 +98,7 @@ class _Events:
         )
 
 
-_Shared = tuple[Work, bytes, "Iterator[Body]"]
+_Shared = tuple[Work, "Way", Bulk, "Iterator[Body]"]
 _SHARED: WeakKeyDictionary[Any, dict[type, _Shared]] = WeakKeyDictionary()
 # Locust does not tell a worker how many there are. Synthetic documents are made in blocks; each worker has every
 # so-many-th block, so that this many workers have documents of their own.
@@ -118,25 +124,27 @@ def _shared(user: type[BulkIndexUser], environment: Environment) -> _Shared:
     if user not in made:
         plan = _plan(user, environment)
         work = Work(
-            address=plan.address,
             source=plan.source(),
-            recorder=_Events(environment, plan.bulk_path),
+            recorder=_Events(environment, plan.path),
             users=range(sys.maxsize),
         )
         work.end_ns = sys.maxsize
-        made[user] = work, plan.request_head, work.source.for_user(plan.worker)
+        bulk = Bulk.of(plan.path, plan.workload.index, plan.options)
+        made[user] = work, plan.way(), bulk, work.source.for_user(plan.worker)
     return made[user]
 
 
 def _plan(user: type[BulkIndexUser], environment: Environment) -> LoadPlan:
-    host = urlsplit(environment.host or user.host or "http://localhost:9200")
+    url = urls.parse(environment.host or user.host or "http://localhost:9200")
+    ca_pem = "" if user.ca_file is None else Path(user.ca_file).read_text(encoding="ascii")
     workload = catalog.workload(user.workload)
     workers = _BLOCK_STRIDE
     if user.documents is not None:
         workers = max(1, getattr(environment.parsed_options, "processes", None) or 1)
     plan = LoadPlan(
-        address=Endpoint(host.hostname or "localhost", host.port or 9200),
-        bulk_path=user.bulk_path or urls.path(workload.index, "_bulk"),
+        address=Endpoint(url.host, url.port),
+        tls=Tls(name=url.host, ca_pem=ca_pem) if url.scheme == "https" else None,
+        wire=Wire(keys={"path": user.bulk_path or urls.path(workload.index, "_bulk")}),
         workload=workload,
         # Users come and go: each process takes bodies as one.
         options=LoadOptions(documents=user.documents, bulk_documents=user.bulk_documents, users=workers),

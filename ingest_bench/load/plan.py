@@ -1,21 +1,26 @@
-"""What a load worker is told: one JSON file."""
+"""What a load worker is told."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ingest_bench.documents import bulk, corpus, lines, source
+from ingest_bench import credentials, files
+from ingest_bench.documents import corpus, lines, source
 from ingest_bench.documents.corpus import Corpus
 from ingest_bench.documents.pool import POOL_BYTES
 from ingest_bench.documents.source import Source
-from ingest_bench.model.load import LoadOptions
-from ingest_bench.model.target import Endpoint, Tls
+from ingest_bench.errors import RunFailed, SpecError
+from ingest_bench.load.arrivals import parse_recorded
+from ingest_bench.model.load import LoadOptions, Wire
+from ingest_bench.model.target import Endpoint, Place, Tls
 from ingest_bench.model.track import Step
 from ingest_bench.model.workload import Workload
+from ingest_bench.protocols import Protocol, spoken
+from ingest_bench.protocols.search import Search
+from ingest_bench.protocols.way import Way, way_to
 from ingest_bench.records import from_json, to_json
 
 # A load that no time ends, and that takes longer than this, is not a benchmark.
@@ -27,7 +32,8 @@ class LoadPlan:
     """Where a load goes, what it sends and when, and where its files are written."""
 
     address: Endpoint
-    bulk_path: str
+    wire: Wire
+    """How the server takes documents."""
     workload: Workload
     options: LoadOptions
     out: Path
@@ -37,6 +43,8 @@ class LoadPlan:
     """More headers for each request."""
     tls: Tls | None = None
     """None: plain HTTP."""
+    others: tuple[Place, ...] = ()
+    """More addresses of the same cluster. Connections go to all of them in turn."""
     credentials: bool = False
     """Whether requests say who we are. The worker knows it from its own environment; it is never in a plan."""
     recorded_ns: tuple[int, ...] = ()
@@ -48,6 +56,8 @@ class LoadPlan:
     """Where queries go, when there are users that send them."""
     step: Step | None = None
     """A bulk step of a track: its files are sent, each once, in place of the workload's documents."""
+    tells_figures: bool = False
+    """Whether each worker tells its figures while it sends (`load.figures`)."""
     pool_bytes: int = POOL_BYTES
     """How much each worker holds in memory."""
     worker: int = 0
@@ -75,31 +85,49 @@ class LoadPlan:
         documents = self.options.measure_documents
         if documents is None:
             return None
-        return documents * (self.worker + 1) // self.workers - documents * self.worker // self.workers
+        start, end = lines.share(documents, self.worker, self.workers)
+        return end - start
 
     @property
     def own_users(self) -> range:
         """The numbers of this worker's users: each worker has every n-th."""
-        return range(self.worker, self.users, self.workers)
+        return lines.stride(self.users, self.worker, self.workers)
+
+    def starts_after_ns(self, user: int) -> int:
+        """How long after the load has begun the user of that number does: evenly, the first one at once, as in Rally.
+
+        Parallel tasks of a track ramp up together, their clients in the order of the tasks.
+        """
+        step = self.step
+        before, in_all = (0, 0) if step is None else (step.clients_before, step.clients_in_all)
+        return self.options.ramp_up_ns * (before + user) // (in_all or self.users)
 
     @property
     def own_query_users(self) -> range:
         """The numbers of this worker's users that send queries."""
-        return range(self.worker, self.options.query_users, self.workers)
+        return lines.stride(self.options.query_users, self.worker, self.workers)
+
+    def speaks(self) -> Protocol:
+        """How documents go to this server."""
+        return spoken(self.wire, self.workload.index, self.options)
 
     @property
-    def request_head(self) -> bytes:
-        """The head of each bulk request, up to and with "content-length: "."""
-        headers = {"content-type": "application/x-ndjson"}
-        if self.options.gzip:
-            headers["content-encoding"] = "gzip"
-        query = bulk.query(self.options.action)
-        return self._head(self.bulk_path + (query.replace("?", "&") if "?" in self.bulk_path else query), headers)
+    def path(self) -> str:
+        """Where documents go, as a person calls it."""
+        return self.wire.place
+
+    def queries(self) -> Search:
+        """How queries go there."""
+        return Search(self.search_path)
+
+    def way(self) -> Way:
+        """How users get there. The names of hosts are looked up."""
+        return way_to(*self.places, headers=self.headers, first=self.worker)
 
     @property
-    def search_head(self) -> bytes:
-        """The head of each query, up to and with "content-length: "."""
-        return self._head(self.search_path, {"content-type": "application/json"})
+    def places(self) -> tuple[Place, ...]:
+        """Every address of the server."""
+        return Place(endpoint=self.address, host_header=self.host_header, tls=self.tls), *self.others
 
     def source(self) -> Source:
         """The bodies of this worker."""
@@ -107,6 +135,7 @@ class LoadPlan:
         return source.open_source(
             self.workload,
             self.options,
+            self.speaks(),
             corpus=file,
             step=self.step,
             pool_bytes=self.pool_bytes,
@@ -115,12 +144,37 @@ class LoadPlan:
             workers=self.workers,
         )
 
-    def checked(self) -> LoadPlan:
-        """The same plan, its file of documents looked through; SpecError names the line."""
-        if self.options.documents is None:
+    @property
+    def has_client_certificate(self) -> bool:
+        """Whether connections say who we are by a certificate."""
+        return self.tls is not None and bool(self.tls.client_cert)
+
+    def with_client_certificate(self, cert: str, key: str) -> LoadPlan:
+        """The same plan with the files of this machine, which may be others; RunFailed when it has none."""
+        if not self.has_client_certificate:
             return self
-        found = corpus.check(Path(self.options.documents))
-        return dataclasses.replace(self, corpus=str(found.path.absolute()), corpus_is_bulk=found.bulk)
+        if not cert:
+            raise RunFailed(
+                "the server demands a certificate of ours, and the environment of this load worker names none; set "
+                f"{credentials.CLIENT_CERT} and {credentials.CLIENT_KEY}"
+            )
+
+        def own(tls: Tls | None) -> Tls | None:
+            return None if tls is None else dataclasses.replace(tls, client_cert=cert, client_key=key)
+
+        others = tuple(dataclasses.replace(place, tls=own(place.tls)) for place in self.others)
+        return dataclasses.replace(self, tls=own(self.tls), others=others)
+
+    def checked(self) -> LoadPlan:
+        """The same plan, the files that it names looked through; SpecError names the line, or a key of the protocol."""
+        plan = self
+        self.speaks()
+        if self.options.arrivals.file is not None:
+            plan = dataclasses.replace(plan, recorded_ns=_recorded(Path(self.options.arrivals.file)))
+        if self.options.documents is not None:
+            found = corpus.check(Path(self.options.documents))
+            plan = dataclasses.replace(plan, corpus=str(found.path.absolute()), corpus_is_bulk=found.bulk)
+        return plan
 
     def unpacked(self) -> LoadPlan:
         """The same plan with files that several workers can share: each reads a part of a plain file."""
@@ -130,25 +184,25 @@ class LoadPlan:
         file = None if self.corpus is None else str(lines.unpack(Path(self.corpus), self.out))
         return dataclasses.replace(self, step=step, corpus=file)
 
-    def _head(self, path: str, own: dict[str, str]) -> bytes:
-        headers = {"host": self.host_header or str(self.address)} | own | self.headers
-        lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-        return f"POST {path} HTTP/1.1\r\n{lines}content-length: ".encode()
-
     @property
     def samples(self) -> Path:
         """The file of this worker's samples."""
         return self.out / f"samples-{self.worker}.bin"
 
     @property
-    def queries(self) -> Path:
+    def query_samples(self) -> Path:
         """The file of this worker's samples of queries: they are never among those of bulks."""
         return self.out / f"queries-{self.worker}.bin"
 
     @property
-    def sample_files(self) -> tuple[Path, ...]:
-        """The files of samples that this worker writes."""
-        return (self.samples, self.queries) if self.own_query_users else (self.samples,)
+    def cpu(self) -> Path:
+        """The file of the CPU that this worker used."""
+        return self.out / f"cpu-{self.worker}.bin"
+
+    @property
+    def record_files(self) -> tuple[Path, ...]:
+        """The files of records (`model.samples.RECORDS`) that this worker writes."""
+        return (self.samples, self.query_samples, self.cpu) if self.own_query_users else (self.samples, self.cpu)
 
     @property
     def report(self) -> Path:
@@ -160,17 +214,19 @@ class LoadPlan:
         """What this worker printed beside the protocol."""
         return self.out / f"load-{self.worker}.log"
 
-    def write(self) -> Path:
-        """The JSON file of this plan."""
-        path = self.out / f"load-plan-{self.worker}.json"
-        path.write_text(json.dumps(self.table(), indent=1))
-        return path
-
     def table(self) -> dict[str, Any]:
         """This plan as JSON."""
         return {**to_json(dataclasses.replace(self, out=Path())), "out": str(self.out.absolute())}
 
 
-def read(path: Path) -> LoadPlan:
-    """The plan that `LoadPlan.write` wrote."""
-    return from_json(LoadPlan, json.loads(path.read_text()))
+def _recorded(path: Path) -> tuple[int, ...]:
+    try:
+        return parse_recorded(files.text(path), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise SpecError(f"load.arrivals: {path} cannot be read: {reason}") from None
+
+
+def from_table(table: dict[str, Any]) -> LoadPlan:
+    """The plan from its JSON."""
+    return from_json(LoadPlan, table)

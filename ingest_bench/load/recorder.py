@@ -9,11 +9,20 @@ from typing import TYPE_CHECKING, Protocol
 from ingest_bench.model.samples import OUTCOMES, SAMPLE, Sample
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
     from types import TracebackType
 
 _CODES = {8: "q", 4: "i", 2: "h"}
-_pack = struct.Struct("<" + "".join(_CODES[SAMPLE[name].itemsize] for name in Sample._fields)).pack
+_layout = struct.Struct("<" + "".join(_CODES[SAMPLE[name].itemsize] for name in Sample._fields))
+record: Callable[..., bytes] = _layout.pack
+"""A sample as it is on disk, of the fields of `Sample` in their order."""
+
+
+def sample_of(one: bytes) -> Sample:
+    """The sample of a record."""
+    return Sample._make(_layout.unpack(one))
+
 
 OUTCOME_INDEX = {name: index for index, name in enumerate(OUTCOMES)}
 
@@ -21,8 +30,9 @@ OUTCOME_INDEX = {name: index for index, name in enumerate(OUTCOMES)}
 class KeepsSamples(Protocol):
     """Where users leave what they saw."""
 
-    def add(self, *sample: int) -> None:
-        """One sample more: the fields of `Sample`, in their order."""
+    @property
+    def add(self) -> Callable[[bytes], None]:
+        """To be called with the `record` of one sample more."""
 
 
 class Recorder:
@@ -31,11 +41,9 @@ class Recorder:
     def __init__(self, path: Path) -> None:
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         self._kept: list[bytes] = []
-
-    def add(self, *sample: int) -> None:
-        """One sample more: the fields of `Sample`, in their order."""
-        # As a plain tuple, straight to C: to make a record of them for it took 0.1 to 1.5 us a request.
-        self._kept.append(_pack(*sample))
+        # No method of ours around it: packing and keeping cost 0.25 us then, and 0.39 with one.
+        self.add: Callable[[bytes], None] = self._kept.append
+        """One `record` more."""
 
     def flush(self) -> None:
         """All samples so far, given to the kernel."""
@@ -63,8 +71,10 @@ def unsent(planned_ns: int, end_ns: int) -> Sample:
     return Sample(
         planned_ns=planned_ns,
         sent_ns=end_ns,
+        first_byte_ns=end_ns,
         done_ns=end_ns,
         bytes_sent=0,
+        bytes_unanswered=0,
         documents=0,
         documents_acked=0,
         documents_failed=0,
@@ -72,4 +82,6 @@ def unsent(planned_ns: int, end_ns: int) -> Sample:
         status=0,
         outcome=OUTCOME_INDEX["cut-off"],
         user=-1,
+        address=-1,
+        local_port=0,
     )

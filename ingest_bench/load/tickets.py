@@ -6,6 +6,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
+from gevent.event import Event
 from gevent.hub import Waiter
 
 from ingest_bench.load.alarm import Alarm
@@ -18,16 +19,21 @@ if TYPE_CHECKING:
 class Tickets(Protocol):
     """What users wait on."""
 
+    opened: Event
+    """Set when users may ask for tickets, or when there are none any more; until then they wait."""
     waited: int
     """Tickets that no user was free for when they were due."""
     queue: Lateness
     """How late a ticket was given to a user that was free: the generator's own delay."""
 
     def open(self, start_ns: int, end_ns: int) -> None:
-        """From now on tickets are given, none that is planned at `end_ns` or later."""
+        """None is planned before `start_ns`, which is still to come, and none at `end_ns` or later."""
 
     def take(self) -> int:
         """The planned time of the caller's next request, once it is due; 0: there is none any more."""
+
+    def due(self, now_ns: int) -> int:
+        """The planned time of a ticket that is due and was not taken; 0: there is none now. It never waits."""
 
     def close(self) -> None:
         """No more tickets: who waits gets 0."""
@@ -40,32 +46,47 @@ class ClosedLoop:
     """A user's ticket drops when its last request is finished: no queue, so no lock is needed."""
 
     def __init__(self) -> None:
+        self.opened = Event()
         self.waited = 0
         self.queue = Lateness()
         self._end_ns = 0
+        self._alarm: Alarm | None = None
 
-    def open(self, start_ns: int, end_ns: int) -> None:  # noqa: ARG002 - users are held until the start
-        """Tickets until `end_ns`."""
+    def open(self, start_ns: int, end_ns: int) -> None:
+        """Tickets until `end_ns`. Users are held until the start: a ticket of theirs is planned when they ask."""
         self._end_ns = end_ns
+        self._alarm = Alarm(self._begin)
+        self._alarm.set(start_ns)
 
     def take(self) -> int:
         """Now, until the end."""
         now_ns = time.monotonic_ns()
         return now_ns if now_ns < self._end_ns else 0
 
+    def due(self, now_ns: int) -> int:
+        """Now, until the end."""
+        return now_ns if now_ns < self._end_ns else 0
+
     def close(self) -> None:
         """No more tickets."""
         self._end_ns = 0
+        self._begin()
 
     def unsent(self) -> tuple[int, ...]:
         """None: a ticket that is not taken does not drop."""
         return ()
+
+    def _begin(self) -> None:
+        if self._alarm is not None:
+            self._alarm.close()
+        self.opened.set()
 
 
 class OpenLoop:
     """A clock drops tickets on schedule. A ticket that no user is free for waits, and its wait is response time."""
 
     def __init__(self, offsets_ns: Iterator[int]) -> None:
+        self.opened = Event()
         self.waited = 0
         self.queue = Lateness()
         self._offsets_ns = offsets_ns
@@ -73,14 +94,17 @@ class OpenLoop:
         self._idle: deque[Waiter] = deque()
         self._start_ns = self._end_ns = self._next_ns = 0
         self._over = True
+        self._is_given = False
+        """Whether the next ticket is that of a user already: it may end the load before the one after it is planned."""
         self._alarm = Alarm(self._drop)
 
     def open(self, start_ns: int, end_ns: int) -> None:
-        """Tickets at the planned offsets from `start_ns`, until `end_ns`."""
+        """Tickets at the planned offsets from `start_ns`, until `end_ns`. Users are let in at once: the clock rings."""
         self._over = False
         self._start_ns, self._end_ns = start_ns, end_ns
         if self._plan_next():
             self._alarm.set(self._next_ns)
+        self.opened.set()
 
     def take(self) -> int:
         """The oldest ticket that is due, or the next one when it is; 0 after the end."""
@@ -92,9 +116,15 @@ class OpenLoop:
         self._idle.append(waiter)
         return int(waiter.get())
 
+    def due(self, now_ns: int) -> int:
+        """The oldest ticket that is due; 0 when there is none, and after the end."""
+        return self._due.popleft() if self._due and now_ns < self._end_ns else 0
+
     def close(self) -> None:
         """No more tickets. Those that are due and not taken are `unsent`, also when the clock is late."""
         end_ns = min(time.monotonic_ns(), self._end_ns)
+        if self._is_given:
+            self._plan_next()
         while not self._over and self._next_ns < end_ns:
             self.waited += 1
             self._due.append(self._next_ns)
@@ -103,6 +133,7 @@ class OpenLoop:
         self._end_ns = 0
         self._alarm.close()
         self._dismiss()
+        self.opened.set()
 
     def unsent(self) -> tuple[int, ...]:
         """The planned times of tickets that were due and not taken."""
@@ -121,12 +152,14 @@ class OpenLoop:
                 self._due.append(planned_ns)
             else:
                 self.queue.add(now_ns - planned_ns)
+                self._is_given = True
                 self._idle.popleft().switch(planned_ns)
             if not self._plan_next():
                 return
 
     def _plan_next(self) -> bool:
         """Whether there is one more ticket. After the last of a schedule that ends, users are dismissed."""
+        self._is_given = False
         offset_ns = next(self._offsets_ns, None)
         if offset_ns is None:
             self._over = True

@@ -5,14 +5,12 @@ from __future__ import annotations
 import itertools
 import time
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gevent.event import Event
 
 from ingest_bench.errors import IngestBenchError
-from ingest_bench.load import tls
-from ingest_bench.load.connection import Connection, Traffic
-from ingest_bench.load.deadlines import Deadlines
+from ingest_bench.load import figures
 from ingest_bench.load.tickets import ClosedLoop
 
 if TYPE_CHECKING:
@@ -20,31 +18,24 @@ if TYPE_CHECKING:
 
     from ingest_bench.documents.body import Body
     from ingest_bench.documents.source import Source
+    from ingest_bench.load.figures import Reader
     from ingest_bench.load.recorder import KeepsSamples
     from ingest_bench.load.tickets import Tickets
     from ingest_bench.model.load import RateUnit
-    from ingest_bench.model.target import Endpoint, Tls
 
 _KINDS_OF_ERRORS = 50
-# A load in which nothing succeeds is ended after this time, once each user has failed.
+# A load in which nothing succeeds is ended after this time, once each user that has begun has failed.
 _HOPELESS_NS = 2 * 10**9
 
 
 class Work:
     """The work of one worker, and its account."""
 
-    def __init__(
-        self, *, address: Endpoint, source: Source, recorder: KeepsSamples, users: range, verify: Tls | None = None
-    ) -> None:
-        self.address = address
-        self._verify = verify
-        self._context = None if verify is None else tls.context(verify)
+    def __init__(self, *, source: Source, recorder: KeepsSamples, users: range) -> None:
         self.tickets: Tickets = ClosedLoop()
         self.query_tickets: Tickets = ClosedLoop()
         self.source = source
         self.recorder = recorder
-        self.traffic = Traffic()
-        self.deadlines = Deadlines()
         self.acked = 0
         self.documents_resent = 0
         self.documents_repeated = 0
@@ -53,27 +44,25 @@ class Work:
         """Why the load was given up: every request failed."""
         self.numbers = iter(users)
         """The number of each user, taken as it starts."""
-        self.gate = Event()
-        """Set when the load begins; until then users wait."""
+        self.reader: Reader | None = None
+        """Who reads the figures; None: nobody wants them."""
         self.stopped = False
+        self._closed = Event()
+        """Set when there are no more tickets: who rests wakes up."""
+        self.start_ns = 0
+        """The start of the load, once it is known."""
         self.end_ns = 0
-        """The end of the measurement, once the load has begun."""
+        """The end of the measurement, once it is known."""
         self._users = len(users)
         self._errors: Counter[str] = Counter()
         self._unit: RateUnit = "requests"
         self._taken = 0
         self._taken_units = 0
         self._failed_requests = 0
+        self._failed_users: set[int] = set()
+        self._resting = 0
+        """Users whose time to begin has not come."""
         self._first_failure_ns = 0
-
-    def connection(self) -> Connection:
-        """A connection for one user, its deadlines watched."""
-        if self._verify is None or self._context is None:
-            connection = Connection(self.address, self.traffic)
-        else:
-            connection = tls.TlsConnection(self.address, self.traffic, self._context, self._verify.name)
-        self.deadlines.watch(connection)
-        return connection
 
     def sizes(self, unit: RateUnit, expected: float) -> Iterator[float]:
         """How much of the unit the next body will carry: the mean of the bodies so far, at first what is expected."""
@@ -98,17 +87,25 @@ class Work:
         """Whether nothing new is begun any more."""
         return self.stopped or now_ns >= self.end_ns
 
-    def failed(self, said: str, failures: Mapping[str, int]) -> None:
-        """A bulk failed, or some of its items did."""
+    def failed(self, user: int, said: str, failures: Mapping[str, int]) -> None:
+        """A bulk of that user failed, or some of its items did."""
         self.item_failures.update(failures)
         self.note(said)
         if self.acked:
             return
         now_ns = time.monotonic_ns()
         self._failed_requests += 1
+        self._failed_users.add(user)
         self._first_failure_ns = self._first_failure_ns or now_ns
-        if self._failed_requests >= self._users and now_ns - self._first_failure_ns > _HOPELESS_NS:
+        # Who waits for the first answer may get a better one.
+        begun = self._users - self._resting
+        if len(self._failed_users) >= begun and now_ns - self._first_failure_ns > _HOPELESS_NS:
             self.give_up()
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether nothing was acknowledged of what was asked. Of a small load one of many workers may ask nothing."""
+        return not self.acked and self._failed_requests > 0
 
     def note(self, said: str) -> None:
         """Something went wrong that the report tells."""
@@ -118,8 +115,14 @@ class Work:
     def give_up(self) -> None:
         """No more tickets: nothing has succeeded."""
         items = tuple(f"{count} x item {kind}" for kind, count in self.item_failures.most_common(3))
-        most = "; ".join(self.errors()[:3] or items) or "no request was answered"
+        most = "; ".join(self.errors()[:3] or items)
         self.hopeless = f"every request failed ({self._failed_requests}): {most}"
+        self.stop()
+
+    def abort(self, planned_ns: int, which: str, said: str) -> None:
+        """No more tickets: this one failed, and the load shall end with the first that does."""
+        due = f"due {(planned_ns - self.start_ns) / 1e9:.3f} s after the start of the load"
+        self.hopeless = self.hopeless or f'a request failed, and on_error is "abort": {which}, {due}: {said}'
         self.stop()
 
     def broke(self, error: BaseException) -> None:
@@ -137,6 +140,26 @@ class Work:
         """No more tickets, for nobody."""
         self.tickets.close()
         self.query_tickets.close()
+        self._closed.set()
+
+    def rest_until_after(self, after_ns: int) -> None:
+        """Returns so long after the start of the load, never before; or when there are no more tickets."""
+        self._resting += 1
+        while after_ns and (left_ns := self.start_ns + after_ns - time.monotonic_ns()) > 0:
+            if self._closed.wait(left_ns / 1e9):
+                break
+        self._resting -= 1
+
+    def rest(self, rest_ns: int) -> None:
+        """Returns after that time, or when there are no more tickets."""
+        if rest_ns:
+            self._closed.wait(rest_ns / 1e9)
+
+    def figures(self) -> dict[str, Any]:
+        """What a line about the load's progress has beside it."""
+        if self.reader is None:
+            return {}
+        return {"figures": figures.to_line(self.reader.seen())}
 
     def errors(self) -> tuple[str, ...]:
         """What went wrong, the most frequent first, each with its count."""

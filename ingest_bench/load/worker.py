@@ -1,64 +1,78 @@
-"""A load worker: `python -m ingest_bench.load.worker PLAN.json`, started by `load.supervisor` inside the namespace.
+"""What a load worker does: prepares a load, sends it, and leaves its samples and its report on its disk.
 
-It prepares, says {"phase": "ready"}, waits on its standard input for {"start_ns": N} (CLOCK_MONOTONIC), then says
-where it is twice a second. It ends with its report and exit code 0, or with 3 when the load was hopeless.
+Who leads it (`fleet.sender`) brings Locust's runner, lets the users start, and says when the load begins.
 """
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import gc
 import json
 import os
-import signal
-import sys
 import time
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import gevent
-from gevent.socket import wait_read
+from gevent.hub import get_hub
 from locust import User
-from locust.env import Environment
 
 from ingest_bench import credentials
-from ingest_bench.errors import IngestBenchError, RunFailed
-from ingest_bench.load import plan as plans
+from ingest_bench.errors import RunFailed
 from ingest_bench.load.arrivals import schedule, striped
-from ingest_bench.load.health import LoopLag
-from ingest_bench.load.recorder import Recorder, unsent
+from ingest_bench.load.figures import Reader
+from ingest_bench.load.health import Watch
+from ingest_bench.load.recorder import Recorder, record, unsent
 from ingest_bench.load.tickets import OpenLoop
-from ingest_bench.load.users.bulk import TicketUser
+from ingest_bench.load.users.ingest import TicketUser
 from ingest_bench.load.users.search import SearchUser
 from ingest_bench.load.work import Work
 from ingest_bench.model.load import WorkerReport
 from ingest_bench.records import to_json
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
+    from ingest_bench.documents.source import Source
     from ingest_bench.load.plan import LoadPlan
+    from ingest_bench.protocols.way import Way
 
-_PROGRESS_S = 0.5
+_PROGRESS_NS = 5 * 10**8
+# Lines of all workers at one moment would hold up what is due then: one costs the master and `run` 1 ms together.
+_APART_NS = 25 * 10**5
 # After the end of the measurement answers are waited for so long; then requests are cut off.
 _DRAIN_NS = 20 * 10**9
-_PR_SET_PDEATHSIG = 1
 
 
-def main(path: Path) -> int:
-    """The exit code of a whole load."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    os.set_blocking(1, False)
-    try:
-        # Of one that joined from another machine: nobody has unpacked its files yet.
-        plan = _with_credentials(plans.read(path).unpacked())
-        with Recorder(plan.samples) as recorder, _recorder_of_queries(plan) as queries:
-            return _load(plan, recorder, queries)
-    except IngestBenchError as error:
-        _say(phase="failed", error=str(error))
-        return 3
+class Lead(Protocol):
+    """Who leads a worker through its load."""
+
+    runner: Any
+    """Locust's, whose users these are."""
+
+    def say(self, **line: Any) -> None:
+        """Whoever measures hears it. It never waits."""
+
+    def ends(self, stop: Callable[[], None]) -> None:
+        """`stop` is what ends the load early, in order."""
+
+    def spawned(self, classes: Sequence[type[User]], failed: Callable[[], str]) -> None:
+        """Returns when all users of these classes have started, `fixed_count` of each.
+
+        RunFailed as soon as `failed` says why one of them never will.
+        """
+
+    def start_ns(self) -> int:
+        """The moment at which the load begins, waited for: of our CLOCK_MONOTONIC."""
+
+
+def send(plan: LoadPlan, lead: Lead) -> None:
+    """A whole load, its samples and its report on disk; RunFailed when it was hopeless, also then with both."""
+    # Not in this thread: the heartbeats go on, however long it takes.
+    aside = get_hub().threadpool.apply
+    plan = _with_credentials(aside(plan.unpacked))
+    with Recorder(plan.samples) as recorder, _recorder_of_queries(plan) as queries:
+        _load(plan, aside(plan.source), recorder, queries, lead)
 
 
 def _with_credentials(plan: LoadPlan) -> LoadPlan:
@@ -75,50 +89,48 @@ def _with_credentials(plan: LoadPlan) -> LoadPlan:
 
 
 def _recorder_of_queries(plan: LoadPlan) -> AbstractContextManager[Recorder | None]:
-    return Recorder(plan.queries) if plan.own_query_users else nullcontext()
+    return Recorder(plan.query_samples) if plan.own_query_users else nullcontext()
 
 
-def _load(plan: LoadPlan, recorder: Recorder, queries: Recorder | None) -> int:
-    work = Work(address=plan.address, verify=plan.tls, source=plan.source(), recorder=recorder, users=plan.own_users)
+def _load(plan: LoadPlan, source: Source, recorder: Recorder, queries: Recorder | None, lead: Lead) -> None:
+    work, way = Work(source=source, recorder=recorder, users=plan.own_users), plan.way()
+    if plan.tells_figures:
+        files = plan.samples, plan.query_samples
+        work.reader = Reader(plan.worker, *files, way.deadlines.pending, plan.options.timeout_ns)
     if plan.options.arrivals.is_open:
         work.tickets = OpenLoop(_offsets(plan, work))
-    classes: list[type[User]] = [_user_class(plan, work)]
+    classes: list[type[User]] = [_ingesting(plan, work, way)]
     if queries is not None:
-        classes.append(_search_class(plan, work, queries))
-    users = len(plan.own_users) + len(plan.own_query_users)
+        classes.append(_searching(plan, work, way, queries))
     _end_on_any_error(work)
-    # Locust's own way is to log an exception in a user and to go on.
-    runner = Environment(user_classes=classes, catch_exceptions=False).create_local_runner()
-    runner.start(users, spawn_rate=max(1, users))
-    gevent.wait([runner.spawning_greenlet])
-    # What was built so far lives to the end: no collection needs to look at it.
+    # What was built so far lives to the end: no collection needs to look at it. The last one takes 20 ms. It comes when
+    # each worker is prepared: all users start at one moment, and many workers at once would not be heard for long.
     gc.collect()
+    lead.spawned(classes, lambda: work.hopeless)
     gc.freeze()
-    _say(phase="ready")
-    start_ns = _heard_start()
-    lag, cpu_ns = LoopLag(), time.process_time_ns()
-    end_ns = _run(plan, work, [one for one in (recorder, queries) if one is not None], runner, start_ns)
-    cpu_ns = time.process_time_ns() - cpu_ns
-    lag.close()
-    _drain(work, runner)
-    runner.quit()
-    work.deadlines.close()
+    lead.say(phase="ready")
+    start_ns = lead.start_ns()
+    watch = Watch(plan.cpu, start_ns)
+    end_ns = _run(plan, work, [one for one in (recorder, queries) if one is not None], lead, start_ns)
+    watch.close()
+    _drain(work, way, lead)
+    way.deadlines.close()
     # A track's clock ticks on until the last answer, but its corpus is sent: nothing is missing.
     for planned_ns in () if plan.step is not None else work.tickets.unsent():
-        recorder.add(*unsent(planned_ns, end_ns))
+        recorder.add(record(*unsent(planned_ns, end_ns)))
     recorder.flush()
     if queries is not None:
         for planned_ns in work.query_tickets.unsent():
-            queries.add(*unsent(planned_ns, end_ns))
-    if not work.acked and not work.hopeless:
+            queries.add(record(*unsent(planned_ns, end_ns)))
+    if work.has_failed and not work.hopeless:
         work.give_up()
-    report = _report(plan, work, start_ns, end_ns, cpu_ns, lag)
+    report = _report(plan, work, way, start_ns, end_ns, watch)
     plan.report.write_text(json.dumps(to_json(report), indent=1))
+    last = {"documents": work.acked, "seconds_left": 0.0, **work.figures()}
     if work.hopeless:
-        _say(phase="failed", error=work.hopeless)
-        return 3
-    _say(phase="done", documents=work.acked, seconds_left=0.0)
-    return 0
+        lead.say(phase="drain", **last)
+        raise RunFailed(work.hopeless)
+    lead.say(phase="done", **last)
 
 
 def _end_on_any_error(work: Work) -> None:
@@ -149,42 +161,48 @@ def _offsets(plan: LoadPlan, work: Work) -> Iterator[int]:
     return striped(times, plan.worker, plan.workers)
 
 
-def _report(plan: LoadPlan, work: Work, start_ns: int, end_ns: int, cpu_ns: int, lag: LoopLag) -> WorkerReport:
+def _report(plan: LoadPlan, work: Work, way: Way, start_ns: int, end_ns: int, watch: Watch) -> WorkerReport:
     return WorkerReport(
         started_monotonic_ns=start_ns,
         realtime_minus_monotonic_ns=time.time_ns() - time.monotonic_ns(),
         warm_up_end_ns=min(end_ns, start_ns + plan.options.longest_warm_up_ns),
         measure_end_ns=end_ns,
-        bytes_written=work.traffic.bytes_written,
-        local_ports=tuple(sorted(work.traffic.local_ports)),
+        bytes_written=way.traffic.bytes_written,
+        local_ports=tuple(sorted(way.traffic.local_ports)),
         item_failures=dict(work.item_failures),
-        cpu_ns=cpu_ns,
-        loop_lag_p99_ns=lag.lateness.quantile_ns(0.99),
+        cpu_ns=watch.cpu_ns,
+        loop_lag_p99_ns=watch.lateness.quantile_ns(0.99),
         errors=work.errors(),
-        cpu_share_ppm=cpu_ns * 10**6 // max(1, end_ns - start_ns),
         documents_resent=work.documents_resent,
         documents_repeated=work.documents_repeated,
         tickets_waited=work.tickets.waited,
         tickets_unsent=0 if plan.step is not None else len(work.tickets.unsent()),
         queue_p99_ns=work.tickets.queue.quantile_ns(0.99),
         is_open=plan.options.arrivals.is_open,
+        addresses=() if plan.speaks().picks_nodes else tuple(address.name for address in way.addresses),
     )
 
 
-def _user_class(plan: LoadPlan, work: Work) -> type[TicketUser]:
+def _ingesting(plan: LoadPlan, work: Work, way: Way) -> type[User]:
+    protocol = plan.speaks()
     own = {
         "abstract": False,
         "fixed_count": len(plan.own_users),
         "work": work,
-        "head": plan.request_head,
+        "way": way,
+        "judge": staticmethod(protocol.judge),
         "retries": plan.options.retries,
+        "aborts": plan.options.on_error == "abort",
+        "is_paced": plan.options.arrivals.is_open,
         "timeout_ns": plan.options.timeout_ns,
+        "think_time_ns": plan.options.think_time_ns,
+        "starts_after_ns": staticmethod(plan.starts_after_ns),
     }
-    return type("BulkUser", (TicketUser,), own)
+    return type("IngestUser", (TicketUser, protocol.user()), own)
 
 
-def _search_class(plan: LoadPlan, work: Work, recorder: Recorder) -> type[SearchUser]:
-    options, queries = plan.options, plan.workload.queries
+def _searching(plan: LoadPlan, work: Work, way: Way, recorder: Recorder) -> type[User]:
+    options, queries, protocol = plan.options, plan.workload.queries, plan.queries()
     if options.query_arrivals.is_open:
         # Another seed than that of the bulks: they must not be due at the same moments.
         times = schedule(options.query_arrivals, seed=options.seed + 1)
@@ -193,54 +211,58 @@ def _search_class(plan: LoadPlan, work: Work, recorder: Recorder) -> type[Search
         "abstract": False,
         "fixed_count": len(plan.own_query_users),
         "work": work,
+        "way": way,
+        "judge": staticmethod(protocol.judge),
         "recorder": recorder,
         "numbers": iter(plan.own_query_users),
-        "head": plan.search_head,
-        "queries": tuple(json.dumps(query.body).encode() for query in queries),
+        "queries": tuple(protocol.body(query.body) for query in queries),
+        "aborts": options.on_error == "abort",
+        "is_paced": options.query_arrivals.is_open,
         "weights": tuple(query.weight for query in queries),
         "seed": options.seed,
         "timeout_ns": options.timeout_ns,
     }
-    return type("SearchUser", (SearchUser,), own)
+    return type("SearchUser", (SearchUser, protocol.user()), own)
 
 
-def _heard_start() -> int:
-    """The moment at which the supervisor wants the load to begin; the process ends when the supervisor is gone."""
-    heard = b""
-    while not heard.endswith(b"\n"):
-        wait_read(0)
-        got = os.read(0, 4096)
-        if not got:
-            sys.exit(3)
-        heard += got
-    return int(json.loads(heard)["start_ns"])
-
-
-def _run(plan: LoadPlan, work: Work, recorders: list[Recorder], runner: Any, start_ns: int) -> int:
-    """The end of the measurement: as planned, earlier after SIGTERM, without bodies or without hope."""
+def _run(plan: LoadPlan, work: Work, recorders: list[Recorder], lead: Lead, start_ns: int) -> int:
+    """The end of the measurement: as planned, earlier when it is ended, without bodies or without hope."""
     warm_up_end_ns = start_ns + plan.options.longest_warm_up_ns
     end_ns = warm_up_end_ns + plan.measure_ns
-    gevent.signal_handler(signal.SIGTERM, work.stop)
-    gevent.sleep(max(0, start_ns - time.monotonic_ns()) / 1e9)
-    work.end_ns = end_ns
+    lead.ends(work.stop)
+    runner = lead.runner
+    # All that can be done before the start: then only what is due wakes anybody, in each of many workers.
+    work.start_ns, work.end_ns = start_ns, end_ns
     work.tickets.open(start_ns, end_ns)
-    work.query_tickets.open(start_ns, end_ns)
-    work.gate.set()
-    acked_before = None
+    if plan.own_query_users:
+        work.query_tickets.open(start_ns, end_ns)
+    apart_ns = told_after_ns(plan)
+    told_ns = start_ns + apart_ns
+    acked_before = 0 if warm_up_end_ns == start_ns else None
     while True:
         now_ns = time.monotonic_ns()
         if acked_before is None and now_ns >= warm_up_end_ns:
             acked_before = work.acked
+            told_ns = min(told_ns, warm_up_end_ns + apart_ns)
         if now_ns >= end_ns or work.stopped or not runner.user_count or _has_enough(plan, work, acked_before):
-            work.end_ns = min(now_ns, end_ns)
+            # Stopped before the start it has begun nevertheless, and ends then.
+            gevent.sleep(max(0, start_ns - now_ns) / 1e9)
+            work.end_ns = min(max(now_ns, start_ns), end_ns)
             return work.end_ns
-        phase = "warm-up" if now_ns < warm_up_end_ns else "measure"
-        left_s = None if plan.until_sent else round((end_ns - now_ns) / 1e9, 1)
-        _say(phase=phase, documents=work.acked, seconds_left=left_s)
-        for recorder in recorders:
-            recorder.flush()
-        next_ns = end_ns if acked_before is not None else warm_up_end_ns
-        runner.user_greenlets.join(timeout=min(_PROGRESS_S, (next_ns - now_ns) / 1e9))
+        if now_ns >= told_ns:
+            phase = "warm-up" if now_ns < warm_up_end_ns else "measure"
+            left_s = None if plan.until_sent else round((end_ns - now_ns) / 1e9, 1)
+            for recorder in recorders:
+                recorder.flush()
+            lead.say(phase=phase, documents=work.acked, seconds_left=left_s, **work.figures())
+            told_ns = now_ns + _PROGRESS_NS
+        next_ns = min(told_ns, end_ns if acked_before is not None else warm_up_end_ns)
+        runner.user_greenlets.join(timeout=max(0, next_ns - now_ns) / 1e9)
+
+
+def told_after_ns(plan: LoadPlan) -> int:
+    """How long after the start of the load, and after its warm-up, this worker tells how it gets on."""
+    return plan.worker * min(_APART_NS, _PROGRESS_NS // plan.workers)
 
 
 def _has_enough(plan: LoadPlan, work: Work, acked_before: int | None) -> bool:
@@ -249,24 +271,16 @@ def _has_enough(plan: LoadPlan, work: Work, acked_before: int | None) -> bool:
     return enough is not None and acked_before is not None and work.acked - acked_before >= enough
 
 
-def _drain(work: Work, runner: Any) -> None:
-    """No request is waiting for its answer any more."""
+def _drain(work: Work, way: Way, lead: Lead) -> None:
+    """No request is waiting for its answer any more, and no user is left."""
+    runner = lead.runner
     work.close_tickets()
     limit_ns = time.monotonic_ns() + _DRAIN_NS
     while runner.user_count and time.monotonic_ns() < limit_ns:
-        _say(phase="drain", documents=work.acked, seconds_left=(limit_ns - time.monotonic_ns()) / 1e9)
-        runner.user_greenlets.join(timeout=_PROGRESS_S)
-    work.deadlines.cut_off()
+        lead.say(phase="drain", documents=work.acked, seconds_left=(limit_ns - time.monotonic_ns()) / 1e9)
+        runner.user_greenlets.join(timeout=_PROGRESS_NS / 1e9)
+    way.deadlines.cut_off()
     runner.user_greenlets.join(timeout=1.0)
-
-
-def _say(**line: Any) -> None:
-    """One line of the protocol. It is dropped when nobody reads: the load must not wait for its supervisor."""
-    try:
-        os.write(1, json.dumps(line).encode() + b"\n")
-    except BlockingIOError:
-        return
-
-
-if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    # Not `runner.stop`: for a line of its log it looks through all modules (`inspect.stack`), 46 ms of CPU and 900 page
+    # faults at a stretch. 30 workers that did so at once beside busy processes were not heard for 4 s, and were lost.
+    runner.stop_users(runner.user_classes_count)

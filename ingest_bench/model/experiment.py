@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from ingest_bench.model.load import LoadOptions
-from ingest_bench.model.network import Profile
+from ingest_bench.model.network import Delay, Profile, Rate
 from ingest_bench.model.target import TargetOptions
-from ingest_bench.model.values import HOUR, Between, FilePath, Line, Name, Seed, Several
+from ingest_bench.model.values import HOUR, Between, FilePath, Line, Name, NodeNumber, Seed, Several
 
 Moment = Annotated[int, Between(0, 24 * HOUR, "no measurement is longer")]
 Probes = Annotated[tuple[Name, ...], Several(0, 50)]
@@ -24,11 +24,24 @@ SearchStep = Literal["", "estimate", "ramp", "bisect", "confirm"]
 class Fault:
     """Something that happens at a moment of a run, counted from the start of the measurement."""
 
-    kind: Literal["partition", "profile", "reset", "blackhole", "pause"]
+    kind: Literal["partition", "profile", "throttle", "reset", "blackhole", "pause", "flush"]
+    name: Name | None = None
+    """Where `fault` is a factor, it happens in the cells whose level has this name; without a name in all."""
     at_ns: Moment
     for_ns: Moment = 0
+    every_ns: Moment = 0
+    """It happens again so long after it began, as long as the measurement lasts; 0: once."""
+    link: Literal["clients", "peers"] = "clients"
+    """Which links: those of the clients to the nodes, or those between nodes."""
+    node: NodeNumber | None = None
+    """Which node: 1, 2, …; of links those that lead to it. None: all."""
     direction: Literal["both", "to-server", "to-client"] = "both"
+    """To the server, or to that node."""
     profile: FilePath | None = None
+    rate_bps: Rate | None = None
+    """Of a throttle: what the link's own profile has in its place, in each direction."""
+    delay_ns: Delay | None = None
+    """The same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +77,9 @@ class Cell:
     name: str
     levels: dict[str, str]
     network: Profile | None
-    """None: as it is. A server that runs already has a network of its own."""
+    """The clients' link to each node. None: as it is. A server that runs already has a network of its own."""
+    peers: Profile | None = None
+    """The links between nodes; None where there are not several."""
     target: TargetOptions
     load: LoadOptions
     faults: tuple[Fault, ...] = ()
@@ -109,4 +124,4 @@ class Plan:
     search: Search | None = None
 
 
-RunState = Literal["planned", "started", "measured", "oom", "invalid", "failed"]
+RunState = Literal["planned", "started", "measured", "oom", "aborted", "invalid", "failed"]

@@ -4,9 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
-from ingest_bench.model.values import GIB, HOUR, MS, Between, FilePath, Label, Line, S, Seed, Several, Share, Value
+from ingest_bench.model.values import (
+    GIB,
+    HOUR,
+    MS,
+    Between,
+    FilePath,
+    Label,
+    Line,
+    Moment,
+    Name,
+    NodeNumber,
+    S,
+    Seed,
+    Several,
+    Share,
+    Value,
+)
 from ingest_bench.model.workload import BulkAction, BulkDocuments, Users
 
 ArrivalShape = Literal["closed", "constant", "poisson", "ramp", "steps", "sine", "recorded"]
@@ -15,6 +31,10 @@ RateUnit = Literal["requests", "documents", "bytes"]
 MOST_PER_S: Mapping[RateUnit, float] = {"requests": 1e6, "documents": 1e8, "bytes": 1e11}
 # Less than one in a day would be none in any measurement.
 LEAST_PER_S = 1 / 86_400
+# The share of the requests of which not every document was acknowledged, as a condition calls it.
+ERRORS = "errors"
+AbortNumber = Literal["errors", "p50", "p99", "p99.9", "max"]
+ABORT_NUMBERS: tuple[str, ...] = get_args(AbortNumber)
 LongTime = Annotated[int, Between(0, 24 * HOUR, "longer is no benchmark")]
 
 
@@ -59,6 +79,20 @@ class Arrivals:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Abort:
+    """When a load is given up while it runs. Its text form is "errors > 5% for 10s".
+
+    Looked at is each second of the measurement in which requests ended. Once so much time lies between two of them that
+    broke the condition, and none between them kept it, the load is ended.
+    """
+
+    number: AbortNumber
+    above: Annotated[float, Between(0, 24 * HOUR / MS)]
+    """Milliseconds of the response time; of errors a share, 0 to 1."""
+    for_ns: Annotated[int, Between(S, 24 * HOUR, "figures come each second")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrackChoice:
     """A folder with a Rally track or an OpenSearch Benchmark workload, and what is chosen of it."""
 
@@ -71,6 +105,25 @@ class TrackChoice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Wire:
+    """How documents go to a server: a protocol and its keys, as TOML has them.
+
+    A target says it, the protocol reads it.
+    """
+
+    protocol: Name = "bulk"
+    """A key of `protocols.PROTOCOLS`."""
+    keys: Annotated[dict[Name, Value], Several(0, 100)] = field(default_factory=dict)
+    written: Line = "protocol"
+    """Where they are written, for errors."""
+
+    @property
+    def place(self) -> str:
+        """Where documents go, in one word: a path, or the name of a protocol without one."""
+        return str(self.keys.get("path", self.protocol))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LoadOptions:
     """The `[load]` of an experiment. `None` takes the workload's published value."""
 
@@ -80,6 +133,10 @@ class LoadOptions:
     track: TrackChoice | None = None
     """A track in place of a workload: it then says everything that is sent, and how."""
     users: Users | None = None
+    ramp_up_ns: LongTime = 0
+    """Over which time the users start, one after the other; the warm-up is at least as long."""
+    think_time_ns: LongTime = 0
+    """How long a user of a closed loop waits after each answer. No response time has it: nothing is due then."""
     bulk_documents: BulkDocuments | None = None
     bulk_bytes: Annotated[int, Between(1, GIB, "a server takes 100 MB unless it is told otherwise")] | None = None
     action: BulkAction = field(default_factory=BulkAction)
@@ -87,17 +144,24 @@ class LoadOptions:
     """Whether bodies are sent compressed."""
     arrivals: Arrivals = Arrivals()
     retries: Annotated[int, Between(0, 1000, "what was rejected so often will be again")] = 5
-    """How often documents that were rejected with 429 are sent again."""
+    """How often documents are sent again: after a 429, and where they cannot be stored twice (each has an id of ours,
+    or nothing was sent yet) also after a 503 and a broken connection."""
+    on_error: Literal["continue", "abort"] = "continue"
+    """What comes after a request that failed: the next one, or the end of the load. One that is tried again has not."""
     query_users: Annotated[int, Between(0, 28_232, "the local ports that Linux has for connections to one server")] = 0
     """Users that send the workload's queries beside the indexing, in connections of their own."""
     query_arrivals: Arrivals = Arrivals()
     """When queries are due. Rates count requests."""
     processes: Annotated[int, Between(1, 256, "each takes a core")] = 1
+    nodes: NodeNumber | Literal["all"] = "all"
+    """Where connections lead: to all nodes of a server of ours in turn, or to one of them."""
     warm_up_ns: LongTime | Literal["auto"] = 3 * S
     """"auto": the measurement begins where the samples say that the load was steady."""
     measure_ns: Annotated[int, Between(100 * MS, 24 * HOUR, "shorter shows nothing, longer is no benchmark")] = 10 * S
     measure_documents: Annotated[int, Between(1, 10**11, "a day at a million a second")] | None = None
     """The measurement ends once so many documents are acknowledged, however long that takes, in place of `measure`."""
+    abort: Annotated[tuple[Abort, ...], Several(0, 10, separator=",")] = ()
+    """The load is given up as soon as one of them is broken; the run is then "aborted"."""
     seed: Seed = 1
     timeout_ns: Annotated[int, Between(MS, 24 * HOUR, "no answer comes sooner; longer is no benchmark")] = 60 * S
     """How long a request may take, connecting included."""
@@ -120,7 +184,11 @@ class ClockOffset:
     """Its host name, and from where it joined."""
     before_ns: int = 0
     """Measured before the load; the offset is not known better than half the round trip."""
+    before_at_ns: int = 0
+    """When that was, on our clock."""
     after_ns: int = 0
+    """Measured after the load. Between the two moments the offset is taken to change evenly."""
+    after_at_ns: int = 0
     round_trip_ns: int = 0
 
 
@@ -128,10 +196,10 @@ class ClockOffset:
 class WorkerReport:
     """What a load worker says at its end, beside its samples (`load.json`)."""
 
-    started_monotonic_ns: int
+    started_monotonic_ns: Moment
     realtime_minus_monotonic_ns: int
-    warm_up_end_ns: int
-    measure_end_ns: int
+    warm_up_end_ns: Moment
+    measure_end_ns: Moment
     bytes_written: int
     """Every byte given to the kernel on the load's own connections, headers included, from start to end."""
     local_ports: tuple[int, ...]
@@ -142,10 +210,8 @@ class WorkerReport:
     loop_lag_p99_ns: int
     """How late a timer came around in the worst worker's event loop."""
     errors: tuple[str, ...]
-    cpu_share_ppm: int = 0
-    """Of one core, in the busiest worker: a worker has one thread."""
     documents_resent: int = 0
-    """Documents that were sent again after a 429, each time counted."""
+    """Documents that were sent again, each time counted."""
     documents_repeated: int = 0
     """Acknowledged documents whose id had been given before: they do not add to the index."""
     tickets_waited: int = 0
@@ -155,7 +221,11 @@ class WorkerReport:
     queue_p99_ns: int = 0
     """Open loop: from due to a user that was free, the generator's own delay."""
     is_open: bool = False
-    load_end_ns: int = 0
+    load_end_ns: Moment = 0
     """The end of the load where it went on after the measurement; else 0."""
+    longest_silence_ns: int = 0
+    """The longest time between two heartbeats of a worker, of which there is one a second: a pause shows here."""
     clock_offsets: tuple[ClockOffset, ...] = ()
     """Of the workers on other machines."""
+    addresses: tuple[str, ...] = ()
+    """Where the load went: a sample's `address` is a place in it. Empty where a library picked the node."""

@@ -118,6 +118,21 @@ class Profile:
         return self.to_server.needs_netem or self.to_client.needs_netem
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class LinkName:
+    """One link of a run, by the numbers of the nodes that it leads to: one from the clients, two between nodes."""
+
+    nodes: tuple[int, ...]
+
+    @property
+    def kind(self) -> Literal["clients", "peers"]:
+        """Whose link it is."""
+        return "clients" if len(self.nodes) == 1 else "peers"
+
+    def __str__(self) -> str:
+        return "-".join((self.kind, *map(str, self.nodes)))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flow:
     """One flow of a real interface, and how long it is shaped."""
@@ -136,3 +151,5 @@ class Promise:
     measured: str
     tolerance: str
     kept: bool
+    link: str = ""
+    """Which link, where there are several."""

@@ -11,7 +11,8 @@ from ingest_bench.model.network import Promise
 
 Value = int | float | str | None
 Counters = dict[str, int | dict[str, dict[str, int]]]
-"""What a server counted itself, of each connection too: `by_peer_port`, a table of counts for each port."""
+"""What a server counted itself: numbers, and tables. `by_peer_port`: of each connection, by its port. `flushes` and
+`compactions`: each with the CLOCK_REALTIME `at_ns` of its beginning, and the `bytes` of the file that it wrote."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,10 @@ class Happened:
     ended: int | None = None
     """None: it was still there when the run broke."""
     direction: str = ""
+    link: str = ""
+    """Whose links: "clients" or "peers"; empty: it was none of a link."""
+    node: int | None = None
+    """None: all nodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +100,7 @@ class RunRecord:
     """What is known of the server: version, java, allocator, pid, host, port."""
     documents_counted: int | None = None
     counters: Counters = field(default_factory=dict)
-    """After the load; only the sink counts."""
+    """After the load; empty for a server that counts nothing."""
     warm_up_ns: int | None = None
     """From the first request to the measurement: as given, or as found."""
     measure_start_realtime_ns: int | None = None
@@ -103,7 +108,9 @@ class RunRecord:
     clock_offsets: tuple[ClockOffset, ...] = ()
     """Of the load workers on other machines, one a load."""
     link: dict[str, Value] = field(default_factory=dict)
-    """Readings of the link that were taken while it still stood: retransmits, mss, qdisc drops …"""
+    """Readings of the clients' link (of several nodes: of all together) while it stood: retransmits, mss, drops …"""
+    node_links: tuple[dict[str, Value], ...] = ()
+    """The same of the link to each node; none where there is one node."""
     out_of_memory: str = ""
     """What ran out: heap, direct, metaspace …"""
     out_of_memory_realtime_ns: int | None = None
@@ -136,3 +143,5 @@ class Summary:
     faults: tuple[Happened, ...] = ()
     remarks: tuple[Remark, ...] = ()
     """What the probes had to say about their numbers."""
+    nodes: tuple[dict[str, Value], ...] = ()
+    """Of several nodes what is known of each, by column; empty where there is one."""

@@ -1,13 +1,17 @@
-"""What is kept of one request ticket, and what may become of it."""
+"""What a load keeps: of each request ticket, and of its workers' CPU; and what may become of a ticket."""
 
 from __future__ import annotations
 
-from typing import Annotated, NamedTuple, get_type_hints
+from collections.abc import Mapping
+from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import numpy as np
 
+from ingest_bench.model.values import Clock, moments
+
 # As numpy writes the types of a record: little-endian, so many bytes.
 _Int64 = Annotated[int, "<i8"]
+_Moment = Annotated[int, "<i8", Clock()]
 _Int32 = Annotated[int, "<i4"]
 _Int16 = Annotated[int, "<i2"]
 
@@ -20,20 +24,24 @@ class Sample(NamedTuple):
     them are in it.
     """
 
-    planned_ns: _Int64
+    planned_ns: _Moment
     """When it was due."""
-    sent_ns: _Int64
+    sent_ns: _Moment
     """The first byte of the first attempt; `done_ns` where there was none."""
-    done_ns: _Int64
+    first_byte_ns: _Moment
+    """The first byte of the last attempt's answer, interim answers aside; `done_ns` where none came."""
+    done_ns: _Moment
     """The end of the last attempt's answer, its failure, or the end of the load."""
     bytes_sent: _Int64
     """What the kernel took in all attempts together, heads included."""
+    bytes_unanswered: _Int64
+    """Of these, those of attempts that had no answer: nobody knows how many of them the server read."""
     documents: _Int32
     """Offered: each counted once, however often it was sent."""
     documents_acked: _Int32
     """In all attempts together."""
     documents_failed: _Int32
-    """For good: what was sent again is not among them."""
+    """For good: neither what was sent again is among them, nor what some attempt may have stored all the same."""
     attempts: _Int32
     """0: it was never sent."""
     status: _Int16
@@ -42,11 +50,34 @@ class Sample(NamedTuple):
     """Its place in OUTCOMES."""
     user: _Int32
     """-1: nobody took it."""
+    address: _Int16
+    """Of the server, by its place in the load's report: where the last attempt went; -1: it was never sent."""
+    local_port: _Int32
+    """Of the connection of the last attempt; 0: there was none."""
 
 
-# How a sample is on disk, without gaps.
-SAMPLE = np.dtype([(name, kind.__metadata__[0]) for name, kind in get_type_hints(Sample, include_extras=True).items()])
-TIMES = tuple(name for name in Sample._fields if name.endswith("_ns"))
+class CpuMark(NamedTuple):
+    """What the process of a load worker had used until a moment: a mark at its start, each second, and at its end."""
+
+    at_ns: _Moment
+    """CLOCK_MONOTONIC of its machine."""
+    user_ns: _Int64
+    system_ns: _Int64
+
+
+def _on_disk(record: Any) -> np.dtype[Any]:
+    """How a record is on disk, without gaps."""
+    return np.dtype(
+        [(name, kind.__metadata__[0]) for name, kind in get_type_hints(record, include_extras=True).items()]
+    )
+
+
+SAMPLE = _on_disk(Sample)
+CPU_MARK = _on_disk(CpuMark)
+# By the beginning of a file's name: what its records are.
+RECORDS: Mapping[str, np.dtype[Any]] = {"samples": SAMPLE, "queries": SAMPLE, "cpu": CPU_MARK}
+# Of each, the fields that are moments of the worker's clock.
+MOMENTS: Mapping[np.dtype[Any], tuple[str, ...]] = {SAMPLE: moments(Sample), CPU_MARK: moments(CpuMark)}
 
 # `ok`: every document was acknowledged. `partial`: some were, or the server said of each one why not. `rejected`: none
 # was, by 429. `broken-answer`: not HTTP, or not the answer to a bulk. `cut-off`: the load ended before the answer, or

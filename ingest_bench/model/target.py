@@ -6,22 +6,28 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
-from ingest_bench.model.values import GIB, MIB, TIB, Between, FilePath, Form, Host, Label, Line, Name, Port, Several
+from ingest_bench.model.server import Collector, Heap, JvmOption, Server
+from ingest_bench.model.track import AdminRequest
+from ingest_bench.model.values import (
+    GIB,
+    MIB,
+    Between,
+    FilePath,
+    Form,
+    Host,
+    Label,
+    Line,
+    Name,
+    NodeNumber,
+    Port,
+    Several,
+)
 
-Collector = Literal["default", "g1", "cms", "parallel", "serial", "zgc"]
 Allocator = Literal["default", "pooled", "unpooled"]
 Scheme = Literal["http", "https"]
-Heap = Annotated[int, Between(16 * MIB, 16 * TIB, "no server starts with less; the most that ZGC takes")]
 # AdaptiveRecvByteBufAllocator.DEFAULT_MINIMUM of Netty, and net.core.rmem_max of hosts that are tuned for 100 Gbit/s.
 ReceiveBuffer = Annotated[int, Between(64, 64 * MIB, "Netty's least; more than one read of a socket gives")]
 SocketBuffer = Annotated[int, Between(2048, GIB, "what a socket of Linux has at least and at most")]
-# "-" and one line: neither the class to start nor a second line of a file of options.
-JvmOption = Annotated[
-    str,
-    Form(
-        r"-[^\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]{1,4000}", "an option of the JVM: one line that begins with -"
-    ),
-]
 SettingName = Annotated[
     str,
     Form(
@@ -53,9 +59,18 @@ class TargetOptions:
     """The `[target]` of an experiment: the factors that concern the server."""
 
     name: Name = "opensearch"
+    file: FilePath | None = None
+    """A server of the user's own in place of one by name: its TOML file."""
+    server: Server | None = None
+    """What that file says. A key of it in an experiment takes the place of the file's."""
     version: Name | None = None
     """None: the version that the target's table calls its default."""
+    nodes: NodeNumber = 1
+    """How many there are, each in a namespace of its own."""
+    replicas: Annotated[int, Between(0, 8, "one less than nodes")] | None = None
+    """Copies of each document beside the first; None: each node has one. It is acknowledged once all have it."""
     heap_bytes: Heap = GIB
+    """Of each node."""
     gc: Collector = "default"
     receive_predictor_bytes: Annotated[tuple[ReceiveBuffer, ...], Several(0, 2, separator="..", rising=True)] = ()
     """Empty: the server's default. One size: fixed. Two sizes, "64KiB..512KiB": adaptive between them."""
@@ -73,8 +88,14 @@ class TargetOptions:
     """The pid of its JVM, so that all probes can watch it. Without a URL: where this process listens."""
     attach_started: Label | None = None
     """When that process began, as `jvm.attach.began` tells it; a plan has it. No other process is measured for it."""
+    more_urls: Annotated[tuple[Url, ...], Several(0, 255)] = ()
+    """More addresses of the same cluster: the load's connections go to all of them in turn."""
     ca_file: FilePath | None = None
     """The certificates that its own is verified by (PEM); None: those that this machine trusts."""
+    client_cert: FilePath | None = None
+    """Our own certificate (PEM), for a server that demands one."""
+    client_key: FilePath | None = None
+    """Its key: a file, without a passphrase."""
 
     @property
     def runs_already(self) -> bool:
@@ -101,6 +122,10 @@ class Tls:
     """The host that its certificate must be for."""
     ca_pem: str = ""
     """The certificates that may vouch for it; empty: those that the client's machine trusts."""
+    client_cert: str = ""
+    """The file of our own certificate (PEM), which says who we are; empty: we have none."""
+    client_key: str = ""
+    """The file of its key. The key itself is in no record."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +138,31 @@ class Place:
     tls: Tls | None = None
     credentials: bool = False
     """Whether requests carry the credentials that the environment of whoever sends them holds."""
+    others: tuple[Place, ...] = ()
+    """More addresses of the same cluster: a load uses all, questions go to this one."""
+
+    def __str__(self) -> str:
+        return self.host_header or str(self.endpoint)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listens:
+    """Where a server of ours listens, and by when."""
+
+    port: int = 9200
+    """Any will do: a server of ours has a namespace of its own."""
+    within_s: float = 120
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preparation:
+    """What a server is asked before a load, and what is there afterwards."""
+
+    requests: tuple[AdminRequest, ...] = ()
+    indices: tuple[str, ...] = ()
+    """What the load fills, and whose documents are counted."""
+    search_path: str = ""
+    """Where queries go; empty: it answers none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,5 +174,9 @@ class LaunchPlan:
     cwd: Path
     writable: tuple[Path, ...]
     """Folders that the server's own user must be able to write."""
+    readable: tuple[Path, ...] = ()
+    """Files beside the program that it must be able to read."""
     pid_is_jvm: bool = True
-    """False for a launcher that forks the JVM (Elasticsearch 8)."""
+    """False for a launcher that forks the JVM (Elasticsearch 8, a command of the user's)."""
+    may_leave: bool = False
+    """Whether its JVM may go on without it: then it gets a process namespace of its own, so that all end with us."""

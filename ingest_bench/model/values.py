@@ -7,7 +7,7 @@ Every record that is read from TOML says it for each of its numbers and texts (t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 MS = 10**6
 S = 10**9
@@ -54,6 +54,14 @@ class Json:
     """How far lists and tables may be nested: far more than the mapping of any index is."""
 
 
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """A moment of CLOCK_MONOTONIC of the machine where it was taken; 0 is none.
+
+    On its way to another machine it is told on that one's clock. A length of time is the same on all.
+    """
+
+
 # Control characters move a terminal's cursor and end lines; the marks of direction show a text in another order than
 # it has (CVE-2021-42574); a lone surrogate cannot be written as UTF-8.
 CONTROL = r"\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
@@ -65,6 +73,7 @@ Name = Annotated[
     str,
     Form(r"[A-Za-z0-9_][A-Za-z0-9._+-]{0,63}", "a name: at most 64 of A-Z, a-z, 0-9, dot, hyphen, plus and underscore"),
 ]
+NodeNumber = Annotated[int, Between(1, 9, "36 links between them are as many as one machine should have")]
 # NAME_MAX and PATH_MAX of Linux (include/uapi/linux/limits.h), the second with the end of the text.
 FilePath = Annotated[
     str,
@@ -81,8 +90,24 @@ Host = Annotated[
         "a host: a name or an address of at most 253 of A-Z, a-z, 0-9, dot, hyphen, underscore, colon and percent sign",
     ),
 ]
+# RFC 3986, 3.3 and 3.4: what may stand in a path and a query as it is, and percent-encoded octets. 8,000 octets is what
+# every server takes (RFC 9112, 3).
+UrlPath = Annotated[
+    str,
+    Form(
+        r"/(?:[A-Za-z0-9._~!$&'()*+,;=:@/?-]|%[0-9A-Fa-f]{2}){0,2000}",
+        "a path of a URL: / and at most 2,000 characters that need no encoding, or percent-encoded ones",
+    ),
+]
 Port = Annotated[int, Between(1, 65535, "TCP's ports")]
 Share = Annotated[int, Between(0, 10**6)]
 """In parts of a million."""
 Seed = Annotated[int, Between(0, 2**63 - 1, "a whole number of 64 bits, as TOML has them")]
+Moment = Annotated[int, Clock()]
 Value = Annotated[Any, Json()]
+
+
+def moments(record: Any) -> tuple[str, ...]:
+    """The fields of a record that are moments of a machine's clock, as their types say."""
+    hints = get_type_hints(record, include_extras=True).items()
+    return tuple(name for name, hint in hints if Clock() in getattr(hint, "__metadata__", ()))

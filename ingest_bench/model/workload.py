@@ -58,11 +58,17 @@ class BulkAction:
     conflicts: Conflicts = "none"
     """`none`: the server makes the ids. The others give ids, and a share of them were sent before."""
     conflict_probability_ppm: Share = 250_000
+    operation: Literal["index", "create"] = "index"
+    """`create` is what a data stream takes, and refuses an id that is there."""
     on_conflict: Literal["index", "update"] = "index"
     indices: Annotated[int, Between(1, 1000, "a node holds so many shards")] = 1
     """More than one: documents go to `index-0`, `index-1`, … in turn."""
     pipeline: Label | None = None
     refresh: Literal["true", "false", "wait_for"] | None = None
+
+    def index_names(self, index: str) -> tuple[str, ...]:
+        """The indices that documents go to."""
+        return (index,) if self.indices == 1 else tuple(f"{index}-{number}" for number in range(self.indices))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

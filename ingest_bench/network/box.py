@@ -21,27 +21,29 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from ingest_bench.model.network import Profile
-    from ingest_bench.network.places import Box
+    from ingest_bench.network.places import Box, Ends
     from ingest_bench.network.sandbox import Namespace, Sandbox
 
 
 @contextmanager
-def kernel_box(opened: Sandbox, client: Namespace, server: Namespace, *, mtu_bytes: int) -> Iterator[Namespace]:
+def kernel_box(
+    opened: Sandbox, client: Namespace, server: Namespace, ends: Ends, *, mtu_bytes: int
+) -> Iterator[Namespace]:
     """A third namespace that routes between the two, with this kernel's netem on its egresses. Any MTU will do."""
     del mtu_bytes
     middle = opened.add()
     to_server, to_client = places.BOX_DEVICES["to-server"], places.BOX_DEVICES["to-client"]
     pairs = (
         *commands.pair(
-            to_client, places.CLIENT_GATEWAY_MAC, places.CLIENT_DEVICE, places.CLIENT_MAC, peer_pid=client.pid
+            to_client, places.CLIENT_GATEWAY_MAC, ends.client_device, places.CLIENT_MAC, peer_pid=client.pid
         ),
         *commands.pair(
-            to_server, places.SERVER_GATEWAY_MAC, places.SERVER_DEVICE, places.SERVER_MAC, peer_pid=server.pid
+            to_server, places.SERVER_GATEWAY_MAC, ends.server_device, places.SERVER_MAC, peer_pid=server.pid
         ),
     )
     middle.run(("ip", "-batch", "-"), stdin=commands.text(pairs))
-    middle.run(("sysctl", "-q", "-w", "net.ipv4.ip_forward=1"))
-    middle.run(("ip", "-batch", "-"), stdin=commands.text(commands.box_sides(has_ipv6=has_ipv6())))
+    middle.run(("sysctl", "-q", "-w", "net.ipv4.ip_forward=1", commands.ROUTE_LOCALNET))
+    middle.run(("ip", "-batch", "-"), stdin=commands.text(commands.box_sides(ends, has_ipv6=has_ipv6())))
     yield middle
 
 
@@ -59,7 +61,7 @@ class Opener(Protocol):
     """How a box is opened between two namespaces, for profiles up to that MTU."""
 
     def __call__(
-        self, opened: Sandbox, client: Namespace, server: Namespace, *, mtu_bytes: int
+        self, opened: Sandbox, client: Namespace, server: Namespace, ends: Ends, *, mtu_bytes: int
     ) -> AbstractContextManager[Box]:
         """The open box."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import statistics
 from concurrent.futures import ThreadPoolExecutor
@@ -45,7 +46,7 @@ def check(link: Link) -> tuple[Promise, ...]:
         promises += _rtt(lanes[0].way, link)
     promises += [_qdisc(link, lane.direction, lane.impairment) for lane in lanes]
     start(link)
-    return tuple(promises)
+    return tuple(dataclasses.replace(promise, link=link.name) for promise in promises)
 
 
 def _rtt(way: Way, link: Link) -> Iterator[Promise]:

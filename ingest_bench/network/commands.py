@@ -16,6 +16,9 @@ Lines = tuple[str, ...]
 # addr_gen_mode 1 is "none": a device whose MTU falls below IPv6's 1280 loses IPv6, and would come back with an address.
 _QUIET = ("net.ipv4.tcp_no_metrics_save=1", "net.ipv6.conf.default.addr_gen_mode=1")
 
+# Packets of 127.0.0.0/8 pass on any device: several nodes have such addresses (`places.node_address`).
+ROUTE_LOCALNET = "net.ipv4.conf.all.route_localnet=1"
+
 
 def text(lines: Lines) -> str:
     """The standard input of `ip -batch -` or `tc -batch -`."""
@@ -96,12 +99,12 @@ def loopback(profile: Profile) -> Lines:
     )
 
 
-def box_sides(*, has_ipv6: bool) -> Lines:
+def box_sides(ends: places.Ends, *, has_ipv6: bool) -> Lines:
     """Both sides of a box: its gateway addresses, and the ways to the ends."""
     return (
         *(line for name in places.BOX_DEVICES.values() for line in no_solicitations(name, has_ipv6=has_ipv6)),
-        *_box_side("to-client", places.CLIENT_GATEWAY, places.CLIENT_ADDRESS, places.CLIENT_MAC),
-        *_box_side("to-server", places.SERVER_GATEWAY, places.SERVER_ADDRESS, places.SERVER_MAC),
+        *_box_side("to-client", places.CLIENT_GATEWAY, ends.client_address, places.CLIENT_MAC),
+        *_box_side("to-server", places.SERVER_GATEWAY, ends.server_address, places.SERVER_MAC),
     )
 
 

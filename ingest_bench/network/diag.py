@@ -16,6 +16,8 @@ _REQUEST_DUMP = 0x301
 _ERROR, _DONE = 2, 3
 _INFO = 2
 _ESTABLISHED = 1 << 1
+# The first bytes of an IPv4 address among those of IPv6 (RFC 4291, 2.5.5.2).
+_MAPPED = bytes(10) + b"\xff\xff"
 # struct inet_diag_msg; its attributes follow.
 _MESSAGE_BYTES = 72
 
@@ -31,32 +33,61 @@ class Connection:
     path_mtu_bytes: int
     rtt_us: int
     retransmits: int
+    sent_ms_ago: int
+    """The last data that it sent for the first time."""
+    received_ms_ago: int
+    """The last data that came."""
     remote_address: str = ""
 
 
 def connections() -> list[Connection]:
-    """The established IPv4 connections of this namespace."""
-    found: list[Connection] = []
+    """The established connections of this namespace that go over IPv4."""
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG) as asked:
-        body = struct.pack("=BBBBI48x", socket.AF_INET, socket.IPPROTO_TCP, 1 << (_INFO - 1), 0, _ESTABLISHED)
-        asked.send(struct.pack("=IHHII", 16 + len(body), _SOCK_DIAG_BY_FAMILY, _REQUEST_DUMP, 1, 0) + body)
-        while True:
-            for kind, message in _messages(asked.recv(1 << 18)):
-                if kind in (_DONE, _ERROR):
-                    return found
-                info = _attribute(message, _INFO)
-                if info is not None:
-                    local, remote = struct.unpack_from(">HH", message, 4)
-                    found.append(parse(local, remote, info, socket.inet_ntoa(message[24:28])))
+        # A JVM's sockets are IPv6 ones, whatever they speak.
+        return [found for family in (socket.AF_INET, socket.AF_INET6) for found in _of_family(asked, family)]
+
+
+def _of_family(asked: socket.socket, family: int) -> Iterator[Connection]:
+    body = struct.pack("=BBBBI48x", family, socket.IPPROTO_TCP, 1 << (_INFO - 1), 0, _ESTABLISHED)
+    asked.send(struct.pack("=IHHII", 16 + len(body), _SOCK_DIAG_BY_FAMILY, _REQUEST_DUMP, 1, 0) + body)
+    while True:
+        for kind, message in _messages(asked.recv(1 << 18)):
+            if kind in (_DONE, _ERROR):
+                return
+            info, address = _attribute(message, _INFO), _ipv4(message, family)
+            if info is not None and address is not None:
+                local, remote = struct.unpack_from(">HH", message, 4)
+                yield parse(local, remote, info, socket.inet_ntoa(address))
+
+
+def _ipv4(message: bytes, family: int) -> bytes | None:
+    """The remote address; None for one of IPv6 itself."""
+    if family == socket.AF_INET:
+        return message[24:28]
+    mapped, address = message[24:36], message[36:40]
+    return address if mapped == _MAPPED else None
 
 
 def parse(local_port: int, remote_port: int, info: bytes, remote_address: str = "") -> Connection:
     """A connection from a `struct tcp_info`."""
     (mss,) = struct.unpack_from("=I", info, 16)
+    (sent_ms_ago,) = struct.unpack_from("=I", info, 44)
+    (received_ms_ago,) = struct.unpack_from("=I", info, 52)
     path_mtu, _, rtt = struct.unpack_from("=III", info, 60)
     (announced,) = struct.unpack_from("=I", info, 84)
     (retransmits,) = struct.unpack_from("=I", info, 100)
-    return Connection(local_port, remote_port, mss, announced, path_mtu, rtt, retransmits, remote_address)
+    return Connection(
+        local_port=local_port,
+        remote_port=remote_port,
+        send_mss_bytes=mss,
+        announced_mss_bytes=announced,
+        path_mtu_bytes=path_mtu,
+        rtt_us=rtt,
+        retransmits=retransmits,
+        sent_ms_ago=sent_ms_ago,
+        received_ms_ago=received_ms_ago,
+        remote_address=remote_address,
+    )
 
 
 def _messages(data: bytes) -> Iterator[tuple[int, bytes]]:

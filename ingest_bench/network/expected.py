@@ -127,12 +127,14 @@ def flood(impairment: Impairment, mtu_bytes: int, attempt: int) -> Flood:
     """Half more than the link carries after its losses.
 
     The time is long enough for 100 full packets, and for thirty buckets: what a bucket had saved up is 3% of it then.
+    It grows with the attempt, against what a receiver that was paused reads at once, up to three times: the longer it
+    is, the likelier a busy machine pauses the sender in it.
     """
     rate = rate_bps(impairment) or 1
     frames_per_s = rate / (8 * (mtu_bytes + ETHERNET_HEADER_BYTES))
     arrives = 1 - min(0.5, losses.share(impairment) or 0)
     bucket_s = burst_bytes(impairment, mtu_bytes) * 8 / rate if impairment.rate_bps else 0
-    window_s = min(1.0, max(0.1, 100 / frames_per_s, 30 * bucket_s)) * attempt
+    window_s = min(1.0, max(0.1, 100 / frames_per_s, 30 * bucket_s)) * (1 + (attempt - 1) % 3)
     return Flood(seconds=2.5 * window_s, per_s=math.ceil(1.5 * frames_per_s / arrives), window_s=window_s)
 
 

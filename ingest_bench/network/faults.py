@@ -4,8 +4,11 @@
 |---|---|---|
 | `partition` | nothing passes in a direction, and no one is told | packets pass; TCP sends the lost ones again |
 | `blackhole` | connections open, but what is sent on them vanishes | as above |
-| `profile` | the link is in the state of another profile | the link is in its own state again |
+| `profile`, `throttle` | the link is in another state | the link is in its own state again |
 | `reset` | each established connection is reset at both ends | none: it has no length |
+
+Faults may overlap. Of those that do the same the first one begins it and the last one ends it; each other state of a
+link is a change of the state that it has without, in the order in which they began.
 
 A fault lives in the link's namespaces: it goes with them, also when we are killed.
 """
@@ -13,17 +16,15 @@ A fault lives in the link's namespaces: it goes with them, also when we are kill
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from ingest_bench import system
 from ingest_bench.errors import MissingCapability, RunFailed, SpecError
 from ingest_bench.network import commands, holes
-from ingest_bench.network.places import DIRECTIONS
 
 if TYPE_CHECKING:
-    from ingest_bench.model.experiment import Fault
     from ingest_bench.model.network import Profile
     from ingest_bench.network.link import End, Link
     from ingest_bench.network.places import Direction
@@ -40,25 +41,22 @@ _PREFERENCES: Mapping[tuple[bool, Direction], int] = {
 
 
 @contextmanager
-def fault(link: Link, what: Fault, profiles: Mapping[str, Profile]) -> Iterator[None]:
-    """The fault, from the beginning of the block to its end. `profiles` has those that a fault of the link names."""
+def fault(
+    link: Link, kind: str, directions: Sequence[Direction], change: Callable[[Profile], Profile] | None = None
+) -> Iterator[None]:
+    """The fault, from the beginning of the block to its end. `change` makes the link's other state of its own."""
     with ExitStack() as undo:
-        if what.kind == "profile":
-            undo.enter_context(other_profile(link, profiles[what.profile or ""]))
-        elif what.kind == "reset":
+        if change is not None:
+            undo.enter_context(other_profile(link, change))
+        elif kind == "reset":
             reset(link)
-        elif what.kind in ("partition", "blackhole"):
-            for direction in directions(what):
-                hole = partition if what.kind == "partition" else blackhole
+        elif kind in ("partition", "blackhole"):
+            for direction in directions:
+                hole = partition if kind == "partition" else blackhole
                 undo.enter_context(hole(link, direction))
         else:
-            raise SpecError(f'fault "{what.kind}" is none of the link')
+            raise SpecError(f'fault "{kind}" is none of the link')
         yield
-
-
-def directions(what: Fault) -> tuple[Direction, ...]:
-    """The directions that a fault is about."""
-    return DIRECTIONS if what.direction == "both" else (what.direction,)
 
 
 @contextmanager
@@ -68,11 +66,8 @@ def partition(link: Link, direction: Direction) -> Iterator[None]:
         with _hole(link, direction, only_data=False):
             yield
         return
-    link.cut(direction)
-    try:
+    with _layer(link, ("cut", direction), lambda: link.cut(direction), lambda: link.mend(direction)):
         yield
-    finally:
-        link.mend(direction)
 
 
 @contextmanager
@@ -83,14 +78,25 @@ def blackhole(link: Link, direction: Direction) -> Iterator[None]:
 
 
 @contextmanager
-def other_profile(link: Link, profile: Profile) -> Iterator[None]:
-    """The link in the state of that profile."""
-    before = link.profile
-    link.change(profile)
+def other_profile(link: Link, change: Callable[[Profile], Profile]) -> Iterator[None]:
+    """The link in the state that this change makes of the one that it has without."""
+    if not link.changes:
+        link.unchanged = link.profile
+    link.changes.append(change)
     try:
+        _change(link)
         yield
     finally:
-        link.change(before)
+        link.changes.remove(change)
+        _change(link)
+
+
+def _change(link: Link) -> None:
+    """The link in the state that all changes together make."""
+    profile = link.unchanged
+    for change in link.changes:
+        profile = change(profile)
+    link.change(profile)
 
 
 def reset(link: Link) -> int:
@@ -122,18 +128,38 @@ def _hole(link: Link, direction: Direction, *, only_data: bool) -> Iterator[None
     receiver = link.ends[1 if direction == "to-server" else 0]
     device, place = receiver.device, receiver.namespace
     preference = _PREFERENCES[only_data, direction]
-    # It may be there already, for another hole; without any filter it does nothing.
-    place.run(("tc", "qdisc", "add", "dev", device, "clsact"), check=False)
-    try:
-        lines = holes.swallow(device, receiver.address, only_data=only_data, preference=preference)
-        place.run(("tc", "-batch", "-"), stdin=commands.text(lines))
-    except RunFailed as error:
-        raise MissingCapability(
-            f"fault: packets cannot be made to vanish here. It needs a kernel with sch_ingress and cls_bpf; {error}"
-        ) from None
-    try:
-        yield
-    finally:
+
+    def swallow() -> None:
+        # It may be there already, for another hole; without any filter it does nothing.
+        place.run(("tc", "qdisc", "add", "dev", device, "clsact"), check=False)
+        try:
+            lines = holes.swallow(device, receiver.address, only_data=only_data, preference=preference)
+            place.run(("tc", "-batch", "-"), stdin=commands.text(lines))
+        except RunFailed as error:
+            raise MissingCapability(
+                f"fault: packets cannot be made to vanish here. It needs a kernel with sch_ingress and cls_bpf; {error}"
+            ) from None
+
+    def spare() -> None:
         place.run(("tc", "-batch", "-"), stdin=commands.text(holes.spare(device, preference)))
         if not place.run(("tc", "filter", "show", "dev", device, "ingress")).strip():
             place.run(("tc", "qdisc", "del", "dev", device, "clsact"))
+
+    with _layer(link, ("data" if only_data else "all", direction), swallow, spare):
+        yield
+
+
+@contextmanager
+def _layer(
+    link: Link, what: tuple[str, Direction], begin: Callable[[], None], end: Callable[[], None]
+) -> Iterator[None]:
+    """What several faults of a link may do at once: it begins with the first of them, and ends with the last."""
+    if not link.layers[what]:
+        begin()
+    link.layers[what] += 1
+    try:
+        yield
+    finally:
+        link.layers[what] -= 1
+        if not link.layers[what]:
+            end()

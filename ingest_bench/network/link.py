@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+from collections import Counter
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,10 +13,11 @@ from ingest_bench.errors import MissingCapability, RunFailed, SpecError
 from ingest_bench.model.network import Impairment, Profile
 from ingest_bench.network import box as boxes
 from ingest_bench.network import commands, netem, offload, places
-from ingest_bench.network.sandbox import Namespace, has_ipv6, sandbox
+from ingest_bench.network.readings import Counted
+from ingest_bench.network.sandbox import Namespace, Sandbox, has_ipv6, sandbox
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from ingest_bench.network.places import Box, Direction
 
@@ -46,14 +47,34 @@ class Link:
     box: Box | None = None
     largest_mtu_bytes: int = 0
     """What a box was made for; it may not be changed to more."""
-    client_address: str = places.CLIENT_ADDRESS
-    server_address: str = places.SERVER_ADDRESS
-    counted_before: dict[str, int] = field(default_factory=dict)
+    at: places.Ends = places.ENDS
+    name: str = ""
+    """Which one it is, where there are several: "clients-1", "peers-1-2"."""
+    counted_before: Counted = field(default_factory=lambda: Counted({}, {}))
     """Where the counts of `readings` start."""
     idle_rtt_ms: float | None = None
     """The median round trip that `check` measured."""
+    layers: Counter[tuple[str, Direction]] = field(default_factory=Counter)
+    """How many faults do each thing to it now."""
+    changes: list[Callable[[Profile], Profile]] = field(default_factory=list)
+    """What faults make of its state, in the order in which they began."""
+    unchanged: Profile = field(init=False)
+    """Its state without any change of a fault."""
     _kernels_offloads: dict[str, dict[str, bool]] = field(default_factory=dict)
     """Of each end, the features that profiles changed, as the kernel had them."""
+
+    def __post_init__(self) -> None:
+        self.unchanged = self.profile
+
+    @property
+    def client_address(self) -> str:
+        """Where the client is."""
+        return self.at.client_address
+
+    @property
+    def server_address(self) -> str:
+        """Where the server is."""
+        return self.at.server_address
 
     @property
     def ends(self) -> tuple[End, End]:
@@ -70,8 +91,8 @@ class Link:
             macs = (places.CLIENT_GATEWAY_MAC, places.SERVER_GATEWAY_MAC)
         client, server = self.client_address, self.server_address
         return (
-            End(self.client, places.CLIENT_DEVICE, client, server, gateways[0], macs[0]),
-            End(self.server, places.SERVER_DEVICE, server, client, gateways[1], macs[1]),
+            End(self.client, self.at.client_device, client, server, gateways[0], macs[0]),
+            End(self.server, self.at.server_device, server, client, gateways[1], macs[1]),
         )
 
     def shaper(self, direction: Direction) -> tuple[Namespace | Box, str]:
@@ -143,44 +164,49 @@ class Link:
                 place.run(("tc", "-batch", "-"), stdin=commands.text(changes))
 
 
-def require(states: Sequence[Profile], netem: str = "auto") -> None:
-    """MissingCapability when this machine cannot make a link for these states: found by making it, without netem."""
-    if any(state.needs_netem for state in states):
-        boxes.choose(netem, states)
-    for state in states:
-        try:
-            with link(dataclasses.replace(state, to_server=Impairment(), to_client=Impairment())):
-                continue
-        except RunFailed as error:
-            raise MissingCapability(
-                f'network profile "{state.name}": this machine cannot make such a link: {error}\n'
-                "`ingest-bench doctor` says what it can."
-            ) from None
-
-
 @contextmanager
 def link(profile: Profile, *, netem: str = "auto", later: Sequence[Profile] = ()) -> Iterator[Link]:
     """A link in that state. `later` are the states that it may be changed to: with netem, it is made for them too."""
     states = (profile, *later)
+    with sandbox() as opened:
+        client = opened.add()
+        server = client if profile.medium == "loopback" else opened.add()
+        with joined(opened, client, server, states, netem=netem) as made:
+            yield made
+
+
+@contextmanager
+def joined(
+    opened: Sandbox,
+    client: Namespace,
+    server: Namespace,
+    states: Sequence[Profile],
+    *,
+    netem: str,
+    at: places.Ends = places.ENDS,
+    name: str = "",
+) -> Iterator[Link]:
+    """A link between two namespaces in the first of these states, and made for all of them.
+
+    With one namespace twice it is a loopback link.
+    """
+    profile = states[0]
     backend = boxes.choose(netem, states) if any(state.needs_netem for state in states) else "plain"
     mtu_bytes = max(state.mtu_bytes for state in states)
     with ExitStack() as stack:
-        opened = stack.enter_context(sandbox())
-        client = opened.add()
         if profile.medium == "loopback":
-            made = Link(profile=profile, client=client, server=client, backend=backend)
+            made = Link(profile=profile, client=client, server=server, backend=backend, name=name)
             _ip(client, commands.loopback_up())
         else:
-            server = opened.add()
             box = None
             if backend != "plain":
                 kind = boxes.BOXES[backend]
                 profile = kind.carried(profile)
-                box = stack.enter_context(kind.open(opened, client, server, mtu_bytes=mtu_bytes))
-            made = Link(profile=profile, client=client, server=server, backend=backend, box=box)
+                box = stack.enter_context(kind.open(opened, client, server, at, mtu_bytes=mtu_bytes))
+            made = Link(profile=profile, client=client, server=server, backend=backend, box=box, at=at, name=name)
             made.largest_mtu_bytes = mtu_bytes
             if box is None:
-                ends = (places.CLIENT_DEVICE, places.CLIENT_MAC, places.SERVER_DEVICE, places.SERVER_MAC)
+                ends = (at.client_device, places.CLIENT_MAC, at.server_device, places.SERVER_MAC)
                 _ip(client, commands.pair(*ends, peer_pid=server.pid))
             for end in made.ends:
                 neighbour = commands.neighbour(end.device, end.gateway or end.peer, end.next_mac)

@@ -69,14 +69,14 @@ def _middle(profile: Profile, backend: str, has_ipv6: bool) -> Iterator[tuple[st
         to_client = (places.BOX_DEVICES["to-client"], places.CLIENT_GATEWAY_MAC)
         to_server = (places.BOX_DEVICES["to-server"], places.SERVER_GATEWAY_MAC)
         yield from _ip("box", (*_pair(to_client, client, "client"), *_pair(to_server, server, "server")))
-        yield "box", "sysctl -q -w net.ipv4.ip_forward=1"
-        yield from _ip("box", commands.box_sides(has_ipv6=has_ipv6))
+        yield "box", f"sysctl -q -w net.ipv4.ip_forward=1 {commands.ROUTE_LOCALNET}"
+        yield from _ip("box", commands.box_sides(places.ENDS, has_ipv6=has_ipv6))
     else:
         for side, place in zip(uml.SIDES, ("server", "client"), strict=True):
-            yield from _ip("around the box", uml.wiring(side, place, has_ipv6=has_ipv6))
+            yield from _ip("around the box", uml.wiring(side, _ENDS[place][0], place, has_ipv6=has_ipv6))
         yield "box", shlex.join(uml.guest_argv(profile.mtu_bytes))
         yield "box", uml.setup_script()
-        yield from _ip("box", commands.box_sides(has_ipv6=False))
+        yield from _ip("box", commands.box_sides(places.ENDS, has_ipv6=False))
 
 
 def _pair(here: tuple[str, str], there: tuple[str, str], where: str) -> tuple[str, ...]:

@@ -1,8 +1,8 @@
-"""Names and addresses on a link. They are fixed: every link has namespaces of its own."""
+"""Names and addresses on a link. All namespaces are our own, so they are fixed."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,7 +16,8 @@ SERVER_ADDRESS = "198.18.2.1"
 CLIENT_GATEWAY = "198.18.1.254"
 SERVER_GATEWAY = "198.18.2.254"
 
-# Locally administered; the last four bytes are the address. Known addresses need no ARP, which would cross the link.
+# Locally administered; the last four bytes are the address of the only link. Others have the same: each is a segment
+# of its own. Known addresses need no ARP, which would cross the link.
 CLIENT_MAC = "02:00:c6:12:01:01"
 SERVER_MAC = "02:00:c6:12:02:01"
 CLIENT_GATEWAY_MAC = "02:00:c6:12:01:fe"
@@ -26,6 +27,39 @@ NOBODY_MAC = "02:00:c6:12:ff:ff"
 
 CLIENT_DEVICE = "client0"
 SERVER_DEVICE = "server0"
+
+
+class Ends(NamedTuple):
+    """What the two ends of a link are called, where it is not the only one of a namespace."""
+
+    client_device: str = CLIENT_DEVICE
+    client_address: str = CLIENT_ADDRESS
+    server_device: str = SERVER_DEVICE
+    server_address: str = SERVER_ADDRESS
+
+
+ENDS = Ends()
+
+
+def to_node(number: int) -> Ends:
+    """The ends of the clients' link to the node of that number, from 1 on."""
+    return Ends(client_device=f"client{number - 1}", server_address=node_address(number))
+
+
+def between(first: int, second: int) -> Ends:
+    """The ends of the link between two nodes: the first one is where a client would be."""
+    return Ends(f"peer{second}", node_address(first), f"peer{first}", node_address(second))
+
+
+def node_address(number: int) -> str:
+    """The only address of one of several nodes, on whichever link.
+
+    One of 127.0.0.0/8: on any other OpenSearch and Elasticsearch start no cluster unless the host's vm.max_map_count
+    and limit of open files are raised (BootstrapChecks), which only root can do, and for all that run there.
+    """
+    return f"127.18.2.{number}"
+
+
 # The two devices of a box are named after where they lead.
 BOX_DEVICES: dict[Direction, str] = {"to-server": "to-server", "to-client": "to-client"}
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import statistics
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ingest_bench.network import qdiscs
 from ingest_bench.network.places import DIRECTIONS
+from ingest_bench.network.wire import seen as wire_seen
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from ingest_bench.model.results import Value
@@ -18,52 +21,70 @@ if TYPE_CHECKING:
 _MILLION = 10**6
 
 
-def start(link: Link) -> None:
+def start(*links: Link) -> None:
     """From now on: what `readings` counts begins here."""
-    link.counted_before = counters(link)
+    for link in links:
+        link.counted_before = counters(link)
 
 
-def readings(link: Link, wire: Path | None = None) -> dict[str, Value]:
-    """The link's numbers since `start`, while it still stands; `wire` is what `watch_wire` left.
+def readings(*links: Link, wires: Sequence[Path] = (), clients: bool = True) -> dict[str, Value]:
+    """The numbers of these links together since `start`, while they still stand; `wires` are what `watch_wire` left.
 
     - `wire_packets`: packets that the queues of both directions sent on; None on a loopback link, which has none.
     - `qdisc_drops`: packets that they dropped, netem's losses among them; `loss_ppm` is their share to the server.
-    - `retransmits`: TCP segments that either end sent again.
-    - `zero_windows`: how often the server told a sender to stop.
-    - `wire_bytes_p50`: the median frame to the server, Ethernet header included, of those that were sampled.
+    - `retransmits`: TCP segments that either end sent again, on whatever link; without `clients` those of the servers.
+    - `zero_windows`: how often a server told a sender to stop.
+    - `wire_bytes_p50`: the median frame to a server, Ethernet header included, of those that were sampled.
     - `idle_rtt_ms`: the median round trip that `check` measured before the load; None: nothing was promised about it.
-    - `mss`, `rtt_ms`: medians of what the client's TCP knew of its connections, four times a second.
+    - `mss`, `rtt_ms`: medians of what the clients' TCP knew of its connections, four times a second.
     """
-    now, before = counters(link), link.counted_before
-    since = {name: count - before.get(name, 0) for name, count in now.items()}
-    shaped = any(name.startswith("packets ") for name in since)
-    packets, drops = since.get("packets to-server", 0), since.get("drops to-server", 0)
-    ends = ("server",) if link.profile.medium == "loopback" else ("client", "server")
+    queues: Counter[str] = Counter()
+    tcp: dict[int, dict[str, int]] = {}
+    for link in links:
+        now, before = counters(link), link.counted_before
+        queues.update({name: count - before.queues.get(name, 0) for name, count in now.queues.items()})
+        # Of a namespace once, however many links it has.
+        for pid, counts in now.tcp.items():
+            tcp.setdefault(pid, {name: count - before.tcp.get(pid, {}).get(name, 0) for name, count in counts.items()})
+    servers = {link.server.pid for link in links}
+    shaped = any(name.startswith("packets ") for name in queues)
+    packets, drops = queues["packets to-server"], queues["drops to-server"]
+    idle = [link.idle_rtt_ms for link in links if link.idle_rtt_ms is not None]
     return {
-        "wire_packets": sum(since[f"packets {direction}"] for direction in DIRECTIONS) if shaped else None,
-        "qdisc_drops": sum(since[f"drops {direction}"] for direction in DIRECTIONS) if shaped else None,
+        "wire_packets": sum(queues[f"packets {direction}"] for direction in DIRECTIONS) if shaped else None,
+        "qdisc_drops": sum(queues[f"drops {direction}"] for direction in DIRECTIONS) if shaped else None,
         "loss_ppm": round(drops * _MILLION / (packets + drops)) if packets + drops else None,
-        "retransmits": sum(since[f"{end} RetransSegs"] for end in ends),
-        "zero_windows": since["server TCPToZeroWindowAdv"],
-        "idle_rtt_ms": link.idle_rtt_ms,
-        **(_seen(wire) if wire is not None else {}),
+        "retransmits": sum(counts["RetransSegs"] for pid, counts in tcp.items() if clients or pid in servers),
+        "zero_windows": sum(counts["TCPToZeroWindowAdv"] for pid, counts in tcp.items() if pid in servers),
+        "idle_rtt_ms": statistics.median(idle) if idle else None,
+        **(_seen(wires) if wires else {}),
     }
 
 
-def counters(link: Link) -> dict[str, int]:
-    """The counts of the queues by direction, and of TCP by end."""
-    found: dict[str, int] = {}
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """What was counted until some moment."""
+
+    queues: dict[str, int]
+    """By direction: "packets to-server", "drops to-client" …"""
+    tcp: dict[int, dict[str, int]]
+    """Of each namespace, by the process that holds it."""
+
+
+def counters(link: Link) -> Counted:
+    """The counts of a link's queues, and of TCP at its ends."""
+    queues: dict[str, int] = {}
     if link.profile.medium == "veth":
         for direction in DIRECTIONS:
             place, device = link.shaper(direction)
             counted = qdiscs.counters(place.run(qdiscs.show(device)))
-            found[f"packets {direction}"] = counted.packets
-            found[f"drops {direction}"] = counted.drops
-    for name, end in zip(("client", "server"), link.ends, strict=True):
-        text = end.namespace.run(("cat", "/proc/net/snmp", "/proc/net/netstat"))
-        tcp = parse(text)
-        found |= {f"{name} {key}": tcp[key] for key in ("RetransSegs", "TCPToZeroWindowAdv") if key in tcp}
-    return found
+            queues[f"packets {direction}"] = counted.packets
+            queues[f"drops {direction}"] = counted.drops
+    found = {}
+    for place in (link.client, link.server):
+        told = parse(place.run(("cat", "/proc/net/snmp", "/proc/net/netstat")))
+        found[place.pid] = {key: told[key] for key in ("RetransSegs", "TCPToZeroWindowAdv")}
+    return Counted(queues, found)
 
 
 def parse(text: str) -> dict[str, int]:
@@ -75,18 +96,18 @@ def parse(text: str) -> dict[str, int]:
     return found
 
 
-def _seen(wire: Path) -> dict[str, Value]:
+def _seen(wires: Sequence[Path]) -> dict[str, Value]:
     """What the watchers of the wire saw; None for what they did not."""
-    try:
-        seen: dict[str, Any] = json.loads(wire.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return dict.fromkeys(("wire_bytes_p50", "mss", "rtt_ms"))
-    to_server, client = seen.get("to-server") or {}, seen.get("to-client") or {}
-    known = [connection for asked in client.get("tcp", ()) for connection in asked["connections"]]
-    rtt_us = _median([connection["rtt_us"] for connection in known])
+    seen = [wire_seen(path) for path in wires]
+    to_server = [found for one in seen if (found := one.get("to-server"))]
+    clients = [found for one in seen if (found := one.get("to-client"))]
+    sizes: Counter[int] = Counter()
+    for one in to_server:
+        sizes.update(one.frames)
+    rtt_us = _median([value for one in clients for value in one.of_connections("rtt_us")])
     return {
-        "wire_bytes_p50": median({int(size): count for size, count in to_server.get("frames", {}).items()}),
-        "mss": _median([connection["send_mss_bytes"] for connection in known]),
+        "wire_bytes_p50": median(sizes) if to_server else None,
+        "mss": _median([value for one in clients for value in one.of_connections("send_mss_bytes")]),
         "rtt_ms": None if rtt_us is None else rtt_us / 1000,
     }
 

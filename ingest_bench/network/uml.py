@@ -47,19 +47,18 @@ _ERRORS = "/run/errors"
 
 
 class Side(NamedTuple):
-    """One device of the guest: its names inside and outside, and the end of the link that it leads to."""
+    """One device of the guest: its names inside and outside, and who is at its end."""
 
     direction: places.Direction
     mac: str
     outside: str
-    end_device: str
     end_mac: str
 
 
 # vec0 and vec1 of the guest.
 SIDES = (
-    Side("to-server", places.SERVER_GATEWAY_MAC, "box-server", places.SERVER_DEVICE, places.SERVER_MAC),
-    Side("to-client", places.CLIENT_GATEWAY_MAC, "box-client", places.CLIENT_DEVICE, places.CLIENT_MAC),
+    Side("to-server", places.SERVER_GATEWAY_MAC, "box-server", places.SERVER_MAC),
+    Side("to-client", places.CLIENT_GATEWAY_MAC, "box-client", places.CLIENT_MAC),
 )
 
 # Pid 1 of a pid namespace: when it dies, the kernel ends the guest and all its helper processes. The tmpfs is in a
@@ -109,13 +108,14 @@ def setup_script() -> str:
         "busybox insmod $modules/sch_tbf.ko",
         *names,
         "echo 1 > /proc/sys/net/ipv4/ip_forward",
+        "echo 1 > /proc/sys/net/ipv4/conf/all/route_localnet",
     )
     return " && ".join(lines)
 
 
-def wiring(side: Side, netns: str, *, has_ipv6: bool) -> tuple[str, ...]:
-    """The lines of `ip -batch` for one side's pair, whose outer end is born in the namespace `netns`."""
-    peer = f"peer name {side.end_device} address {side.end_mac} netns {netns}"
+def wiring(side: Side, device: str, netns: str, *, has_ipv6: bool) -> tuple[str, ...]:
+    """The lines of `ip -batch` for one side's pair, whose outer end is born as `device` in the namespace `netns`."""
+    peer = f"peer name {device} address {side.end_mac} netns {netns}"
     return (
         # 65535 is veth's largest: the guest's own MTU is what counts.
         f"link add name {side.outside} mtu 65535 type veth {peer}",
@@ -182,10 +182,12 @@ class Guest:
 
 
 @contextmanager
-def uml_box(opened: Sandbox, client: Namespace, server: Namespace, *, mtu_bytes: int) -> Iterator[Guest]:
+def uml_box(
+    opened: Sandbox, client: Namespace, server: Namespace, ends: places.Ends, *, mtu_bytes: int
+) -> Iterator[Guest]:
     """A guest that routes between the two, with netem on its egresses. It dies with us, and leaves no file."""
     middle = opened.add()
-    _wire(middle, client, server)
+    _wire(middle, client, server, ends)
     process, pid_1 = _start(middle, mtu_bytes)
     try:
         assert process.stdin is not None  # noqa: S101 - for the type checker: both were asked for as pipes
@@ -194,7 +196,7 @@ def uml_box(opened: Sandbox, client: Namespace, server: Namespace, *, mtu_bytes:
         console.greet("busybox mount -t tmpfs none /run", timeout_s=_BOOT_TIMEOUT_S)
         guest = Guest(console)
         guest.run(("sh", "-c", setup_script()))
-        guest.run(("ip", "-batch", "-"), stdin=commands.text(commands.box_sides(has_ipv6=False)))
+        guest.run(("ip", "-batch", "-"), stdin=commands.text(commands.box_sides(ends, has_ipv6=False)))
         yield guest
     finally:
         _end(process, pid_1)
@@ -216,11 +218,12 @@ def complaint() -> str:
     return f"User-Mode Linux: no namespaces for its processes and files ({said})." if said else ""
 
 
-def _wire(middle: Namespace, client: Namespace, server: Namespace) -> None:
+def _wire(middle: Namespace, client: Namespace, server: Namespace, ends: places.Ends) -> None:
     """A veth pair for each side, its outer end down in the client's or the server's namespace."""
     has_ipv6 = sandboxes.has_ipv6()
-    for side, place in zip(SIDES, (server, client), strict=True):
-        lines = wiring(side, str(place.pid), has_ipv6=has_ipv6)
+    outer = ((ends.server_device, server), (ends.client_device, client))
+    for side, (device, place) in zip(SIDES, outer, strict=True):
+        lines = wiring(side, device, str(place.pid), has_ipv6=has_ipv6)
         middle.run(("ip", "-batch", "-"), stdin=commands.text(lines))
 
 

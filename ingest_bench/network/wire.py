@@ -12,10 +12,11 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ingest_bench import system
+from ingest_bench import records, system
 from ingest_bench.errors import RunFailed
 from ingest_bench.model.results import Histogram
 from ingest_bench.network import diag, frames
@@ -30,14 +31,35 @@ _ASK_TCP_EVERY_S = 0.25
 FILE = "wire.json"
 
 
-@contextmanager
-def watch_wire(link: Link, raw: Path) -> Iterator[None]:
-    """Two watchers, one for each direction; at the end `raw/wire.json` has what they saw.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What TCP knew at a moment."""
 
-    {"to-server": {"one_of": 64, "frames": {"1514": 1304, …}, "lost": 0, "seconds": 12.1, "tcp": [{"at_ns": …,
-    "connections": [{"send_mss_bytes": …, "rtt_us": …}]}]}, "to-client": …}. `tcp` is the receiving side's: to-client
-    has the client's own sockets. A frame's size counts its Ethernet header.
-    """
+    at_ns: int
+    connections: tuple[dict[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What a watcher saw of one direction."""
+
+    one_of: int
+    """Each so many-th frame was looked at."""
+    frames: dict[int, int]
+    """How many of them had a size, by that size, Ethernet header included."""
+    lost: int
+    seconds: float
+    tcp: tuple[Asked, ...]
+    """Of the receiving side: that of to-client are the client's own sockets."""
+
+    def of_connections(self, name: str) -> list[int]:
+        """That number of all connections, each time that TCP was asked."""
+        return [connection[name] for asked in self.tcp for connection in asked.connections if name in connection]
+
+
+@contextmanager
+def watch_wire(link: Link, path: Path) -> Iterator[None]:
+    """Two watchers, one for each direction; at the end the file has what they saw (`seen`)."""
     client, server = link.ends
     with ExitStack() as stack:
         directions = (("to-server", server, link.profile.to_server), ("to-client", client, link.profile.to_client))
@@ -48,22 +70,27 @@ def watch_wire(link: Link, raw: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            seen = {direction: _end(watcher) for direction, watcher in watchers.items()}
-            (raw / FILE).write_text(json.dumps(seen), encoding="utf-8")
+            left = {direction: _end(watcher) for direction, watcher in watchers.items()}
+            path.write_text(json.dumps(left), encoding="utf-8")
+
+
+def seen(path: Path) -> dict[str, Seen | None]:
+    """By direction what `watch_wire` left; None: its watcher was gone. Empty where nobody watched."""
+    try:
+        found: dict[str, Seen | None] = records.from_file(dict[str, Seen | None], path)
+    except FileNotFoundError:
+        return {}
+    return found
 
 
 def frame_sizes(raw: Path) -> tuple[Histogram, ...]:
     """The sampled sizes of frames to the server, as `watch_wire` left them; nothing where it saw nothing."""
-    try:
-        seen = json.loads((raw / FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return ()
-    counts = {int(size): count for size, count in (seen.get("to-server") or {}).get("frames", {}).items()}
-    return (Histogram("wire_bytes", counts),) if counts else ()
+    to_server = seen(raw / FILE).get("to-server")
+    return (Histogram("wire_bytes", to_server.frames),) if to_server and to_server.frames else ()
 
 
 def _start(end: End, sampled: int, stack: ExitStack) -> subprocess.Popen[bytes]:
-    argv = system.python("ingest_bench.network.wire", end.device, end.address, str(sampled))
+    argv = system.python("ingest_bench.network.wire", end.device, end.address, end.peer, str(sampled))
     pipe = subprocess.PIPE
     watcher = system.start(end.namespace.command(argv), stdin=pipe, stdout=pipe, stderr=pipe)
     stack.callback(_close, watcher)
@@ -78,10 +105,10 @@ def _end(watcher: subprocess.Popen[bytes]) -> dict[str, Any] | None:
     """What a watcher saw; None when it is gone."""
     try:
         said, _ = watcher.communicate(timeout=10)
-        seen: dict[str, Any] = json.loads(said)
+        found: dict[str, Any] = json.loads(said)
     except (subprocess.TimeoutExpired, ValueError):
         return None
-    return seen
+    return found
 
 
 def _close(watcher: subprocess.Popen[bytes]) -> None:
@@ -93,9 +120,9 @@ def _close(watcher: subprocess.Popen[bytes]) -> None:
 
 
 def main() -> None:
-    """The child: DEVICE DESTINATION ONE_OF."""
-    device, destination, sampled = sys.argv[1:]
-    seen = frames.Frames(device, destination, int(sampled))
+    """The child: DEVICE DESTINATION PEER ONE_OF."""
+    device, destination, peer, sampled = sys.argv[1:]
+    watched = frames.Frames(device, destination, int(sampled))
     sys.stdout.write("watching\n")
     sys.stdout.flush()
     os.set_blocking(0, False)
@@ -104,14 +131,19 @@ def main() -> None:
     tcp = []
     while _is_open(0):
         time.sleep(_LOOK_EVERY_S)
-        seen.drain()
+        watched.drain()
         if time.monotonic() >= ask_at:
             ask_at += _ASK_TCP_EVERY_S
-            tcp.append({"at_ns": time.time_ns(), "connections": [_row(one) for one in diag.connections()]})
+            tcp.append(
+                {
+                    "at_ns": time.time_ns(),
+                    "connections": [_row(one) for one in diag.connections() if one.remote_address == peer],
+                }
+            )
     result = {
-        "one_of": seen.sampled,
-        "frames": dict(sorted(seen.counts.items())),
-        "lost": seen.lost(),
+        "one_of": watched.sampled,
+        "frames": dict(sorted(watched.counts.items())),
+        "lost": watched.lost(),
         "seconds": time.monotonic() - began,
         "tcp": tcp,
     }
@@ -126,7 +158,7 @@ def _is_open(pipe: int) -> bool:
 
 
 def _row(connection: diag.Connection) -> dict[str, int]:
-    names = ("local_port", "remote_port", "send_mss_bytes", "rtt_us", "retransmits")
+    names = ("local_port", "remote_port", "send_mss_bytes", "rtt_us", "retransmits", "sent_ms_ago", "received_ms_ago")
     return {name: getattr(connection, name) for name in names}
 
 

@@ -5,6 +5,8 @@
 | reads | size of every socket read of the load's connections | flight recorder |
 | gc | pauses, full collections, heap, failures, direct buffers | flight recorder, and the GC log |
 | allocations | memory taken outside TLABs, and TLABs, by layer | flight recorder; costs 6 to 20% of CPU |
+| large-allocations | objects of 1 MiB and more: who, how often, humongous or not | the same |
+| direct-memory | direct buffers: each that the server tells of, and how room was found for them | flight recorder |
 | host | CPU, context switches, faults, run queue, pressure, huge pages | /proc, by a child process |
 | kernel-reads | room and bytes of every read, with any transport | BPF, by a child process; needs root |
 
@@ -23,9 +25,11 @@ from ingest_bench.probes import nodestats, oom, recording
 from ingest_bench.probes.allocations import ALLOCATIONS
 from ingest_bench.probes.attached import watch_attached
 from ingest_bench.probes.context import Events, Probe, ReadContext
+from ingest_bench.probes.direct_memory import DIRECT_MEMORY
 from ingest_bench.probes.gc import GC
 from ingest_bench.probes.host import HOST
 from ingest_bench.probes.kernel_reads import KERNEL_READS, capability
+from ingest_bench.probes.large_allocations import LARGE_ALLOCATIONS
 from ingest_bench.probes.oom import OutOfMemory, find_oom
 from ingest_bench.probes.reads import READS
 from ingest_bench.records import nearest
@@ -58,6 +62,8 @@ PROBES: Mapping[str, Probe] = {
     "reads": READS,
     "gc": GC,
     "allocations": ALLOCATIONS,
+    "large-allocations": LARGE_ALLOCATIONS,
+    "direct-memory": DIRECT_MEMORY,
     "host": HOST,
     "kernel-reads": KERNEL_READS,
 }

@@ -44,9 +44,7 @@ class Allocations:
 
     def read(self, context: ReadContext) -> Iterator[Measured]:
         """Allocations within the measurement; of a killed server those that are known, by the time that they cover."""
-        found = recording.load(context)
-        if found.problem:
-            yield Remark(probe="allocations", text=found.problem)
+        found = yield from recording.opened(context, "allocations")
         if not found.is_readable:
             return
         seconds = found.seconds(context)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from ingest_bench import records
-from ingest_bench.errors import SpecError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -56,11 +54,10 @@ class ReadContext:
         """What is different because the JVM ran before; nothing, when we started it."""
         path = self.raw / ATTACHED
         try:
-            return records.from_json(Attachment, json.loads(path.read_text(encoding="utf-8")))
+            found: Attachment = records.from_file(Attachment, path)
         except FileNotFoundError:
             return Attachment()
-        except ValueError as error:
-            raise SpecError(f"{path}: this file is damaged: {error}") from None
+        return found
 
     def covers(self, moment_ns: int) -> bool:
         """Whether this moment is within the measurement."""

@@ -11,6 +11,8 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ingest_bench import files
+from ingest_bench.errors import SpecError
 from ingest_bench.jvm.logs import Log
 from ingest_bench.model.results import Measured, Reading, Remark, Series
 from ingest_bench.probes import gcagree, gclog, recording
@@ -31,6 +33,7 @@ _FAILURES = {
 }
 _HEAP_EVENTS = ("GarbageCollection", "GCPhasePause", "ZAllocationStall")
 _PLAIN_EVENTS = ("GCHeapSummary", "PromotionFailed", "EvacuationFailed", "ConcurrentModeFailure")
+DIRECT_BUFFERS: Events = {"jdk.DirectBufferStatistics": {"period": "1 s"}}
 # A cycle beside the program: what it leaves in the heap is live data and new garbage, no measure of what survived.
 _BACKGROUND = {"G1Old", "ConcurrentMarkSweep"}
 _FULL = {"G1Full", "SerialOld", "ParallelOld", "PSMarkSweep"}
@@ -52,7 +55,7 @@ class Gc:
     events: Events = {  # noqa: RUF012 - the Protocol asks for a plain attribute
         **{f"jdk.{name}": {"threshold": "0 ns"} for name in _HEAP_EVENTS},
         **{f"jdk.{name}": {"enabled": "true"} for name in _PLAIN_EVENTS},
-        "jdk.DirectBufferStatistics": {"period": "1 s"},
+        **DIRECT_BUFFERS,
     }
     # Not gc+humongous=debug: it adds a line for each humongous object to each pause, and nothing here needs them.
     logs: tuple[Log, ...] = (Log(name="gc.log", what="gc*=info"),)
@@ -84,15 +87,18 @@ def _log(context: ReadContext) -> gclog.GcLog | None:
     path, attachment = context.raw / "gc.log", context.attachment
     if not path.exists():
         return None
-    with path.open(encoding="utf-8", errors="replace") as lines:
-        log = gclog.parse(lines, attachment.collector)
+    try:
+        log = gclog.parse(files.lines(path), attachment.collector)
+    except OSError as error:
+        raise SpecError(f"{path}: this is no GC log: {error.strerror}") from None
     log.pauses = [pause for pause in log.pauses if pause.end_ns >= attachment.since_ns // 10**6 * 10**6]
     return log
 
 
 def _from_recording(found: recording.Recording, log: gclog.GcLog | None, context: ReadContext) -> Iterator[Measured]:
     content = found.content
-    pauses = [gcagree.Pause(gc, end, duration) for gc, end, duration, _ in content["pauses"]]
+    recorded = [gcagree.Pause(gc, end, duration) for gc, end, duration, _ in content["pauses"]]
+    pauses = gcagree.with_waits(recorded, log.pauses if log is not None else ())
     collections = [
         Collection(gc=gc, end_ns=end, name=name, cause=cause) for gc, end, _, name, cause in content["collections"]
     ]
@@ -107,7 +113,7 @@ def _from_recording(found: recording.Recording, log: gclog.GcLog | None, context
     for name, event in _FAILURES.items():
         yield Reading(name, failures[event] if event in content["known"] else None)
     yield from _heap(content["heap"], {one.gc for one in collections if one.name in _BACKGROUND}, context)
-    yield from _direct(content["direct"], context)
+    yield from direct_buffers(content["direct"], context)
     if log is not None and log.is_understood:
         agreement = gcagree.compare(pauses, full, log.pauses, context)
         yield Reading("gc_pauses_log", agreement.log_pauses)
@@ -116,7 +122,7 @@ def _from_recording(found: recording.Recording, log: gclog.GcLog | None, context
 
 def _from_log(log: gclog.GcLog, context: ReadContext) -> Iterator[Measured]:
     """The same from the log alone: milliseconds, and a heap in whole megabytes."""
-    within = [pause for pause in log.pauses if context.covers(pause.end_ns)]
+    within = [pause for pause in log.pauses if pause.is_sure and context.covers(pause.end_ns)]
     pauses = [gcagree.Pause(pause.gc, pause.end_ns, pause.duration_ns) for pause in within]
     yield Remark(probe="gc", text="pauses and heap are the GC log's alone: the flight recording is not whole")
     yield from _pauses(pauses, sum(pause.is_full for pause in within))
@@ -156,7 +162,7 @@ def _heap(summaries: list[list[int | str]], background: set[int], context: ReadC
     yield _series("heap_bytes", points)
 
 
-def _direct(samples: list[list[int]], context: ReadContext) -> Iterator[Measured]:
+def direct_buffers(samples: list[list[int]], context: ReadContext) -> Iterator[Measured]:
     """The JVM's own direct buffers, each second. Java 11 has no such event; Netty may allocate beside this pool."""
     within = [sample for sample in samples if context.covers(sample[0])]
     yield Reading("direct_buffers_max", max((count for _, count, _, _ in within), default=None))

@@ -40,6 +40,8 @@ COLLECTORS = {
     "Serial": "serial",
     "The Z Garbage Collector": "zgc",
 }
+# Of a line, in a sentence.
+_SHOWN = 300
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
@@ -54,6 +56,10 @@ class LogPause:
     """"Pause Young (Normal) (G1 Evacuation Pause)"; ZGC: "Pause Mark End"."""
     before_bytes: int | None = None
     after_bytes: int | None = None
+    is_sure: bool = True
+    """False: a young one that a full one followed from within, of which the log does not say whether it collected."""
+    waited: bool = False
+    """Whether it began while CMS worked beside the program, and had to wait until that let go of the heap."""
 
     @property
     def collects(self) -> bool:
@@ -90,7 +96,7 @@ class GcLog:
             known = ", ".join(COLLECTORS)
             yield f"the GC log is of {self.collector or 'a collector that it does not name'}; known: {known}"
         if self.unrecognised:
-            some = " | ".join(self.unrecognised[:3])
+            some = " | ".join(line[:_SHOWN] for line in self.unrecognised[:3])
             yield f"{len(self.unrecognised)} lines of the GC log were not recognised: {some}"
 
 
@@ -101,7 +107,11 @@ def parse(lines: Iterable[str], collector: str = "") -> GcLog:
     """
     reader = _Reader(GcLog(collector=collector))
     for line in lines:
-        reader.take(line.rstrip("\n"))
+        try:
+            reader.take(line.rstrip("\n"))
+        except (ValueError, OverflowError):
+            # It has the form of one, and its moment or its numbers cannot be.
+            reader.log.unrecognised.append(line.rstrip("\n"))
     return reader.log
 
 
@@ -111,6 +121,7 @@ class _Started:
 
     gc: int
     failed_promotion: bool = False
+    waited: bool = False
     inner_ns: int = 0
     inner_start_ns: int = 0
 
@@ -120,6 +131,8 @@ class _Reader:
     log: GcLog = field(default_factory=GcLog)
     started: list[_Started] = field(default_factory=list)
     with_heap: set[str] = field(default_factory=set)
+    concurrent: bool = False
+    """Whether a phase of CMS runs beside the program."""
 
     def take(self, line: str) -> None:
         match = _LINE.fullmatch(line)
@@ -153,12 +166,14 @@ class _Reader:
     def _start(self, match: re.Match[str]) -> None:
         if self.started:
             self.started[-1].inner_start_ns = _realtime_ns(match["time"])
-        self.started.append(_Started(gc=int(match["gc"])))
+        self.started.append(_Started(gc=int(match["gc"]), waited=self.concurrent))
 
     def _result(self, match: re.Match[str], tags: str, text: str) -> None:
         pause = _PAUSE.fullmatch(text)
         if pause:
             self._end(_pause(match, pause))
+        elif tags == "gc" and text.startswith("Concurrent ") and self.log.collector == "cms":
+            self.concurrent = not text.endswith("ms")
         elif tags == "gc" and not (_CYCLE.fullmatch(text) or _KNOWN.fullmatch(text)):
             self.log.unrecognised.append(match.string)
         self.log.evacuation_failures += text == "To-space exhausted" or "(Evacuation Failure" in text
@@ -166,17 +181,19 @@ class _Reader:
     def _end(self, pause: LogPause) -> None:
         """Serial and CMS up to 17 log a young collection that gave up in favour of a full one.
 
-        A full collection within it: what is left is its own only if it really collected (its promotion failed), as the
-        recording has it. Without a line about its heap it never began.
+        A full collection within it: what is left is its own only if it really collected, as the recording has it. Where
+        its promotion failed it did. Else the log of CMS does not say it. Without a line about its heap it never began.
         """
         own = next((one for one in self.started if one.gc == pause.gc), None)
         if own is not None:
             self.started.remove(own)
-            if own.inner_ns and own.failed_promotion:
-                left_ns = pause.duration_ns - own.inner_ns
-                pause = replace(pause, end_ns=own.inner_start_ns, duration_ns=left_ns)
+            is_cms = self.log.collector == "cms"
+            if own.inner_ns and (own.failed_promotion or is_cms):
+                left_ns, is_sure = pause.duration_ns - own.inner_ns, own.failed_promotion
+                pause = replace(pause, end_ns=own.inner_start_ns, duration_ns=left_ns, is_sure=is_sure)
             elif own.inner_ns:
                 return
+            pause = replace(pause, waited=own.waited and pause.is_full)
         if self.started:
             self.started[-1].inner_ns += pause.duration_ns
         is_young = pause.name.startswith("Pause Young")

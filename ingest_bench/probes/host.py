@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ingest_bench import system
+from ingest_bench import decoding, system
 from ingest_bench.model.results import Measured, Reading, Remark, Series
 from ingest_bench.probes.proc import FIELDS
 
@@ -75,10 +75,10 @@ def _table(path: Path) -> dict[str, NDArray[np.float64]]:
     if not path.exists():
         return {}
     rows = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
-            row = json.loads(line)
-        except ValueError:
+            row = decoding.decoded(tuple[float | None, ...], json.loads(line))
+        except (ValueError, RecursionError):
             continue
         if len(row) == len(FIELDS):
             rows.append(row)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ingest_bench import system
+from ingest_bench import records, system
 from ingest_bench.errors import MissingCapability, RunFailed
 from ingest_bench.jvm import listening
 from ingest_bench.model.results import Histogram, Measured, Reading, Remark
@@ -125,7 +125,7 @@ def _load(context: ReadContext) -> tuple[NDArray[np.void] | None, str]:
     path, said_path = context.raw / _READS, context.raw / _SAID
     if not path.exists() or not said_path.exists():
         return None, "there is no file of kernel reads in this run"
-    said = json.loads(said_path.read_text(encoding="utf-8"))
+    said = records.from_file(dict[str, int], said_path)
     if "clock_ns" not in said:
         return None, f"the process that watched the kernel did not end in order: see {_LOG}"
     table = np.fromfile(path, dtype=np.dtype(list(RECORD)))

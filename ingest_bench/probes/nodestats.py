@@ -13,11 +13,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ingest_bench.errors import IngestBenchError
+from ingest_bench import decoding, files
+from ingest_bench.errors import IngestBenchError, SpecError
 from ingest_bench.model.results import Measured, Reading, Remark, Series
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 FILE = "node-stats.jsonl"
@@ -30,7 +31,7 @@ class Sample:
 
     at_ns: int
     """CLOCK_REALTIME: the middle between question and answer."""
-    nodes: Mapping[str, Mapping[str, Any]]
+    nodes: dict[str, dict[str, Any]]
     """Its `jvm`, by node."""
 
 
@@ -61,6 +62,13 @@ def watch(ask: Callable[[], Any], raw: Path) -> Iterator[None]:
 def read(raw: Path, start_ns: int, end_ns: int) -> Iterator[Measured]:
     """Collections between the two answers that are nearest to the measurement's ends, and what was seen within."""
     samples = _samples(raw / FILE)
+    try:
+        yield from list(_measured(samples, start_ns, end_ns))
+    except (KeyError, TypeError, ValueError, AttributeError):
+        yield Remark(probe="gc", text="unavailable: the server tells of its JVM (GET /_nodes/stats/jvm) in its own way")
+
+
+def _measured(samples: list[Sample], start_ns: int, end_ns: int) -> Iterator[Measured]:
     if not samples:
         yield Remark(probe="gc", text="unavailable: the server told nothing of its JVM (GET /_nodes/stats/jvm)")
         return
@@ -91,8 +99,11 @@ def _asked(ask: Callable[[], Any]) -> str:
 def _samples(path: Path) -> list[Sample]:
     if not path.is_file():
         return []
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    return [Sample(**json.loads(line)) for line in lines if line.endswith("\n")]
+    lines = files.text(path).splitlines(keepends=True)
+    try:
+        return [decoding.decoded(Sample, json.loads(line)) for line in lines if line.endswith("\n")]
+    except (ValueError, RecursionError) as error:
+        raise SpecError(f"{path}: this file is damaged: {error}") from None
 
 
 def _restarted(first: Sample, last: Sample) -> bool:

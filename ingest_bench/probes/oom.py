@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Literal
 
+from ingest_bench import files
 from ingest_bench.jvm.logs import Log
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 Kind = Literal["heap", "direct", "metaspace", "threads", "other"]
 
+# Of what an error says: the JVM's words are one sentence.
+_MOST_SAID = 1000
 # Every exception that is thrown: at most 24 MB of them.
 EXCEPTIONS = Log(name="exceptions.log", what="exceptions=info", rotation="filecount=2,filesize=8m")
 
@@ -84,17 +87,12 @@ def find_oom(raw: Path, log: Path | None = None) -> OutOfMemory | None:
 
 def _found(paths: Iterable[Path], pattern: re.Pattern[str]) -> Iterator[OutOfMemory]:
     for path in paths:
-        for line in _lines(path):
+        # A server may write lines of any length, and what is beside a file is none.
+        for line in files.pieces(path) if path.is_file() else ():
             if match := pattern.search(line):
-                text = (match["text"] or "").strip()
+                text = (match["text"] or "").strip()[:_MOST_SAID]
                 at_ns = _moment(match.groupdict().get("at")) or path.stat().st_mtime_ns
                 yield OutOfMemory(kind=_kind(text), text=text, source=path.name, at_ns=at_ns)
-
-
-def _lines(path: Path) -> Iterator[str]:
-    if path.is_file():
-        with path.open(encoding="utf-8", errors="replace") as lines:
-            yield from lines
 
 
 def _moment(stamp: str | None) -> int:

@@ -37,9 +37,7 @@ class Reads:
 
     def read(self, context: ReadContext) -> Iterator[Measured]:
         """Sizes within the measurement; `bytes_read` is of the whole recording, to compare with what the load sent."""
-        found = recording.load(context)
-        if found.problem:
-            yield Remark(probe="reads", text=found.problem)
+        found = yield from recording.opened(context, "reads")
         reads = found.content.get("reads")
         if not reads or not reads["all"]["count"]:
             others = reads["other_ports"]["count"] if reads else 0

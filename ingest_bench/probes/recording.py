@@ -9,18 +9,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.sax.saxutils import quoteattr
 
-from ingest_bench import jvm, system
+from ingest_bench import jvm, records, system
 from ingest_bench.errors import SpecError
+from ingest_bench.model.results import Remark
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Generator, Mapping
 
     from ingest_bench.probes.context import Events, ReadContext
 
 # Says that the recorder itself dropped events: its buffers were full.
 _DATA_LOSS: Events = {"jdk.DataLoss": {"enabled": "true"}}
 READER = Path(jvm.__file__).with_name("JfrReader.java")
-READER_VERSION = 4
+READER_VERSION = 7
 STACK_DEPTH = 128
 
 
@@ -123,13 +124,27 @@ def load(context: ReadContext) -> Recording:
     return _judge(content, ended_well=ended_well)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kept:
+    key: tuple[Any, ...]
+    content: dict[str, Any]
+
+
 def _kept(path: Path, key: list[Any]) -> Mapping[str, Any] | None:
+    """What was read before, with that key; None: nothing, or it is damaged, and the recording is read anew."""
     try:
-        kept = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
+        kept: _Kept = records.from_file(_Kept, path)
+    except (FileNotFoundError, SpecError):
         return None
-    content: Mapping[str, Any] | None = kept["content"] if kept["key"] == key else None
-    return content
+    return kept.content if list(kept.key) == key else None
+
+
+def opened(context: ReadContext, probe: str) -> Generator[Remark, None, Recording]:
+    """The recording of a run, after a remark of that probe where something is wrong with it."""
+    found = load(context)
+    if found.problem:
+        yield Remark(probe=probe, text=found.problem)
+    return found
 
 
 def reader_argv(context: ReadContext, found: list[Path]) -> tuple[str, ...]:

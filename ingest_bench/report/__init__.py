@@ -13,9 +13,23 @@ from ingest_bench import data
 from ingest_bench.analysis import cells, published
 from ingest_bench.analysis.published import Published
 from ingest_bench.model.results import Summary
-from ingest_bench.report import es23185, page, plots, plots_layers, plots_time, tables
+from ingest_bench.report import (
+    direct_memory,
+    es23185,
+    forwarding,
+    page,
+    plots,
+    plots_direct,
+    plots_forwarding,
+    plots_large,
+    plots_layers,
+    plots_nodes,
+    plots_time,
+    tables,
+)
 
 Files = dict[str, bytes]
+_PUBLISHED = "results/reference/published"
 
 
 def csv_tables(summaries: Sequence[Summary]) -> Files:
@@ -26,6 +40,8 @@ def csv_tables(summaries: Sequence[Summary]) -> Files:
         "histograms.csv": tables.histograms_csv(summaries),
         "report/cells.md": tables.markdown(tables.terminal(summaries), len(cells.varying(summaries)) or 1),
     }
+    if any(summary.nodes for summary in summaries):
+        files["nodes.csv"] = tables.nodes_csv(summaries)
     compared = tables.comparisons(summaries)
     if len(compared) > 1:
         files["report/comparisons.csv"] = tables.csv_text(compared)
@@ -46,15 +62,56 @@ def issue_tables(summaries: Sequence[Summary]) -> Files:
     }
 
 
-def issue_rows(summaries: Sequence[Summary]) -> list[list[str]]:
-    """The table of issue 23185 for the screen; empty when the issue has no row for any of these cells."""
-    rows = es23185.table(summaries, _published())
-    return rows if any(row[0] == "published" for row in rows) else []
+def published_rows(summaries: Sequence[Summary]) -> dict[str, list[list[str]]]:
+    """The tables for the screen that have published rows beneath ours, by their titles; none without such a row."""
+    found = {
+        "beside Elasticsearch issue 23185": es23185.table(summaries, _published()),
+        "beside JDK-6857566": direct_rows(summaries),
+        "beside Data Prepper, pull request 6394": forwarding_rows(summaries),
+    }
+    return {title: rows for title, rows in found.items() if any(row[0] == "published" for row in rows)}
+
+
+def direct_tables(summaries: Sequence[Summary]) -> Files:
+    """The table of JDK-6857566; nothing when no server told of its direct buffers."""
+    rows = direct_rows(summaries)
+    if not rows:
+        return {}
+    return {
+        "report/direct-memory.csv": tables.csv_text(rows).encode(),
+        "report/direct-memory.md": tables.markdown(rows, len(cells.varying(summaries)) + 1).encode(),
+    }
+
+
+def direct_rows(summaries: Sequence[Summary]) -> list[list[str]]:
+    """The table of JDK-6857566."""
+    return direct_memory.table(summaries, _published_direct())
+
+
+def forwarding_tables(summaries: Sequence[Summary]) -> Files:
+    """The table of forwarding between nodes; nothing when no server forwards anything."""
+    rows = forwarding_rows(summaries)
+    if not rows:
+        return {}
+    return {
+        "report/forwarding.csv": tables.csv_text(rows).encode(),
+        "report/forwarding.md": tables.markdown(rows, len(cells.varying(summaries)) + 1).encode(),
+    }
+
+
+def forwarding_rows(summaries: Sequence[Summary]) -> list[list[str]]:
+    """The table of forwarding between nodes, with what Data Prepper's pull request 6394 published."""
+    text = (data.folder(_PUBLISHED) / "data-prepper-6394.csv").read_text(encoding="utf-8")
+    return forwarding.table(summaries, forwarding.read(text))
+
+
+def _published_direct() -> list[direct_memory.Published]:
+    return direct_memory.read((data.folder(_PUBLISHED) / "jdk-6857566.csv").read_text(encoding="utf-8"))
 
 
 def _published() -> list[Published]:
     """The issue's tables, which travel with the package."""
-    folder = data.folder("results/reference/published")
+    folder = data.folder(_PUBLISHED)
     named = {"es-23185-pmc": "pmc", "es-23185-nyc_taxis": "nyc_taxis", "es-23185-network": None}
     return [
         row
@@ -65,11 +122,26 @@ def _published() -> list[Published]:
 
 def pictures(summaries: Sequence[Summary]) -> Files:
     """The pictures, the main one first, and the page that holds them."""
-    files = {"reads.png": plots.overview(summaries)}
-    captions = {"reads.png": "for each cell: sizes of socket reads, documents/s, GC pauses"}
+    files, captions = {}, {}
+    waits = plots_direct.waits(summaries, _published_direct())
+    if waits is not None:
+        # Where each buffer is told of, this is what was asked.
+        files["direct-memory.png"], captions["direct-memory.png"] = waits, "for each cell: time for each direct buffer"
+    forwarded = plots_forwarding.forwarding(summaries)
+    if forwarded is not None:
+        files["forwarding.png"], captions["forwarding.png"] = forwarded, "what was forwarded and delivered"
+    several = plots_nodes.nodes(summaries)
+    if several is not None:
+        files["nodes.png"], captions["nodes.png"] = several, "for each cell: rate, response time, the node waited for"
+    files["reads.png"] = plots.overview(summaries)
+    captions["reads.png"] = "for each cell: sizes of socket reads, documents/s, GC pauses"
     layers = plots_layers.layers(summaries)
     if layers is not None:
         files["layers.png"], captions["layers.png"] = layers, "allocations outside TLABs by layer"
+    asked = plots_large.large(summaries)
+    if asked is not None:
+        files["large-allocations.png"] = asked
+        captions["large-allocations.png"] = "heap over time with its faults, and objects of 1 MiB and more"
     for cell in cells.group(summaries):
         for run in sorted(cell.valid, key=lambda run: (run.instrumented, run.replicate))[:1]:
             content = plots_time.timeline(run)
@@ -78,6 +150,8 @@ def pictures(summaries: Sequence[Summary]) -> Files:
                 files[name], captions[name] = content, f"{run.run} over time"
     more = [
         ("What changes from cell to cell", tables.comparisons(summaries)),
+        ("Direct buffers, as in JDK-6857566", direct_rows(summaries)),
+        ("Forwarding, as in Data Prepper's pull request 6394", forwarding_rows(summaries)),
         ("The table of Elasticsearch issue 23185", es23185.table(summaries, _published())),
     ]
     sections = [(title, page.table(rows)) for title, rows in more if len(rows) > 1]
@@ -88,5 +162,7 @@ def pictures(summaries: Sequence[Summary]) -> Files:
 REPORTS: Mapping[str, Callable[[Sequence[Summary]], Files]] = {
     "tables": csv_tables,
     "es-23185": issue_tables,
+    "direct-memory": direct_tables,
+    "forwarding": forwarding_tables,
     "pictures": pictures,
 }

@@ -39,6 +39,14 @@ def allocation(summaries: Sequence[Summary]) -> str:
     return _compared(summaries, rows, per_gb, "Allocated outside TLABs by the network, for each GB taken: {}", gb_text)
 
 
+def large(summaries: Sequence[Summary]) -> str:
+    """What a person should see first in the picture of large allocations."""
+    rows = [row for row in cells.group(summaries) if row.typical("largest_allocation_bytes")]
+    if not rows:
+        return "No large allocation was seen"
+    return _compared(summaries, rows, lambda row: row.typical("largest_allocation_bytes"), "The largest object: {}")
+
+
 def per_gb(row: CellRuns, column: str = "outside_tlab_network_bytes") -> float | None:
     """The column's bytes for each GB (10^9 bytes) of requests answered within the measurement, by the median run."""
     shares = []
@@ -106,9 +114,11 @@ def timeline(run: Summary) -> str:
         kinds = " and ".join(dict.fromkeys(fault.kind for fault in run.faults))
         back = f"throughput back {short(float(recovery))} s after it" if recovery else "throughput not back in time"
         return f"{kinds.capitalize()}: {stalled or 0} s without progress, {back}"
-    docs, worst, failed = map(run.values.get, ("docs_per_s_median", "response_ms_p99", "requests_failed"))
+    names = ("docs_per_s_median", "response_ms_p99", "response_ms_max", "requests_failed")
+    docs, slow, worst, failed = map(run.values.get, names)
     parts = [f"{whole(float(docs))} documents/s"] if docs is not None else []
-    parts += [f"99% {'over' if failed else 'answered'} within {short(float(worst))} ms"] if worst is not None else []
+    parts += [f"99% {'over' if failed else 'answered'} within {short(float(slow))} ms"] if slow is not None else []
+    parts += [f"the slowest in {short(float(worst))} ms"] if worst is not None else []
     parts += [f"{whole(float(failed))} requests failed"] if failed else []
     pauses, paused = run.values.get("gc_pauses"), run.values.get("gc_pause_ms_total")
     if isinstance(pauses, int) and isinstance(paused, (int, float)):

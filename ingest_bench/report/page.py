@@ -32,6 +32,7 @@ def index(summaries: Sequence[Summary], pictures: Mapping[str, str], more: Seque
         first,
         _section("Cells: median over the runs (min..max)", table(tables.terminal(summaries))),
         _section("Left out of tables and pictures", _list(tables.not_shown(summaries))),
+        _section("Notes", _list(tables.notes(summaries))),
         *(_section(title, content) for title, content in more),
         *others,
         _section("Columns of summary.csv", _columns()),

@@ -17,6 +17,7 @@ from ingest_bench.report.plots_style import (
     WIDTH_IN,
     colours,
     figure,
+    fitted,
     footed,
     headed,
     png,
@@ -27,6 +28,7 @@ from ingest_bench.report.words import key_text, separated
 
 _MARGIN_IN, _GAP_IN = 0.25, 0.35
 _SIZE_IN = 1.05  # "63.9 KiB" at 14 points
+_LABELS_IN = 4.0  # what leaves the panels room for their numbers
 _NUMBER_IN = 1.0  # a point, and "21,066" at 14 points
 
 
@@ -130,6 +132,9 @@ def _labels(
         wanted_in = max((text_width_in(made, label, size, bold=True) for label in labels), default=0.0)
         if wanted_in <= 2.6 and (len(rows) < 12 or size <= 13):
             break
+    if wanted_in > _LABELS_IN:
+        labels = [fitted(made, label, size, _LABELS_IN) for label in labels]
+        wanted_in = max(text_width_in(made, label, size, bold=True) for label in labels)
     right = (_MARGIN_IN + wanted_in) / WIDTH_IN
     for number, (row, label) in enumerate(zip(rows, labels, strict=True)):
         at = top - (top - bottom) * (number + 0.5) / len(rows)

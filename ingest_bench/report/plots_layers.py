@@ -15,6 +15,7 @@ from ingest_bench.report.plots_style import (
     WIDTH_IN,
     bare,
     figure,
+    fitted,
     footed,
     headed,
     png,
@@ -23,6 +24,7 @@ from ingest_bench.report.plots_style import (
 )
 from ingest_bench.report.words import gb_text
 
+_LABELS_IN = 4.0
 LAYERS = (
     ("outside_tlab_network_bytes", "network layer", PALETTE[1]),
     ("outside_tlab_lucene_bytes", "Lucene", PALETTE[0]),
@@ -44,7 +46,7 @@ def layers(summaries: Sequence[Summary]) -> bytes | None:
         height_in = made.get_figheight()
         top = headed(made, headline.allocation(summaries), conditions(summaries)) - 0.45 / height_in
         bottom = footed(made, notes(summaries)) + 0.6 / height_in
-        labels = row_labels(rows, keys)
+        labels = [fitted(made, label, 14, _LABELS_IN) for label in row_labels(rows, keys)]
         left_in = 0.5 + max(text_width_in(made, label, 14, bold=True) for label in labels)
         axes = made.add_axes((left_in / WIDTH_IN, bottom, 1 - (left_in + 1.3) / WIDTH_IN, top - bottom))
         bare(axes)

@@ -22,7 +22,7 @@ PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#0
 INK, FAINT, RULE = "#222222", "#6b6b6b", "#d9d9d9"
 FAULT = "#E69F00"
 WIDTH_IN, HEIGHT_IN, DPI = 13.33, 7.5, 120
-_TITLE_SIZE = 21
+TITLE_SIZE = 21
 
 _STYLE: Any = {
     "font.family": "DejaVu Sans",
@@ -81,7 +81,7 @@ def headed(made: Figure, title: str, below: str) -> float:
     height_in = float(made.get_size_inches()[1])
     title = _wrapped(made, title)
     lines = title.count("\n") + 1
-    made.text(0.02, 1 - 0.22 / height_in, title, fontsize=_TITLE_SIZE, fontweight="bold", va="top", linespacing=1.25)
+    made.text(0.02, 1 - 0.22 / height_in, title, fontsize=TITLE_SIZE, fontweight="bold", va="top", linespacing=1.25)
     at = 0.22 + 0.40 * lines + 0.06
     made.text(0.02, 1 - at / height_in, below, fontsize=13, color=FAINT, va="top")
     return 1 - (at + 0.30 * (below.count("\n") + 1) + 0.1) / height_in
@@ -113,14 +113,24 @@ def text_width_in(made: Figure, text: str, size: int, *, bold: bool = False) -> 
     return width_px / made.dpi
 
 
+def fitted(made: Figure, text: str, size: int, most_in: float) -> str:
+    """The text, without its middle where it would be wider in bold: a level may be a path, or a list of options."""
+    shown, letters = text, len(text)
+    while letters > 2 and (width_in := text_width_in(made, shown, size, bold=True)) > most_in:
+        letters = max(2, min(letters - 1, int(letters * most_in / width_in)))
+        shown = f"{text[: (letters + 1) // 2]}…{text[-(letters // 2) :]}"
+    return shown
+
+
 def _wrapped(made: Figure, title: str) -> str:
     """The title in as few lines as fit the page, and those about equally long; a number stays with its unit."""
     title = re.sub(r"(?<=[0-9]) (?=[A-Za-z]{1,3}\b)", "\u00a0", title)
+    title = " ".join(fitted(made, word, TITLE_SIZE, 0.48 * WIDTH_IN) for word in title.split(" "))
     wrapped = [textwrap.wrap(title, characters) for characters in range(90, 30, -2)]
     fitting = [
         lines
         for lines in wrapped
-        if all(text_width_in(made, line, _TITLE_SIZE, bold=True) <= 0.96 * WIDTH_IN for line in lines)
+        if all(text_width_in(made, line, TITLE_SIZE, bold=True) <= 0.96 * WIDTH_IN for line in lines)
     ]
     if not fitting:
         return "\n".join(wrapped[-1])

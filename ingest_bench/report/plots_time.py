@@ -116,11 +116,20 @@ def _pauses(axes: Axes, run: Summary, start_ns: int) -> None:
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value) if value else "0"))
 
 
+def _large(axes: Axes, run: Summary, start_ns: int) -> None:
+    at, values = _xy(run.series["large_allocation_bytes"], start_ns)
+    axes.vlines(at, 0, values, color=_BLUE, linewidth=2)
+    # Halves of a power of two have round names.
+    axes.yaxis.set_major_locator(FixedLocator([0, max(values) / 2, max(values)]))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: bytes_text(value) if value else "0"))
+
+
 _PANELS: tuple[tuple[str, str, _Draw], ...] = (
     ("docs_per_s", "Documents/s", _documents),
     ("response_ms_p50", "Response time of all requests, ms", _response),
     ("heap_bytes", "Heap in use, before and after each collection", _heap),
     ("gc_pause_ms", "GC pauses, ms", _pauses),
+    ("large_allocation_bytes", "Objects of 1 MiB and more", _large),
 )
 
 
@@ -151,14 +160,20 @@ def _ends(run: Summary, start_ns: int) -> tuple[float, float]:
 
 def _spans(axes: Axes, run: Summary, start_ns: int, ends: tuple[float, float], *, labelled: bool) -> None:
     spans = []
+    named: set[str] = set()
     for fault in run.faults:
         left, right = ((end_ns - start_ns) / 1e9 for end_ns in (fault.started, fault.ended or fault.started))
+        if right < ends[0] or left > ends[1]:
+            continue  # of another time than the load: its record is damaged, or clocks were set
+        left, right = max(left, ends[0]), min(right, ends[1])
         # A fault without a length, such as a reset, is a line.
         right = max(right, left + 0.002 * (ends[1] - ends[0]))
         spans.append((left, right))
         axes.axvspan(left, right, color=FAULT, alpha=0.28, linewidth=0, zorder=0)
-        if labelled:
+        # One that happens again and again is named once: names side by side would hide each other.
+        if labelled and fault.kind not in named:
             _label(axes, left, fault.kind, "#8a5a00")
+        named.add(fault.kind)
     if ends[0] < 0:
         axes.axvspan(ends[0], 0, color=RULE, alpha=0.5, linewidth=0, zorder=0)
         if labelled and not any(left < 0.12 * ends[1] for left, _ in spans):

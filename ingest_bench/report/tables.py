@@ -39,6 +39,21 @@ def summary_csv(summaries: Sequence[Summary]) -> str:
     return csv_text([[*_HEAD, *levels, *columns, _INSTRUMENTED], *rows])
 
 
+def nodes_csv(summaries: Sequence[Summary]) -> str:
+    """`nodes.csv`: one row a node of each run that has several, with what is known of it."""
+    found = [(summary, number, values) for summary in summaries for number, values in enumerate(summary.nodes, 1)]
+    has = {name for _, _, values in found for name in values}
+    columns = [column.name for column in COLUMNS if column.name in has]
+    levels = list(dict.fromkeys(key for summary, _, _ in found for key in summary.levels))
+    rows = [
+        [summary.experiment, summary.run, summary.replicate, summary.state, number]
+        + [summary.levels.get(key, "") for key in levels]
+        + [_cell(values.get(name)) for name in columns]
+        for summary, number, values in found
+    ]
+    return csv_text([["experiment", "run", "replicate", "state", "node", *levels, *columns], *rows])
+
+
 def read_summary_csv(text: str) -> list[Summary]:
     """The runs of a `summary.csv`, such as a baseline: states and numbers, without histograms and series.
 
@@ -104,6 +119,13 @@ def markdown(rows: Sequence[Sequence[str]], numbers_from: int = 1) -> str:
     return "".join(f"| {' | '.join(row)} |\n" for row in (head, rule, *body))
 
 
+def notes(summaries: Sequence[Summary]) -> list[str]:
+    """What is to know of runs beside their numbers, a line each."""
+    return [
+        f"{summary.run}: {remark.text}" for summary in summaries for remark in summary.remarks if remark.probe == "load"
+    ]
+
+
 @dataclass(frozen=True, slots=True)
 class Shown:
     """A column of the table for people: its head with the unit, and how a number is written."""
@@ -118,15 +140,33 @@ class Shown:
 SHOWN: tuple[Shown, ...] = (
     Shown("docs_per_s_median", "docs/s", whole),
     Shown("response_ms_p99", "response p99, ms", short),
-    Shown("response_ok_ms_p99", "of acknowledged, ms", short, when_some="requests_failed"),
+    # In a closed loop a user that hangs sends nothing else: of thousands of requests one was slow, and no p99 has it.
+    Shown("response_ms_max", "response max, ms", short),
+    Shown("response_ok_ms_p99", "p99 of acknowledged, ms", short, when_some="requests_failed"),
     Shown("wire_bytes_p50", "frame, median", exact_bytes),
     Shown("reads", "reads", whole),
     Shown("read_bytes_mean", "mean read", units.format_bytes),
     Shown("gc_pauses", "GC pauses", whole),
     Shown("gc_pause_ms_total", "paused, ms", short),
     Shown("full_gcs", "full GCs", whole, when_some="full_gcs"),
+    Shown("gc_concurrent_mode_failures", "concurrent mode failures", whole, when_some="gc_concurrent_mode_failures"),
+    Shown("gc_promotion_failures", "promotion failures", whole, when_some="gc_promotion_failures"),
     Shown("heap_after_gc_max_bytes", "heap after GC, max", units.format_bytes),
+    Shown("largest_allocation_bytes", "largest allocation", units.format_bytes),
+    Shown("allocations_100mib", "of 100 MiB and more", whole, when_some="allocations_100mib"),
+    Shown("flushes", "flushes", whole, when_some="flushes"),
+    Shown("compactions", "compactions", whole, when_some="compactions"),
     Shown("outside_tlab_network_bytes", "outside TLABs by network, GB", gigabytes),
+    Shown("direct_allocations_per_s", "direct buffers/s", whole),
+    Shown("direct_allocation_ms_mean", "ms each", short),
+    Shown("direct_allocation_ms_max", "longest, ms", short),
+    Shown("system_gcs", "System.gc()", whole, when_some="system_gcs"),
+    Shown("delivered_per_s", "delivered/s", whole),
+    Shown("forwards_per_s", "forwards/s", short),
+    Shown("delivery_ms_p50", "accepted to delivered, p50, ms", short),
+    Shown("delivery_ms_p99", "p99, ms", short),
+    Shown("lost_documents", "lost", whole, when_some="lost_documents"),
+    Shown("delivered_twice", "delivered twice", whole, when_some="delivered_twice"),
     Shown("requests_failed", "failed requests", whole, when_some="requests_failed"),
     Shown("stalled_s", "stalled, s", whole, when_some="stalled_s"),
     Shown("recovery_s", "recovery, s", short),
@@ -146,7 +186,7 @@ def terminal(summaries: Sequence[Summary]) -> list[list[str]]:
     body = [
         [
             *([row.levels.get(key, "") for key in levels] or [row.name]),
-            _runs(row),
+            runs(row),
             *(spread(row.told.numbers(item.column), item.text) for item in shown),
         ]
         for row in rows
@@ -203,7 +243,8 @@ def _worth(item: Shown, rows: Sequence[CellRuns]) -> bool:
     return bool(numbers(item.column)) and (not item.when_some or any(numbers(item.when_some)))
 
 
-def _runs(row: CellRuns) -> str:
+def runs(row: CellRuns) -> str:
+    """How many valid runs a cell has, and how the others ended."""
     others = sorted({_ending(run) for run in row.runs if run.state != "measured"})
     after = spread(row.told.numbers("out_of_memory_after_s"), short)
     until = f", numbers until then ({after} s)" if after and not row.valid else ""

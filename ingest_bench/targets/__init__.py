@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ingest_bench import records
 from ingest_bench.errors import SpecError
 from ingest_bench.jvm import artifacts, java
+from ingest_bench.targets.cassandra import Cassandra
+from ingest_bench.targets.direct_memory import DirectMemory
 from ingest_bench.targets.elasticsearch import ELASTICSEARCH
+from ingest_bench.targets.forwarder import Forwarder
+from ingest_bench.targets.kafka import Kafka
 from ingest_bench.targets.opensearch import OPENSEARCH
+from ingest_bench.targets.own import Own
 from ingest_bench.targets.sink import Sink
 from ingest_bench.targets.version import Requirements
 
@@ -17,9 +22,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ingest_bench.jvm.artifacts import Progress
+    from ingest_bench.jvm.attach import Attached
     from ingest_bench.jvm.java import Java
+    from ingest_bench.model.load import Wire
     from ingest_bench.model.results import Value
-    from ingest_bench.model.target import Endpoint, LaunchPlan, TargetOptions
+    from ingest_bench.model.target import Endpoint, LaunchPlan, Listens, Preparation, TargetOptions
+    from ingest_bench.model.track import AdminRequest, Operation
     from ingest_bench.model.workload import Workload
     from ingest_bench.targets.http import Http
 
@@ -43,36 +51,79 @@ class Target(Protocol):
         """What the chosen version needs; SpecError for a choice that it cannot have. Starts nothing."""
 
     def launch_plan(
-        self, asked: TargetOptions, java: Java, home: Path, listen: Endpoint, jvm_options: tuple[str, ...]
+        self,
+        asked: TargetOptions,
+        java: Java,
+        home: Path,
+        node: int,
+        nodes: Sequence[Endpoint],
+        jvm_options: tuple[str, ...],
     ) -> LaunchPlan:
-        """How to start it in a fresh home, which is made here. What is not in the cache is fetched."""
+        """How to start one of its nodes in a fresh home, which is made here. What is not in the cache is fetched.
 
-    def is_ready(self, http: Http) -> bool:
-        """Whether it takes requests; NoAnswer when it does not answer at all."""
+        `node` is its place among `nodes`, which are where all of them listen.
+        """
 
-    def index_body(self, asked: TargetOptions, mapping: Mapping[str, Any]) -> dict[str, Any]:
-        """The body that creates an index with these settings and mappings in the chosen version."""
+    def listens(self, asked: TargetOptions) -> Listens:
+        """On which port it listens, and how long it may take until it is ready."""
 
-    def bulk_path(self, asked: TargetOptions, workload: Workload) -> str:
-        """Where bulk requests go."""
+    def is_ready(self, node: int, nodes: Sequence[Http]) -> bool:
+        """Whether that node takes requests and has found the others; RunFailed says why not, such as who is missing.
 
-    def count_documents(self, http: Http, indices: Sequence[str]) -> int:
-        """The documents in all these indices, after a refresh. One that is not there has none."""
+        NoAnswer when it does not answer at all.
+        """
 
-    def counters(self, http: Http) -> dict[str, Any]:
-        """What the server counted itself on each connection, as a table; empty where it does not."""
+    def wire(self, asked: TargetOptions, workload: Workload) -> Wire:
+        """How it takes the documents of a workload: a protocol of `protocols.PROTOCOLS`, and its keys."""
 
-    def describe(self, http: Http, asked: TargetOptions, log: Path) -> dict[str, Value]:
-        """What the server says about itself; InvalidRun when that is not what was asked."""
+    def prepare(self, asked: TargetOptions, indices: Sequence[str], mapping: Mapping[str, Any]) -> Preparation:
+        """What is asked of it before documents can go into these indices; nothing where it has no such thing."""
+
+    def track_request(self, asked: TargetOptions, operation: Operation, request: AdminRequest) -> AdminRequest:
+        """A request of a track as the chosen version takes it; SpecError for a server that has no indices."""
+
+    def ask(self, http: Http, request: AdminRequest) -> None:
+        """Carries out such a request, again until what it waits for is there; RunFailed when the server refuses."""
+
+    def count(self, nodes: Sequence[Http], indices: Sequence[str]) -> int | None:
+        """The documents that all its nodes have together, in these indices where it has any; None: nobody can count."""
+
+    @property
+    def flush(self) -> Callable[[Sequence[Http], Sequence[Attached], Sequence[str]], None] | None:
+        """Writes to files what all its nodes have in memory of these indices, all at once; None: it cannot be told."""
+
+    def jvm_stats(self, http: Http) -> Any:
+        """What all nodes say of their JVMs, as `probes.nodestats` reads it; None where it does not say it."""
+
+    def counters(self, nodes: Sequence[Http]) -> dict[str, Any]:
+        """What the nodes counted themselves on each connection, added up as a table; empty where they do not."""
+
+    def read_back(self, nodes: Sequence[Http]) -> tuple[bytes, ...] | None:
+        """Of each node which documents it has, by their numbers, as `analysis.delivery` reads it.
+
+        Asked last of all. None where it cannot be read back by number.
+        """
+
+    def describe(self, http: Http, asked: TargetOptions) -> dict[str, Value]:
+        """What a node says about itself; InvalidRun when that is not what was asked."""
 
 
-TARGETS: Mapping[str, Target] = {target.name: target for target in (OPENSEARCH, ELASTICSEARCH, Sink())}
+_ALL: tuple[Target, ...] = (OPENSEARCH, ELASTICSEARCH, Cassandra(), Kafka(), DirectMemory(), Forwarder(), Sink())
+TARGETS: Mapping[str, Target] = {target.name: target for target in _ALL}
+
+
+def of(asked: TargetOptions) -> Target:
+    """The target that was asked for, by its name or by a file of the user's own; SpecError with the nearest name."""
+    return named(asked.name) if asked.server is None else Own(name=asked.name, server=asked.server)
 
 
 def named(name: str) -> Target:
     """The target of that name; SpecError with the nearest one."""
     if name not in TARGETS:
-        raise SpecError(f'target: there is no "{name}"; {records.nearest(name, TARGETS)}')
+        raise SpecError(
+            f'target: there is no "{name}" (a server of your own is a file: --target my-server.toml); '
+            f"{records.nearest(name, TARGETS)}"
+        )
     return TARGETS[name]
 
 

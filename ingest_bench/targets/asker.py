@@ -65,10 +65,14 @@ class Asker:
         self._host_header = server["host"]
         tls = server["tls"]
         self._context = None if tls is None else ssl.create_default_context(cadata=tls["ca_pem"] or None)
+        if self._context is not None and tls["client_cert"]:
+            self._context.load_cert_chain(tls["client_cert"], tls["client_key"])
         self._name = tls["name"] if tls else ""
 
     def answer(self, question: dict[str, Any]) -> dict[str, Any]:
-        """What the server said, or why there is no answer."""
+        """What the server said, or why there is no answer. A connection alone is an answer without a word."""
+        if "connect" in question:
+            return self._connect()
         # A kept connection may have died while nobody used it: then the question is asked again on a new one. One with
         # a body is not: the server may have acted on it before it broke off.
         again = self.connection is not None and question["body"] is None
@@ -84,6 +88,15 @@ class Asker:
                 if not (was_kept and isinstance(error, (ConnectionError, http.client.BadStatusLine))):
                     break
         return answer
+
+    def _connect(self) -> dict[str, Any]:
+        try:
+            socket.create_connection(self._address).close()
+        except TimeoutError:
+            raise
+        except OSError as error:
+            return {"error": f"{type(error).__name__}: {error}"}
+        return {}
 
     def _ask(self, connection: Connection, question: dict[str, Any]) -> dict[str, Any]:
         body = None if question["body"] is None else base64.b64decode(question["body"])

@@ -19,8 +19,9 @@ def capabilities(targets: Mapping[str, Target]) -> Iterator[Capability]:
     """One line for each version of each target."""
     for name, target in targets.items():
         for version in target.versions:
-            options = TargetOptions(name=name, version=version)
-            yield tried(Trial(name=f"{name} {version}", attempt=partial(_startable, target, options)))
+            # A server of the user's own has no versions.
+            options = TargetOptions(name=name, version=version or None)
+            yield tried(Trial(name=f"{name} {version}".rstrip(), attempt=partial(_startable, target, options)))
 
 
 def _startable(target: Target, options: TargetOptions) -> str:

@@ -7,22 +7,27 @@ import json
 import select
 import subprocess
 import time
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ingest_bench import system
 from ingest_bench.errors import RunFailed
+from ingest_bench.model.target import Endpoint
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
-    from ingest_bench.model.target import Endpoint, Tls
+    from ingest_bench.model.target import Tls
 
 
+Enter = Callable[[Sequence[str]], tuple[str, ...]]
 # The asking process keeps the time itself; this is for one that is stopped.
 _LATE_S = 5.0
+# Of an answer, in an error.
+_SAID_BYTES = 200
 
 
 class NoAnswer(RunFailed):
@@ -37,8 +42,15 @@ class Answer:
     body: bytes
 
     def json(self) -> Any:
-        """The body as JSON."""
-        return json.loads(self.body)
+        """The body as JSON; ValueError for anything else."""
+        try:
+            return json.loads(self.body)
+        except RecursionError:
+            raise ValueError("it is nested too deeply") from None
+
+    def beginning(self) -> str:
+        """What it says first, in one line, for an error."""
+        return " ".join(self.body[:_SAID_BYTES].decode("utf-8", "replace").split()) or "nothing"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +60,14 @@ class Http:
     origin: str
     """Such as "http://198.18.2.1:9200"."""
     asker: subprocess.Popen[bytes]
-    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    headers: Mapping[str, str] = field(repr=False)
     """Of each request. They go through a pipe: no file and no command line has them."""
+    endpoint: Endpoint
+    """Where it listens."""
+    enter: Enter
+    """Leads a command to where it is asked from, for a question that is none of HTTP."""
+    log: Path | None = None
+    """What it writes; None: nobody here knows where."""
     deadline: float | None = None
     """Of all questions together, on the monotonic clock; None: each has its own limit alone."""
 
@@ -82,8 +100,23 @@ class Http:
         }
         answer = self._ask(question, left_s + _LATE_S)
         if "error" in answer:
-            raise NoAnswer(f"server: no answer to {method} {self.origin}{path} ({answer['error']})")
+            # What is no HTTP is said as it is, with its end of line.
+            said = " ".join(answer["error"].split())
+            raise NoAnswer(f"server: no answer to {method} {self.origin}{path} ({said})")
         return Answer(answer["status"], base64.b64decode(answer["body"]))
+
+    def connect(self, timeout_s: float = 5) -> None:
+        """Nothing, once its port has taken a connection; NoAnswer when it does not."""
+        left_s = timeout_s if self.deadline is None else min(timeout_s, self.deadline - time.monotonic())
+        if left_s <= 0:
+            raise NoAnswer(f"server: {self.endpoint} was not tried any more: the time for it was over")
+        answer = self._ask({"connect": True, "timeout_s": left_s}, left_s + _LATE_S)
+        if "error" in answer:
+            raise NoAnswer(f"server: no connection to {self.endpoint} ({answer['error']})")
+
+    def elsewhere(self, port: int) -> AbstractContextManager[Http]:
+        """The same host over plain HTTP at another port, such as one for its metrics alone. No credentials go there."""
+        return ask(self.enter, Endpoint(self.endpoint.host, port), log=self.log)
 
     def expect(self, method: str, path: str, body: bytes | None = None, timeout_s: float = 60) -> Any:
         """The JSON of a good answer; RunFailed with what the server said otherwise."""
@@ -91,7 +124,12 @@ class Http:
         if not 200 <= answer.status < 300:
             said = answer.body[:1000].decode(errors="replace")
             raise RunFailed(f"server: {method} {self.origin}{path} was answered {answer.status}: {said}")
-        return answer.json()
+        try:
+            return answer.json()
+        except ValueError:
+            raise RunFailed(
+                f"server: {method} {self.origin}{path} was answered with what is not JSON: {answer.beginning()}"
+            ) from None
 
     def _ask(self, question: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
         assert self.asker.stdout is not None  # noqa: S101 - for the type checker: `ask` opened both pipes
@@ -115,21 +153,22 @@ class Http:
 
 @contextmanager
 def ask(
-    enter: Callable[[Sequence[str]], tuple[str, ...]],
+    enter: Enter,
     endpoint: Endpoint,
     *,
     host_header: str = "",
     tls: Tls | None = None,
     headers: Mapping[str, str] | None = None,
+    log: Path | None = None,
 ) -> Iterator[Http]:
     """Questions to the server at `endpoint`, asked where `enter` leads."""
     program = Path(__file__).with_name("asker.py")
     argv = enter(system.script(program, endpoint.host, str(endpoint.port)))
     asker = system.start(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     name = host_header or str(endpoint)
-    http = Http(f"{'http' if tls is None else 'https'}://{name}", asker, headers or {})
+    http = Http(f"{'http' if tls is None else 'https'}://{name}", asker, headers or {}, endpoint, enter, log)
     try:
-        http.tell({"host": name, "tls": None if tls is None else {"name": tls.name, "ca_pem": tls.ca_pem}})
+        http.tell({"host": name, "tls": None if tls is None else asdict(tls)})
         yield http
     finally:
         for pipe in (asker.stdin, asker.stdout):

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
+from ingest_bench import urls
 from ingest_bench.errors import SpecError
+from ingest_bench.model.target import Preparation
+from ingest_bench.model.track import AdminRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from ingest_bench.targets.node_options import Version
 
@@ -16,18 +20,60 @@ if TYPE_CHECKING:
 TYPE = "doc"
 
 
-def body(mapping: Mapping[str, Any], version: Version) -> dict[str, Any]:
-    """The body of an index's creation, as that version understands it: one shard and no replica, unless it says so."""
+def body(
+    mapping: Mapping[str, Any], version: Version, *, replicas: int = 0, whatever_it_says: bool = False
+) -> dict[str, Any]:
+    """The body of an index's creation, as that version understands it: one shard and so many copies beside it.
+
+    Unless the mapping says else; of the copies also `whatever_it_says`. Where there are copies no document is taken
+    before all of them are there.
+    """
     created = copy.deepcopy(dict(mapping))
     given = created.setdefault("settings", {})
     flat = given.get("index", given)
-    for key in ("number_of_shards", "number_of_replicas"):
+    if whatever_it_says:
+        for table, key in ((flat, "number_of_replicas"), (given, "index.number_of_replicas")):
+            table.pop(key, None)
+    usual: dict[str, int | str] = {"number_of_shards": 1, "number_of_replicas": replicas}
+    if replicas:
+        usual["write.wait_for_active_shards"] = "all"
+    for key, value in usual.items():
         if key not in flat and f"index.{key}" not in given:
-            given[f"index.{key}"] = 1 if key == "number_of_shards" else 0
+            given[f"index.{key}"] = value
     _replace(created.get("mappings", {}), version)
     if version.before_7 and "mappings" in created:
         created["mappings"] = {TYPE: created["mappings"]}
     return created
+
+
+def creation(names: Sequence[str], created: Mapping[str, Any]) -> Preparation:
+    """These indices made with such a body, and where they are searched."""
+    return Preparation(
+        requests=tuple(AdminRequest(method="PUT", path=urls.path(name), body=dict(created)) for name in names),
+        indices=tuple(names),
+        search_path=urls.path(names, "_search"),
+    )
+
+
+def copied(prepared: Preparation, first: str) -> Preparation:
+    """The same indices, whose first copy is on the node of that name, and all copies are there before a load.
+
+    Where a cluster puts the first copy is chance, and which nodes wait for which others depends on it.
+    """
+    requests = []
+    for name, request in zip(prepared.indices, prepared.requests, strict=True):
+        body = request.body or {}
+        replicas = body["settings"].get("index.number_of_replicas")
+        if replicas:
+            held = {"index.number_of_replicas": 0, "index.routing.allocation.include._name": first}
+            released = {"index.number_of_replicas": replicas, "index.routing.allocation.include._name": None}
+            requests.append(dataclasses.replace(request, body={**body, "settings": body["settings"] | held}))
+            requests.append(AdminRequest(method="PUT", path=urls.path(name, "_settings"), body=released))
+        else:
+            requests.append(request)
+        green = f"/_cluster/health{urls.path(name)}?wait_for_status=green&timeout=50s"
+        requests.append(AdminRequest(method="GET", path=green))
+    return dataclasses.replace(prepared, requests=tuple(requests))
 
 
 def _replace(mapping: dict[str, Any], version: Version) -> None:

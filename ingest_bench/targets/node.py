@@ -6,18 +6,23 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ingest_bench import urls
+from ingest_bench.errors import RunFailed
 from ingest_bench.jvm import artifacts
-from ingest_bench.model.target import LaunchPlan
-from ingest_bench.targets import index, modules, node_answers, node_options
+from ingest_bench.model.load import Wire
+from ingest_bench.model.target import LaunchPlan, Listens
+from ingest_bench.targets import counting, index, modules, node_answers, node_options, requests, settings
 from ingest_bench.targets.version import Requirements, chosen
+from ingest_bench.units import quoted
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
     from pathlib import Path
 
+    from ingest_bench.jvm.attach import Attached
     from ingest_bench.jvm.java import Java
     from ingest_bench.model.results import Value
-    from ingest_bench.model.target import Endpoint, TargetOptions
+    from ingest_bench.model.target import Endpoint, Preparation, TargetOptions
+    from ingest_bench.model.track import AdminRequest, Operation
     from ingest_bench.model.workload import Workload
     from ingest_bench.targets.http import Http
     from ingest_bench.targets.node_options import Version
@@ -59,10 +64,17 @@ class Node:
         version = self.version(asked)
         node_options.settings(version, asked)
         node_options.gc_flags(version, asked, version.java_version)
+        settings.copies(asked)
         return _requirements(version)
 
     def launch_plan(
-        self, asked: TargetOptions, java: Java, home: Path, listen: Endpoint, jvm_options: tuple[str, ...]
+        self,
+        asked: TargetOptions,
+        java: Java,
+        home: Path,
+        node: int,
+        nodes: Sequence[Endpoint],
+        jvm_options: tuple[str, ...],
     ) -> LaunchPlan:
         """How to start a node with an empty home, which is made here. The archive stays as it is."""
         version = self.version(asked)
@@ -72,46 +84,98 @@ class Node:
         for name, text in node_options.config_files(self.name, version, asked, java, home, dist, jvm_options).items():
             (home / "config" / name).write_text(text, encoding="utf-8")
         return LaunchPlan(
-            argv=node_options.argv(version, asked, java, home, dist, listen, jvm_options),
+            argv=node_options.argv(version, asked, java, home, dist, node, nodes, jvm_options),
             env=node_options.env(version, java, home),
             cwd=home,
             writable=(home,),
             pid_is_jvm=version.launcher is None,
         )
 
-    def is_ready(self, http: Http) -> bool:
-        """Whether the node has a master, itself, and would take an index; NoAnswer when it does not answer at all."""
-        answer = http.request("GET", "/_cluster/health?local=true", timeout_s=10)
+    def is_ready(self, node: int, nodes: Sequence[Http]) -> bool:
+        """Whether the node is in a cluster of all that would take an index; RunFailed says which node it misses.
+
+        NoAnswer when it does not answer at all.
+        """
+        answer = nodes[node].request("GET", "/_cluster/health?local=true", timeout_s=10)
         try:
-            return answer.status == 200 and answer.json()["status"] in ("green", "yellow")
+            is_formed = answer.status == 200 and answer.json()["status"] in ("green", "yellow")
         except (ValueError, KeyError, TypeError):
             return False
+        if missing := node_answers.missing(nodes[node], node, len(nodes)):
+            raise RunFailed(f"it has not found {', '.join(missing)} of its cluster")
+        return is_formed
 
-    def index_body(self, asked: TargetOptions, mapping: Mapping[str, Any]) -> dict[str, Any]:
-        """The body of an index's creation, with one shard and no replica, unless the mapping says otherwise."""
-        return index.body(mapping, self.version(asked))
+    def index_body(
+        self, asked: TargetOptions, mapping: Mapping[str, Any], *, whatever_it_says: bool = False
+    ) -> dict[str, Any]:
+        """The body of an index's creation: one shard with a copy on each node, unless target or mapping say else."""
+        replicas = settings.copies(asked) - 1
+        forced = whatever_it_says or asked.replicas is not None
+        return index.body(mapping, self.version(asked), replicas=replicas, whatever_it_says=forced)
 
-    def bulk_path(self, asked: TargetOptions, workload: Workload) -> str:
-        """Where bulk requests go."""
+    def listens(self, asked: TargetOptions) -> Listens:
+        """On which port it listens, and how long it may take until it is ready."""
+        del asked
+        return Listens()
+
+    def wire(self, asked: TargetOptions, workload: Workload) -> Wire:
+        """Bulks, to the index's own path."""
         kind = (index.TYPE,) if self.version(asked).before_7 else ()
-        return urls.path(workload.index, *kind, "_bulk")
+        return Wire(keys={"path": urls.path(workload.index, *kind, "_bulk")})
 
-    def count_documents(self, http: Http, indices: Sequence[str]) -> int:
-        """The documents in all these indices, after a refresh. One that is not there has none."""
+    def prepare(self, asked: TargetOptions, indices: Sequence[str], mapping: Mapping[str, Any]) -> Preparation:
+        """These indices are made; of several nodes the first one has the first copy."""
+        # A workload is published for one node: it has no copies.
+        made = index.creation(indices, self.index_body(asked, mapping, whatever_it_says=asked.nodes > 1))
+        return made if asked.nodes == 1 else index.copied(made, node_options.name(0))
+
+    def track_request(self, asked: TargetOptions, operation: Operation, request: AdminRequest) -> AdminRequest:
+        """The same request; an index is made as this version understands it."""
+        if operation != "create-index":
+            return request
+        return replace(request, body=self.index_body(asked, request.body or {}))
+
+    def ask(self, http: Http, request: AdminRequest) -> None:
+        """Carries out such a request over HTTP."""
+        requests.ask(http, request)
+
+    def count(self, nodes: Sequence[Http], indices: Sequence[str]) -> int:
+        """The documents in all these indices, after a refresh, as any node knows. One that is not there has none."""
+        if not indices:
+            return 0
+        http = nodes[0]
         http.expect("POST", f"{urls.path(indices, '_refresh')}?ignore_unavailable=true", timeout_s=300)
-        return int(
-            http.expect("GET", f"{urls.path(indices, '_count')}?ignore_unavailable=true", timeout_s=300)["count"]
-        )
+        path = f"{urls.path(indices, '_count')}?ignore_unavailable=true"
+        answer = http.expect("GET", path, timeout_s=300)
+        try:
+            return counting.whole(answer["count"], "count")
+        except (KeyError, TypeError, ValueError):
+            raise RunFailed(f"server: GET {http.origin}{path} tells no number of documents: {quoted(answer)}") from None
 
-    def counters(self, http: Http) -> dict[str, Any]:
+    def flush(self, nodes: Sequence[Http], jvms: Sequence[Attached], indices: Sequence[str]) -> None:
+        """What the indices have in memory is in segments, and their translogs are empty."""
+        del jvms
+        nodes[0].expect("POST", urls.path(indices, "_flush"), timeout_s=300)
+
+    def jvm_stats(self, http: Http) -> Any:
+        """What all nodes say of their JVMs; None where nobody says it."""
+        answer = http.request("GET", "/_nodes/stats/jvm", timeout_s=10)
+        return answer.json() if answer.status == 200 else None
+
+    def counters(self, nodes: Sequence[Http]) -> dict[str, Any]:
         """Nothing: a node counts no socket reads."""
-        del http
+        del nodes
         return {}
 
-    def describe(self, http: Http, asked: TargetOptions, log: Path) -> dict[str, Value]:
+    def read_back(self, nodes: Sequence[Http]) -> None:
+        """Nothing by numbers of ours: its documents have none."""
+        del nodes
+
+    def describe(self, http: Http, asked: TargetOptions) -> dict[str, Value]:
         """What the node says about itself; InvalidRun when that is not what was asked."""
         (told,) = http.expect("GET", "/_nodes/_local/jvm,settings")["nodes"].values()
-        allocator = node_answers.logged_allocator(log.read_text(encoding="utf-8", errors="replace"))
+        log = "" if http.log is None else http.log.read_text(encoding="utf-8", errors="replace")
+        allocator = node_answers.logged_allocator(log)
         version = self.version(asked)
         node_answers.check(version, asked, told, allocator)
         return {

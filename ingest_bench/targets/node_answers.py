@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from ingest_bench.errors import InvalidRun
 from ingest_bench.jvm import options
+from ingest_bench.targets import node_options
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ingest_bench.model.target import TargetOptions
+    from ingest_bench.targets.http import Http
     from ingest_bench.targets.node_options import Version
 
 _OWN_ALLOCATOR = re.compile(r"NettyAllocator with the following configs: \[name=(\w+)")
@@ -33,6 +35,20 @@ def told_receive_predictor(told: Mapping[str, Any]) -> str:
     if "receive_predictor_min" in found:
         return f"{found['receive_predictor_min']}..{found['receive_predictor_max']}"
     return str(found.get("receive_predictor_size", "default"))
+
+
+def missing(http: Http, node: int, nodes: int) -> list[str]:
+    """Which of so many nodes are not in the cluster that the one of this place has joined."""
+    if nodes == 1:
+        return []
+    # As it knows it itself: a master would be asked in vain where there is none.
+    answer = http.request("GET", "/_cluster/state/nodes?local=true", timeout_s=5)
+    others = [node_options.name(place) for place in range(nodes) if place != node]
+    try:
+        found = {one["name"] for one in answer.json()["nodes"].values()} if answer.status == 200 else set()
+    except (ValueError, KeyError, TypeError, AttributeError):
+        found = set()
+    return [name for name in others if name not in found]
 
 
 def check(version: Version, asked: TargetOptions, told: Mapping[str, Any], allocator: str | None) -> None:

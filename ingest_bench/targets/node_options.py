@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -14,12 +14,15 @@ if TYPE_CHECKING:
 
     from ingest_bench.jvm.artifacts import Artifact
     from ingest_bench.jvm.java import Java
-    from ingest_bench.model.target import Collector, Endpoint, TargetOptions
+    from ingest_bench.model.server import Collector
+    from ingest_bench.model.target import Endpoint, TargetOptions
     from ingest_bench.targets.modules import Module
 
 # Language analyzers are in a module that is not published as a jar, and that fails on pip's Java.
 NO_ANALYZERS: Mapping[str, str | None] = {"english": "standard"}
-_OURS = ("path.", "network.", "http.port", "transport.", "discovery.type", "node.name", "cluster.name")
+_OURS = ("path.", "network.", "http.port", "transport.", "discovery.", "node.name", "cluster.name", "cluster.initial_")
+# Where nodes speak to each other: the first of the servers' own range (9300-9399).
+_TRANSPORT_PORT = 9300
 
 LOGGING = """\
 status = error
@@ -69,14 +72,16 @@ def argv(
     java: Java,
     home: Path,
     dist: Path,
-    listen: Endpoint,
+    node: int,
+    nodes: Sequence[Endpoint],
     jvm_options: tuple[str, ...],
 ) -> tuple[str, ...]:
-    """The command that starts the node. The start scripts run up to four more JVMs before it, so Java is called here.
+    """The command that starts the node of that place.
 
-    One of those four starts with all options, so that it would write the recording and the GC log of the next.
+    The start scripts run up to four more JVMs before it, so Java is called here. One of those four starts with all
+    options, so that it would write the recording and the GC log of the next.
     """
-    given = (*settings(version, asked), *address(version, listen, home))
+    given = (*settings(version, asked), *cluster(version, node, nodes), *address(version, nodes[node], home))
     arguments = tuple(f"-E{key}={value}" for key, value in given)
     if version.launcher is not None:
         return (str(dist / version.launcher), *arguments)
@@ -191,8 +196,6 @@ def settings(version: Version, asked: TargetOptions) -> tuple[tuple[str, str], .
             raise SpecError(f'target.setting: "{key}" is set by ingest-bench itself; leave it out')
     given = {
         "cluster.name": "ingest-bench",
-        "node.name": "server",
-        "discovery.type": "single-node",
         # A full disk would stop the writes in the middle of a run.
         "cluster.routing.allocation.disk.threshold_enabled": "false",
         **dict(version.settings),
@@ -219,14 +222,36 @@ def receive_predictor(version: Version, sizes_bytes: tuple[int, ...]) -> dict[st
     return {"http.netty.receive_predictor_size": f"{sizes_bytes[0]}b"} if sizes_bytes else {}
 
 
+def name(node: int) -> str:
+    """What the node of that place calls itself."""
+    return f"node-{node + 1}"
+
+
+def cluster(version: Version, node: int, nodes: Sequence[Endpoint]) -> tuple[tuple[str, str], ...]:
+    """Who it is, and how it finds the others."""
+    transport = "transport.tcp.port" if version.before_7 else "transport.port"
+    if len(nodes) == 1:
+        return (("node.name", name(node)), ("discovery.type", "single-node"), (transport, "0"))
+    own = (("node.name", name(node)), (transport, str(_TRANSPORT_PORT)))
+    hosts = ",".join(f"{each.host}:{_TRANSPORT_PORT}" for each in nodes)
+    if version.before_7:
+        majority = str(len(nodes) // 2 + 1)
+        return (
+            *own,
+            ("discovery.zen.ping.unicast.hosts", hosts),
+            ("discovery.zen.minimum_master_nodes", majority),
+        )
+    masters = "cluster_manager" if version.family == "opensearch" else "master"
+    first = ",".join(name(place) for place in range(len(nodes)))
+    return (*own, ("discovery.seed_hosts", hosts), (f"cluster.initial_{masters}_nodes", first))
+
+
 def address(version: Version, listen: Endpoint, home: Path) -> tuple[tuple[str, str], ...]:
     """Where it listens, on that address only, and its folders."""
-    transport = "transport.tcp.port" if version.before_7 else "transport.port"
     return (
         *((("path.conf", str(home / "config")),) if version.before_7 else ()),
         ("network.host", listen.host),
         ("http.port", str(listen.port)),
-        (transport, "0"),
         ("path.data", str(home / "data")),
         ("path.logs", str(home / "logs")),
     )

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ingest_bench.errors import RunFailed, SpecError
 from ingest_bench.targets.http import Answer, NoAnswer
 from ingest_bench.targets.node import Node
+from ingest_bench.targets.own import Own
 
 if TYPE_CHECKING:
     from ingest_bench.model.results import Value
@@ -18,7 +20,8 @@ if TYPE_CHECKING:
     from ingest_bench.targets.http import Http
 
 _WHO = "Credentials come from INGEST_BENCH_USER and INGEST_BENCH_PASSWORD, or from INGEST_BENCH_API_KEY"
-_SAID_BYTES = 200
+# What OpenSSL calls the alerts by which a server refuses a client's certificate.
+_REFUSED = ("ALERT_CERTIFICATE_EXPIRED", "ALERT_UNKNOWN_CA", "ALERT_BAD_CERTIFICATE", "ALERT_CERTIFICATE_UNKNOWN")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +45,67 @@ class Found:
         return (f"{self.name} {self.number} is not in the table; it is spoken with as {self.version}",)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identified:
+    """A server that answered, and how it is spoken with."""
+
+    target: Target
+    asked: TargetOptions
+    """What it is: the name and the version that it is spoken with."""
+    told: dict[str, Value]
+    """What it says about itself."""
+    notes: tuple[str, ...] = ()
+    cluster: str | None = None
+    """What all nodes of one cluster say alike; None: it is not known."""
+
+
+def identified(http: Http, options: TargetOptions, targets: Mapping[str, Target]) -> Identified:
+    """What is behind the URL: what it says itself, or what the user's own file says.
+
+    SpecError for what cannot be measured, RunFailed when nothing answers as it should.
+    """
+    if options.server is not None:
+        target = Own(name=options.name, server=options.server)
+        target.check()
+        _ready(http, target)
+        return Identified(target=target, asked=options, told=target.describe(http, options))
+    it = found(http, targets)
+    spoken_with = spoken(http, it, targets)
+    asked = replace(options, name=it.name, version=it.version)
+    told = described(http, it) | replaced(spoken_with, asked)
+    return Identified(target=spoken_with, asked=asked, told=told, notes=it.notes, cluster=it.root.get("cluster_uuid"))
+
+
+def name_of(http: Http, options: TargetOptions, targets: Mapping[str, Target]) -> str:
+    """What is behind the URL, in a word; SpecError or RunFailed when that is nothing that was asked for."""
+    if options.server is not None:
+        _ready(http, Own(name=options.name, server=options.server))
+        return options.name
+    it = found(http, targets)
+    return f"{it.name} {it.number}"
+
+
+def cluster(http: Http, target: Target) -> str | None:
+    """What all nodes of one cluster say alike; None: such servers do not say it. RunFailed when it does not answer."""
+    if isinstance(target, Own):
+        _ready(http, target)
+        return None
+    try:
+        root = http.request("GET", "/").json()
+    except ValueError as error:
+        raise RunFailed(f"server: GET {http.origin}/ was answered with what is not JSON: {error}") from None
+    return root.get("cluster_uuid") if isinstance(root, dict) else None
+
+
+def _ready(http: Http, target: Own) -> None:
+    try:
+        target.is_ready(0, (http.within(20),))
+    except NoAnswer as error:
+        raise _unreachable(http.origin, str(error)) from None
+    except RunFailed as error:
+        raise RunFailed(f"{http.origin}: it does not answer as {target.name}: {error}") from None
+
+
 def found(http: Http, targets: Mapping[str, Target]) -> Found:
     """What is behind the URL; SpecError for what cannot be measured, RunFailed when nothing answers."""
     try:
@@ -59,21 +123,26 @@ def recognised(answer: Answer, origin: str, targets: Mapping[str, Target]) -> Fo
         raise SpecError(
             f"{origin}: it knows who we are, and refuses (403): this user may not even ask what it is. {_WHO}"
         )
-    said = " ".join(answer.body[:_SAID_BYTES].decode("utf-8", "replace").split())
+    said = answer.beginning()
     if answer.status != 200:
         raise SpecError(f"{origin}: GET / was answered {answer.status}, no server that we know does that: {said}")
     try:
-        root = json.loads(answer.body)
-        number = str(root["version"]["number"])
+        root = answer.json()
+        number = root["version"]["number"]
+        is_number = re.fullmatch(r"[0-9A-Za-z._+-]{1,64}", number) is not None
     except (ValueError, KeyError, TypeError):
-        raise SpecError(f"{origin}: this is neither Elasticsearch nor OpenSearch (a proxy?); it said: {said}") from None
+        is_number = False
+    if not is_number:
+        raise SpecError(f"{origin}: this is neither Elasticsearch nor OpenSearch (a proxy?); it said: {said}")
     name = _name(root)
+    if name == "direct-memory":
+        raise SpecError(f"{origin}: it is {name}, which is measured only where ingest-bench starts it: [target] name")
     if name == "sink":
         return Found(name=name, number=number, version=targets[name].default_version, root=root)
     version = nearest(number, targets[name].versions)
     if version is None:
         known = ", ".join(
-            f"{one.name} {each}" for one in targets.values() for each in one.versions if one.name != "sink"
+            f"{one.name} {each}" for one in targets.values() if isinstance(one, Node) for each in one.versions
         )
         raise SpecError(f"{origin}: it is {name} {number}; known are {known}, and others with the same first number")
     return Found(name=name, number=number, version=version, root=root)
@@ -91,11 +160,13 @@ def spoken(http: Http, it: Found, targets: Mapping[str, Target]) -> Target:
     target = targets[it.name]
     if not isinstance(target, Node):
         return target
-    answer = http.request("GET", "/_nodes/plugins")
+    path = "/_nodes/plugins"
+    answer = http.request("GET", path)
     if answer.status != 200:
         return target
-    nodes = answer.json()["nodes"].values()
-    of_each = [{one["name"] for one in (*node.get("modules", ()), *node.get("plugins", ()))} for node in nodes]
+    with _understood(http, it, path, answer):
+        nodes = answer.json()["nodes"].values()
+        of_each = [{one["name"] for one in (*node.get("modules", ()), *node.get("plugins", ()))} for node in nodes]
     return target.with_modules(it.version, set.intersection(*of_each) if of_each else ())
 
 
@@ -110,22 +181,38 @@ def described(http: Http, it: Found) -> dict[str, Value]:
     if it.name == "sink":
         keys = {"java": "java", "heap_bytes": "heap_bytes", "allocator": "allocator", "receive": "receive_predictor"}
         return told | {ours: it.root[theirs] for theirs, ours in keys.items() if theirs in it.root}
-    answer = http.request("GET", "/_nodes/jvm")
+    path = "/_nodes/jvm"
+    answer = http.request("GET", path)
     if answer.status != 200:
         return told
-    nodes = list(answer.json()["nodes"].values())
-    alike: dict[str, list[Any]] = {
-        "java": [node["jvm"]["version"] for node in nodes],
-        "collectors": [", ".join(node["jvm"]["gc_collectors"]) for node in nodes],
-        "heap_bytes": [node["jvm"]["mem"]["heap_max_in_bytes"] for node in nodes],
-    }
+    with _understood(http, it, path, answer):
+        nodes = list(answer.json()["nodes"].values())
+        alike: dict[str, list[Any]] = {
+            "java": [str(node["jvm"]["version"]) for node in nodes],
+            "collectors": [", ".join(node["jvm"]["gc_collectors"]) for node in nodes],
+            "heap_bytes": [int(node["jvm"]["mem"]["heap_max_in_bytes"]) for node in nodes],
+        }
     told["nodes"] = len(nodes)
     return told | {key: values[0] for key, values in alike.items() if len(set(values)) == 1}
+
+
+@contextmanager
+def _understood(http: Http, it: Found, path: str, answer: Answer) -> Iterator[None]:
+    """SpecError where an answer is not as that server gives it."""
+    try:
+        yield
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise SpecError(
+            f"{http.origin}: it says that it is {it.name} {it.number}, and answers GET {path} as none does: "
+            f"{answer.beginning()}"
+        ) from None
 
 
 def _name(root: Mapping[str, Any]) -> str:
     if root.get("name") == "sink" and "receive" in root:
         return "sink"
+    if root.get("name") == "direct-memory" and "collectors" in root:
+        return "direct-memory"
     return "opensearch" if root["version"].get("distribution") == "opensearch" else "elasticsearch"
 
 
@@ -144,6 +231,16 @@ def _unreachable(origin: str, said: str) -> Exception:
         detail = said.partition("certificate verify failed: ")[2].partition(" (_ssl")[0] or said
         return SpecError(
             f"{origin}: its certificate cannot be verified ({detail}). A private CA's own goes into --ca-file"
+        )
+    if "CERTIFICATE_REQUIRED" in said or "HANDSHAKE_FAILURE" in said:
+        return SpecError(f"{origin}: it demands a certificate of ours: --client-cert and --client-key ({said})")
+    if any(alert in said for alert in _REFUSED):
+        return SpecError(f"{origin}: it refuses our certificate (--client-cert): {said}")
+    if "SSLEOFError" in said:
+        # Its alert is lost where the connection is reset behind it.
+        return SpecError(
+            f"{origin}: it ended TLS before it answered, as servers do that miss a certificate of ours or do not take "
+            f"it: --client-cert and --client-key ({said})"
         )
     if "WRONG_VERSION_NUMBER" in said or "RECORD_LAYER_FAILURE" in said or "HTTP_REQUEST" in said:
         return SpecError(f"{origin}: it does not speak TLS. Is it http://?")

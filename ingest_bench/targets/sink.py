@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 import platform
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ingest_bench import jvm, records, units, urls
-from ingest_bench.errors import InvalidRun, MissingCapability, RunFailed, SpecError
+from ingest_bench import jvm, units, urls
+from ingest_bench.errors import InvalidRun, MissingCapability, SpecError
 from ingest_bench.jvm import artifacts, options
 from ingest_bench.jvm.artifacts import Artifact
 from ingest_bench.jvm.compile import ECJ, classes
-from ingest_bench.model.target import LaunchPlan
+from ingest_bench.model.load import Wire
+from ingest_bench.model.target import LaunchPlan, Listens
+from ingest_bench.targets import counters, index, requests, settings
+from ingest_bench.targets.settings import Settings, one_of, whole_number
 from ingest_bench.targets.version import Requirements, chosen
-from ingest_bench.units import quoted
 
 if TYPE_CHECKING:
     from ingest_bench.jvm.java import Java
     from ingest_bench.model.results import Value
-    from ingest_bench.model.target import Endpoint, TargetOptions
+    from ingest_bench.model.target import Endpoint, Preparation, TargetOptions
+    from ingest_bench.model.track import AdminRequest, Operation
     from ingest_bench.model.workload import Workload
     from ingest_bench.targets.http import Http
 
@@ -62,27 +64,12 @@ EPOLL: Mapping[str, Artifact] = {
 }
 
 
-def _threads(text: str) -> int:
-    if re.fullmatch("[0-9]{1,3}", text) is None or not 1 <= int(text) <= 256:
-        raise ValueError(f"{quoted(text)} is not between 1 and 256")
-    return int(text)
-
-
-def _one_of(*words: str) -> Callable[[str], str]:
-    def parse(text: str) -> str:
-        if text not in words:
-            raise ValueError(f"{text!r} is not one of {', '.join(words)}")
-        return text
-
-    return parse
-
-
-# A setting, the system property that carries it to Java, and how its text is read. Faults are for tests of the tool.
-SETTINGS: Mapping[str, tuple[str, Callable[[str], int | str]]] = {
-    "sink.buffers": ("sink.buffers", _one_of("heap", "direct")),
-    "sink.transport": ("sink.transport", _one_of("nio", "epoll")),
-    "sink.threads": ("sink.threads", _threads),
-    "sink.hold": ("sink.hold", _one_of("true", "false")),
+# Faults are for tests of the tool.
+SETTINGS: Settings = {
+    "sink.buffers": ("sink.buffers", one_of("heap", "direct")),
+    "sink.transport": ("sink.transport", one_of("nio", "epoll")),
+    "sink.threads": ("sink.threads", whole_number(1, 256)),
+    "sink.hold": ("sink.hold", one_of("true", "false")),
     "sink.max_content_length": ("sink.max_content_length", units.parse_bytes),
     "sink.delay": ("sink.delay_ns", units.parse_time_ns),
     "sink.stall": ("sink.stall_ns", units.parse_time_ns),
@@ -92,6 +79,8 @@ SETTINGS: Mapping[str, tuple[str, Callable[[str], int | str]]] = {
     "sink.close": ("sink.close_ppm", units.parse_ppm),
     "sink.broken": ("sink.broken_ppm", units.parse_ppm),
     "sink.silent": ("sink.silent_ppm", units.parse_ppm),
+    "sink.unavailable": ("sink.unavailable_ppm", units.parse_ppm),
+    "sink.unheard": ("sink.unheard_ppm", units.parse_ppm),
 }
 
 
@@ -112,14 +101,20 @@ class Sink:
         return dataclasses.replace(needed, artifacts=(*needed.artifacts, *native(asked)))
 
     def launch_plan(
-        self, asked: TargetOptions, java: Java, home: Path, listen: Endpoint, jvm_options: tuple[str, ...]
+        self,
+        asked: TargetOptions,
+        java: Java,
+        home: Path,
+        node: int,
+        nodes: Sequence[Endpoint],
+        jvm_options: tuple[str, ...],
     ) -> LaunchPlan:
         """How to start it; its classes are compiled when they are not in the cache."""
         jars = tuple(artifacts.fetch(artifact) for artifact in NETTY)
         compiled = classes(java, (SOURCE,), jars)
         jars += tuple(artifacts.fetch(artifact) for artifact in native(asked))
         home.mkdir(parents=True, exist_ok=True)
-        gc = options.collector("g1" if asked.gc == "default" else asked.gc, java.version)
+        gc = options.collector(options.or_g1(asked.gc), java.version)
         argv = (
             str(java.java),
             *options.heap(asked.heap_bytes),
@@ -130,8 +125,8 @@ class Sink:
             *(("--enable-native-access=ALL-UNNAMED",) if java.version >= 24 and native(asked) else ()),
             f"-Djava.io.tmpdir={home}",
             *properties(asked),
-            f"-Dsink.host={listen.host}",
-            f"-Dsink.port={listen.port}",
+            f"-Dsink.host={nodes[node].host}",
+            f"-Dsink.port={nodes[node].port}",
             *asked.jvm,
             *jvm_options,
             "-cp",
@@ -140,28 +135,52 @@ class Sink:
         )
         return LaunchPlan(argv=argv, env={}, cwd=home, writable=(home,))
 
-    def is_ready(self, http: Http) -> bool:
-        """Whether it takes requests; NoAnswer when it does not answer at all."""
-        return http.request("HEAD", "/", timeout_s=5).status == 200
+    def is_ready(self, node: int, nodes: Sequence[Http]) -> bool:
+        """Whether it takes requests; NoAnswer when it does not answer at all. Sinks know nothing of each other."""
+        return nodes[node].request("HEAD", "/", timeout_s=5).status == 200
 
-    def index_body(self, asked: TargetOptions, mapping: Mapping[str, Any]) -> dict[str, Any]:
-        """The same: it takes any index."""
+    def listens(self, asked: TargetOptions) -> Listens:
+        """On which port it listens, and how long it may take until it is ready."""
         del asked
-        return dict(mapping)
+        return Listens()
 
-    def bulk_path(self, asked: TargetOptions, workload: Workload) -> str:
-        """Where bulk requests go."""
+    def wire(self, asked: TargetOptions, workload: Workload) -> Wire:
+        """Bulks, to a path for each index."""
         del asked
-        return urls.path(workload.index, "_bulk")
+        return Wire(keys={"path": urls.path(workload.index, "_bulk")})
 
-    def count_documents(self, http: Http, indices: Sequence[str]) -> int:
-        """The documents that it acknowledged, in whatever index: it does not read what action lines name."""
+    def prepare(self, asked: TargetOptions, indices: Sequence[str], mapping: Mapping[str, Any]) -> Preparation:
+        """These indices are made, as they are: it takes any."""
+        del asked
+        return index.creation(indices, mapping)
+
+    def track_request(self, asked: TargetOptions, operation: Operation, request: AdminRequest) -> AdminRequest:
+        """The same request."""
+        del asked, operation
+        return request
+
+    def ask(self, http: Http, request: AdminRequest) -> None:
+        """Carries out such a request over HTTP."""
+        requests.ask(http, request)
+
+    # It keeps nothing.
+    flush = None
+
+    def jvm_stats(self, http: Http) -> None:
+        """Nothing: it says nothing of its JVM."""
+        del http
+
+    def count(self, nodes: Sequence[Http], indices: Sequence[str]) -> int:
+        """The documents that it has, in whatever index: what it acknowledged, each id once."""
         del indices
-        return int(http.expect("GET", "/_count")["count"])
+        return counters.documents(nodes)
 
-    def describe(self, http: Http, asked: TargetOptions, log: Path) -> dict[str, Value]:
+    def read_back(self, nodes: Sequence[Http]) -> None:
+        """Nothing: it keeps ids and no numbers of ours."""
+        del nodes
+
+    def describe(self, http: Http, asked: TargetOptions) -> dict[str, Value]:
         """What it says about itself; InvalidRun when that is not what was asked."""
-        del log
         told = http.expect("GET", "/")
         wanted: dict[str, Any] = {
             "allocator": "unpooled" if asked.allocator == "default" else asked.allocator,
@@ -170,7 +189,7 @@ class Sink:
             "receive": receive(asked),
         }
         wrong = {key: told[key] for key, value in wanted.items() if told[key] != value}
-        gc = "g1" if asked.gc == "default" else asked.gc
+        gc = options.or_g1(asked.gc)
         if wrong or not options.obeyed(gc, tuple(told["collectors"])):
             raise InvalidRun(f"sink: asked for {wanted} and gc {gc}, it says {wrong} and {told['collectors']}")
         return {
@@ -185,12 +204,9 @@ class Sink:
             "socket_receive_buffer_bytes": told["socket_receive_buffer_bytes"],
         }
 
-    def counters(self, http: Http) -> dict[str, Any]:
-        """Its own counts of its whole life, this question too: reads, bytes_read, documents, buffers_allocated …."""
-        counted = http.expect("GET", "/_counters")
-        if not isinstance(counted, dict):
-            raise RunFailed(f"sink: its counters are no table: {counted!r}")
-        return counted
+    def counters(self, nodes: Sequence[Http]) -> dict[str, Any]:
+        """Their own counts of their whole lives, this question too: reads, bytes_read, documents …."""
+        return counters.added_up(nodes)
 
 
 def receive(asked: TargetOptions) -> str:
@@ -228,12 +244,4 @@ def properties(asked: TargetOptions) -> tuple[str, ...]:
     }
     if asked.socket_receive_buffer_bytes is not None:
         chosen_properties["sink.rcvbuf"] = str(asked.socket_receive_buffer_bytes)
-    for key, text in asked.setting.items():
-        if key not in SETTINGS:
-            raise SpecError(f'target.setting: sink has no "{key}"; {records.nearest(key, SETTINGS)}')
-        name, parse = SETTINGS[key]
-        try:
-            chosen_properties[name] = str(parse(text))
-        except ValueError as error:
-            raise SpecError(f"target.setting.{key}: {error}") from None
-    return tuple(f"-D{name}={value}" for name, value in chosen_properties.items())
+    return settings.properties(chosen_properties | settings.parsed("sink", SETTINGS, asked))

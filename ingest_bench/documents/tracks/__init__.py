@@ -1,7 +1,8 @@
 """Rally tracks and OpenSearch Benchmark workloads, read as they are: `read(folder)` gives the steps of a procedure.
 
-    template.py   the files' text: collected, rendered in a sandbox        corpora.py   which files a bulk sends
-    admin.py      what the other six operations ask of the server          schedule.py  tasks to steps
+    template.py   the files' text: collected, rendered in a sandbox        declared.py  indices, data streams, templates
+    corpora.py    which files a bulk sends, and where they come from       sending.py   a task that sends bulks
+    admin.py      what the other operations ask of the server              schedule.py  tasks to steps
 
 Nothing of a track is executed: code beside it (track.py, workload.py) is left alone, and what needs it is skipped.
 """
@@ -13,25 +14,35 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ingest_bench import files
 from ingest_bench.documents import corpus
-from ingest_bench.documents.tracks.corpora import index_name
-from ingest_bench.documents.tracks.schedule import steps
+from ingest_bench.documents.tracks.corpora import Corpora
+from ingest_bench.documents.tracks.declared import declared, listed
+from ingest_bench.documents.tracks.schedule import schedule
 from ingest_bench.documents.tracks.template import Templates
 from ingest_bench.errors import SpecError
-from ingest_bench.model.track import Track, TrackIndex
+from ingest_bench.model.track import Track, TrackFile
 from ingest_bench.records import nearest
-from ingest_bench.units import spelled
+from ingest_bench.units import format_bytes, spelled
 
 FILES = ("track.json", "workload.json")
 PROCEDURES = ("challenges", "test_procedures")
 # Parts of a track that are not used.
-_UNUSED = ("data-streams", "templates", "composable-templates", "component-templates", "dependencies")
+_UNUSED = ("dependencies",)
 
 
 def read(
-    folder: Path, *, parameters: Mapping[str, Any] | None = None, procedure: str | None = None, test_mode: bool = False
+    folder: Path,
+    *,
+    parameters: Mapping[str, Any] | None = None,
+    procedure: str | None = None,
+    test_mode: bool = False,
+    downloads: Path | None = None,
 ) -> Track:
-    """The steps of one procedure of a track; SpecError names file, parameter or key, and the remedy."""
+    """The steps of one procedure of a track; SpecError names file, parameter or key, and the remedy.
+
+    The files of its corpora need not be there: they are looked for beside the track and in `downloads`.
+    """
     parameters = parameters or {}
     name = next((name for name in FILES if (folder / name).is_file()), None)
     if name is None:
@@ -41,23 +52,39 @@ def read(
     where = str(folder / name)
     if not isinstance(table, dict) or table.get("version", 2) != 2:
         raise SpecError(f"{where}: only version 2 of the format can be read")
-    indices = tuple(_index(one, templates, where) for one in table.get("indices", ()))
     chosen = _procedure(table, procedure, where)
-    done = steps(table, chosen, indices, templates, test_mode)
+    found = declared(table, templates, where)
+    corpora = Corpora(
+        table=listed(table, "corpora", where),
+        declared=found,
+        templates=templates,
+        downloads=downloads,
+        test_mode=test_mode,
+    )
+    done = schedule(table, chosen, found, corpora, templates)
     _refuse_unused(parameters, templates, where)
     return Track(
         name=folder.resolve().name,
         description=str(table.get("description", "")),
         procedure=str(chosen.get("name", "default")),
-        indices=indices,
-        steps=done.steps,
-        skipped=done.skipped,
+        indices=found.indices,
+        streams=found.streams,
+        steps=tuple(done.steps),
+        skipped=tuple(done.skipped),
         notes=(*(f'"{key}" of the track is not used' for key in _UNUSED if key in table), *done.notes),
     )
 
 
+def missing(track: Track) -> tuple[TrackFile, ...]:
+    """The files that the track sends and that are not there, each once."""
+    files = {file.path: file for step in track.steps for file in step.files}
+    return tuple(file for path, file in files.items() if not Path(path).is_file())
+
+
 def check(track: Track) -> None:
     """Nothing when every file of the track can be sent; SpecError names file and line."""
+    if absent := missing(track):
+        raise SpecError(_absent(track, absent))
     seen = {(file.path, file.bulk) for step in track.steps for file in step.files}
     for path, bulk in sorted(seen):
         corpus.check(Path(path), bulk=bulk)
@@ -67,7 +94,7 @@ def parameters_of(text: str) -> dict[str, Any]:
     """What `--track-params` says: a JSON file, or "bulk_size:2000,codec:default" with JSON values or plain words."""
     if text.endswith(".json"):
         try:
-            found = json.loads(Path(text).read_text(encoding="utf-8"))
+            found = json.loads(files.text(Path(text)))
         except (OSError, ValueError, RecursionError) as error:
             raise SpecError(f"--track-params {spelled(text)}: cannot be read as JSON: {error}") from None
         if not isinstance(found, dict):
@@ -85,16 +112,27 @@ def parameters_of(text: str) -> dict[str, Any]:
     return parameters
 
 
-def _index(table: Mapping[str, Any], templates: Templates, where: str) -> TrackIndex:
-    if "name" not in table:
-        raise SpecError(f'{where}: an index has no "name"')
-    body = templates.json(str(table["body"])) if table.get("body") else {}
-    name = index_name(str(table["name"]), f"{where}: indices")
-    return TrackIndex(name=name, body=templates.complete(body, f"index {name}"))
+def _absent(track: Track, absent: Sequence[TrackFile]) -> str:
+    """What is to be done about files that are not there."""
+    names = ", ".join(Path(file.path).name for file in absent)
+    unknown = [Path(file.path).name for file in absent if not file.origin.url]
+    if unknown:
+        return f"{track.name}: {', '.join(unknown)} of its corpora is not there; put it into the folder of the track"
+    sizes = [file.origin.packed_bytes for file in absent]
+    known = sum(size for size in sizes if size is not None)
+    size = (
+        "of unknown size"
+        if None in sizes and not known
+        else f"{format_bytes(known)}{' or more' if None in sizes else ''}"
+    )
+    return (
+        f"{track.name}: {names} of its corpora is not there; say --download to fetch it into the cache ({size}, from "
+        f"{absent[0].origin.url.rpartition('/')[0]}/), or put it into the folder of the track"
+    )
 
 
 def _procedure(table: Mapping[str, Any], wanted: str | None, where: str) -> Mapping[str, Any]:
-    procedures: Sequence[Mapping[str, Any]] = [one for key in PROCEDURES for one in table.get(key, ())]
+    procedures: Sequence[Mapping[str, Any]] = [one for key in PROCEDURES for one in listed(table, key, where)]
     procedures = [*procedures, *(table[key] for key in ("challenge", "test_procedure") if key in table)]
     if not procedures and "schedule" in table:
         procedures = [{"name": "default", "schedule": table["schedule"]}]

@@ -1,105 +1,187 @@
-"""The files of a track's corpora: which of them a bulk operation sends, and where they are."""
+"""The files of a track's corpora: which of them a bulk operation sends, where they are, and where they come from."""
 
 from __future__ import annotations
 
+import hashlib
+import os
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from ingest_bench.documents.lines import OPENERS
+from ingest_bench.documents.tracks.declared import Declared, index_name, listed
 from ingest_bench.documents.tracks.template import Templates
 from ingest_bench.errors import SpecError
-from ingest_bench.model.track import TrackFile, TrackIndex
+from ingest_bench.model.track import Origin, TrackFile
 from ingest_bench.records import nearest
+from ingest_bench.units import quoted
 
-# MetadataCreateIndexService.validateIndexOrAliasName of both servers: none of these, and none of the three in front.
-_INDEX = re.compile(r'(?!\.{1,2}$)[^\s"*\\<>|,/?#:_+-][^\s"*\\<>|,/?#:]*')
-_LONGEST_INDEX_BYTES = 255
 # What both tools send of each corpus in their test mode.
 TEST_DOCUMENTS = 1000
+_LARGEST_COUNT = 10**15
 
 
-def files(
-    operation: Mapping[str, Any],
-    corpora: Sequence[Mapping[str, Any]],
-    indices: tuple[TrackIndex, ...],
-    templates: Templates,
-    test_mode: bool,
-) -> tuple[TrackFile, ...]:
-    """What a bulk operation sends: of the corpora that it names, what goes to the indices that it names."""
-    wanted_corpora = _listed(operation.get("corpora"))
-    wanted_indices = _listed(operation.get("indices"))
-    known = [str(corpus.get("name")) for corpus in corpora]
-    for name in wanted_corpora:
-        if name not in known:
-            raise SpecError(f'{templates.folder}: there is no corpus "{name}"; {nearest(name, known)}')
-    share = float(operation.get("ingest-percentage", 100)) / 100
-    found = []
-    for corpus in corpora:
-        if wanted_corpora and corpus.get("name") not in wanted_corpora:
-            continue
-        for one in corpus.get("documents", ()):
-            merged = {**{key: value for key, value in corpus.items() if key not in ("documents", "name")}, **one}
-            target = _target(merged, indices)
-            if wanted_indices and target not in wanted_indices:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Corpora:
+    """All corpora of a track, and where their files may be."""
+
+    table: Sequence[Mapping[str, Any]]
+    declared: Declared
+    templates: Templates
+    downloads: Path | None
+    """Where downloaded files are kept; None: nowhere."""
+    test_mode: bool
+
+    def files(self, operation: Mapping[str, Any], where: str) -> tuple[TrackFile, ...]:
+        """What a bulk operation sends: of the corpora that it names, what goes to the indices that it names."""
+        wanted_corpora, wanted_indices = _names(operation.get("corpora")), _names(operation.get("indices"))
+        known = [str(corpus.get("name")) for corpus in self.table]
+        for name in wanted_corpora:
+            if name not in known:
+                raise SpecError(f'{where}: there is no corpus "{name}"; {nearest(name, known)}')
+        found = []
+        for corpus in self.table:
+            if wanted_corpora and corpus.get("name") not in wanted_corpora:
                 continue
-            templates.complete(merged, f"corpus {corpus.get('name')}")
-            found.append(_file(merged, target, templates, share, test_mode))
-    if not found:
-        raise SpecError(f"{templates.folder}: a bulk operation has nothing to send: no documents for {wanted_indices}")
+            for one in listed(corpus, "documents", f"{where}: corpus {corpus.get('name')}"):
+                merged = {**{key: value for key, value in corpus.items() if key not in ("documents", "name")}, **one}
+                self.templates.complete(merged, f"corpus {corpus.get('name')}")
+                target = self._target(merged, where)
+                if not wanted_indices or target in wanted_indices:
+                    found.append(self._file(merged, target, str(corpus.get("name")), where))
+        if not found:
+            of = f" for {', '.join(wanted_indices)}" if wanted_indices else ""
+            raise SpecError(f"{where}: has nothing to send: no corpus of the track has documents{of}")
+        return _limited(found, operation, where, test_mode=self.test_mode)
+
+    def _target(self, documents: Mapping[str, Any], where: str) -> str:
+        source = documents.get("source-file")
+        for key in ("target-index", "target-data-stream"):
+            if documents.get(key) is not None:
+                return index_name(str(documents[key]), f"{where}: {source}: {key}")
+        if documents.get("includes-action-and-meta-data"):
+            return ""
+        names = self.declared.names
+        if len(names) == 1:
+            return names[0]
+        what = "several indices" if names else "neither an index nor a data stream"
+        raise SpecError(
+            f'{where}: {source}: the track declares {what}, so "target-index" or "target-data-stream" must say where '
+            "its documents go"
+        )
+
+    def _file(self, documents: Mapping[str, Any], target: str, corpus: str, where: str) -> TrackFile:
+        name = str(documents.get("source-file", "documents.json"))
+        if not Path(os.path.normpath(name)).name:
+            raise SpecError(f"{where}: {quoted(name)} is named in it, and no file of a track is called so")
+        bulk = bool(documents.get("includes-action-and-meta-data", False))
+        origin = _origin(documents, name, where)
+        path, limit = self._existing(name, corpus, origin), None
+        if self.test_mode:
+            head, dot, tail = name.partition(".")
+            small = f"{head}-1k{dot}{tail}"
+            small_origin = Origin(url=_url(documents, small, where))
+            there = self._existing(small, corpus, small_origin)
+            if there is None and path is not None:
+                limit = TEST_DOCUMENTS
+            else:
+                name, path, origin = small, there, small_origin
+        return TrackFile(
+            path=str(path or self._kept(name, corpus, origin) or self.templates.folder / name),
+            index="" if bulk else target,
+            bulk=bulk,
+            stream=not bulk and (bool(documents.get("target-data-stream")) or target in self.declared.streams),
+            documents=limit,
+            origin=origin,
+        )
+
+    def _existing(self, name: str, corpus: str, origin: Origin) -> Path | None:
+        """The plain file if it is there, else the packed one, in any packing; beside the track or downloaded."""
+        plain = name.removesuffix(Path(name).suffix) if Path(name).suffix in OPENERS else name
+        for candidate in dict.fromkeys((plain, name, *(plain + suffix for suffix in OPENERS))):
+            path = self.templates.inside(self.templates.folder / candidate, candidate)
+            if path.is_file():
+                return path
+        kept = self._kept(name, corpus, origin)
+        return kept if kept is not None and kept.is_file() else None
+
+    def _kept(self, name: str, corpus: str, origin: Origin) -> Path | None:
+        """Where the downloaded file is or would be: by its address, so that tracks share it."""
+        if self.downloads is None or not origin.url:
+            return None
+        slug = re.sub(r"[^A-Za-z0-9_-]+", "_", corpus)[:60]
+        folder = f"{slug}-{hashlib.sha256(origin.url.encode()).hexdigest()[:12]}"
+        return self.downloads / folder / Path(os.path.normpath(name)).name
+
+
+def _origin(documents: Mapping[str, Any], name: str, where: str) -> Origin:
+    return Origin(
+        url=_url(documents, name, where),
+        packed_bytes=_count(documents, "compressed-bytes", f"{where}: {name}"),
+        unpacked_bytes=_count(documents, "uncompressed-bytes", f"{where}: {name}"),
+        documents=_count(documents, "document-count", f"{where}: {name}"),
+    )
+
+
+def _url(documents: Mapping[str, Any], name: str, where: str) -> str:
+    """Where it can be downloaded; empty where nobody says it."""
+    base = str(documents.get("base-url") or "").rstrip("/")
+    if not base:
+        return ""
+    if not base.isprintable() or " " in base or "@" in base.partition("://")[2].partition("/")[0]:
+        raise SpecError(f'{where}: "base-url" is {quoted(base)}: an address has no spaces, user or password in it')
+    return f"{base}/{quote(name)}"
+
+
+def _count(table: Mapping[str, Any], key: str, where: str) -> int | None:
+    value = table.get(key)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _LARGEST_COUNT:
+        raise SpecError(f'{where}: "{key}" is {quoted(value)}, not a number of them')
+    return int(value)
+
+
+def _limited(
+    files: list[TrackFile], operation: Mapping[str, Any], where: str, *, test_mode: bool
+) -> tuple[TrackFile, ...]:
+    """The files with how much of each is sent: a share of each, or so many documents of all, from the first on."""
+    share = _percentage(operation, where) / 100
+    most = _count(operation, "ingest-doc-count", where)
+    if most is not None and share < 1:
+        raise SpecError(f'{where}: has "ingest-doc-count" and "ingest-percentage"; take one of the two')
+    if test_mode or (share >= 1 and most is None):
+        return tuple(files)
+    found: list[TrackFile] = []
+    for file in files:
+        count = file.origin.documents
+        if count is None:
+            key = "ingest-percentage" if most is None else "ingest-doc-count"
+            name = Path(file.path).name
+            raise SpecError(f'{where}: "{key}" of {name} cannot be sent: the track says no "document-count" for it')
+        wanted = max(1, int(count * share)) if most is None else min(most, count)
+        if most is not None:
+            most -= wanted
+        if wanted:
+            found.append(replace(file, documents=wanted))
     return tuple(found)
 
 
-def _file(documents: Mapping[str, Any], target: str, templates: Templates, share: float, test_mode: bool) -> TrackFile:
-    name = str(documents.get("source-file", "documents.json"))
-    count = documents.get("document-count")
-    if share < 1 and count is None and not test_mode:
-        raise SpecError(f'{templates.folder}: "ingest-percentage" of {name} cannot be sent: it has no "document-count"')
-    limit = None if share >= 1 or count is None else max(1, int(count * share))
-    if test_mode:
-        head, dot, tail = name.partition(".")
-        small = _existing(f"{head}-1k{dot}{tail}", templates)
-        limit = None if small else TEST_DOCUMENTS
-        path = small or _existing(name, templates)
-    else:
-        path = _existing(name, templates)
-    if path is None:
-        source = documents.get("base-url")
-        remedy = f"; download it from {source}/{name} into that folder" if source else "; put it into that folder"
-        raise SpecError(f"{templates.folder}: the file {name} of a corpus is not there{remedy}")
-    bulk = bool(documents.get("includes-action-and-meta-data", False))
-    return TrackFile(path=str(path), index="" if bulk else target, bulk=bulk, documents=limit)
+def _percentage(operation: Mapping[str, Any], where: str) -> float:
+    value = operation.get("ingest-percentage", 100)
+    try:
+        found = float(value)
+    except (TypeError, ValueError):
+        raise SpecError(f'{where}: "ingest-percentage" is {quoted(value)}, not a number') from None
+    if not 0 < found <= 100:
+        raise SpecError(f'{where}: "ingest-percentage" is {quoted(value)}, not more than 0 and at most 100')
+    return found
 
 
-def _existing(name: str, templates: Templates) -> Path | None:
-    """The plain file if it is there, else the packed one, in any packing."""
-    plain = name.removesuffix(Path(name).suffix) if Path(name).suffix in OPENERS else name
-    for candidate in (plain, name, *(plain + suffix for suffix in OPENERS)):
-        path = templates.inside(templates.folder / candidate, candidate)
-        if path.is_file():
-            return path
-    return None
-
-
-def index_name(name: str, where: str) -> str:
-    """The name, when an index may be called so; SpecError otherwise. The server itself may have more to say."""
-    if not _INDEX.fullmatch(name) or not name.isprintable() or len(name.encode()) > _LONGEST_INDEX_BYTES:
-        raise SpecError(f"{where}: no index can be called {name[:60]!r}")
-    return name
-
-
-def _target(documents: Mapping[str, Any], indices: tuple[TrackIndex, ...]) -> str:
-    if "target-index" in documents:
-        return index_name(str(documents["target-index"]), f"{documents.get('source-file')}: target-index")
-    if documents.get("includes-action-and-meta-data"):
-        return ""
-    if len(indices) == 1:
-        return indices[0].name
-    raise SpecError(f'{documents.get("source-file")}: the track has several indices; "target-index" must name one')
-
-
-def _listed(value: Any) -> list[str]:
+def _names(value: Any) -> list[str]:
     if value is None:
         return []
     return [str(one) for one in value] if isinstance(value, list) else [str(value)]

@@ -1,197 +1,196 @@
-"""A procedure's schedule to steps: tasks resolved, seven kinds of operations kept, the others named as skipped."""
+"""A procedure's schedule to steps: tasks resolved, bulks and administration kept, other operations named as skipped."""
 
 from __future__ import annotations
 
-import re
+import dataclasses
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, cast, get_args
+from dataclasses import dataclass, field
+from typing import Any, cast
 
-from ingest_bench import records
-from ingest_bench.documents.tracks import admin, corpora
-from ingest_bench.documents.tracks.template import Templates
+from ingest_bench.documents.tracks import admin, sending
+from ingest_bench.documents.tracks.corpora import Corpora
+from ingest_bench.documents.tracks.declared import Declared, listed
+from ingest_bench.documents.tracks.template import Templates, without_marks
 from ingest_bench.errors import SpecError
-from ingest_bench.model.load import LoadOptions, Rate, RateUnit
-from ingest_bench.model.track import Operation, Step, TrackIndex
-from ingest_bench.model.workload import BulkAction
+from ingest_bench.model.track import Operation, Step
 from ingest_bench.units import quoted
 
-OPERATIONS = get_args(Operation)
-# In their test mode both tools cut every time period to this.
-TEST_PERIOD_S = 10
-_THROUGHPUT = re.compile(r"(?P<number>[0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)(?:\s+(?P<unit>\S+))?")
-_RATE_UNITS: Mapping[str, RateUnit] = {"ops/s": "requests", "docs/s": "documents"}
-# A day of seconds, and the largest bulk: no number of a task is larger.
-_LARGEST = 1_000_000
-_LEFT_OUT = ("parallel", "schedule", "operation", "tasks", "name")
+_LEFT_OUT = ("parallel", "schedule", "operation", "tasks", "name", "clients", "completed-by")
+_ONLY_FOR_ALL = "ramp-up-time-period"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Steps:
+@dataclass(slots=True)
+class Schedule:
     """What becomes of a schedule."""
 
-    steps: tuple[Step, ...]
-    skipped: tuple[str, ...]
-    notes: tuple[str, ...]
+    declared: Declared
+    corpora: Corpora
+    templates: Templates
+    operations: Mapping[str, Mapping[str, Any]]
+    steps: list[Step] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    groups: int = 0
 
-
-def steps(
-    table: Mapping[str, Any],
-    procedure: Mapping[str, Any],
-    indices: tuple[TrackIndex, ...],
-    templates: Templates,
-    test_mode: bool,
-) -> Steps:
-    """The steps of a procedure in their order; SpecError when none of them sends anything."""
-    operations = {str(one.get("name")): one for one in table.get("operations", ())}
-    found: list[Step] = []
-    skipped: list[str] = []
-    notes: list[str] = []
-    for task in _tasks(procedure.get("schedule", ()), notes):
-        operation = _operation(task.get("operation"), operations)
-        name = str(task.get("name") or operation["name"])
-        kind = operation["operation-type"]
-        if kind in OPERATIONS:
-            templates.complete((task, operation), name)
-        if kind in admin.REQUESTS:
-            requests = admin.REQUESTS[kind](operation, indices)
-            found.append(Step(name=name, operation=cast("Operation", kind), requests=requests))
-        elif kind == "bulk" and "param-source" not in operation:
-            found.append(_bulk(name, task, operation, table, indices, templates, test_mode))
-            if operation.get("recency"):
-                notes.append(f'{name}: "recency" is not used: old ids are drawn evenly')
-        else:
-            skipped.append(name if name == kind else f"{name} ({kind})")
-    if not any(step.operation == "bulk" for step in found):
-        raise SpecError(
-            f'{templates.folder}: the procedure "{procedure.get("name")}" has no bulk operation that can be run; '
-            f"skipped: {', '.join(skipped) or 'nothing'}"
-        )
-    return Steps(steps=tuple(found), skipped=tuple(skipped), notes=tuple(notes))
-
-
-def _tasks(schedule: Any, notes: list[str]) -> Iterator[Mapping[str, Any]]:
-    for item in schedule:
+    def add(self, item: Mapping[str, Any], where: str) -> None:
+        """One item of the schedule, a task or several parallel ones."""
         if "parallel" not in item:
-            yield item
-            continue
+            self.steps += self._task(item, {})
+            return
         group = item["parallel"]
+        if not isinstance(group, dict):
+            raise SpecError(f'{where}: "parallel" is {quoted(group)}, not an object with "tasks"')
+        self._parallel(group, listed(group, "tasks", f"{where}: parallel"), where)
+
+    def _parallel(self, group: Mapping[str, Any], tasks: Any, where: str) -> None:
         shared = {key: value for key, value in group.items() if key not in _LEFT_OUT}
-        if len(group.get("tasks", ())) > 1:
-            notes.append(f"{len(group['tasks'])} parallel tasks are done one after another")
-        for task in group.get("tasks", ()):
-            yield {**shared, **task}
+        found: list[tuple[int, Step]] = []
+        clients_before = 0
+        for task in tasks:
+            if _ONLY_FOR_ALL in task and task[_ONLY_FOR_ALL] != shared.get(_ONLY_FOR_ALL):
+                raise SpecError(f'{where}: "{_ONLY_FOR_ALL}" of parallel tasks stands beside "tasks", for all of them')
+            found += [(clients_before, step) for step in self._task(task, shared, beside=tasks)]
+            clients_before += sending.clients_of(task, where)
+        sends = [step for _, step in found if step.operation == "bulk"]
+        self.steps += [step for _, step in found if step.operation != "bulk"]
+        ends = self._completed_by(group, tasks, sends)
+        waves = _waves(found, int(sending.number(group, "clients", where)))
+        if len(waves) > 1:
+            self.notes.append(
+                f'{", ".join(step.name for step in sends)}: with "clients" {group["clients"]} for all of them they are '
+                f"done in {len(waves)} turns, one after another"
+            )
+        for wave in waves:
+            self.groups += 1
+            for before, step in wave:
+                several = len(wave) > 1
+                self.steps.append(
+                    dataclasses.replace(
+                        step,
+                        group=self.groups if several else 0,
+                        completes_group=several and ends in ("any", step.name),
+                        clients_before=before if step.ramp_up_ns else 0,
+                        clients_in_all=clients_before if step.ramp_up_ns else 0,
+                    )
+                )
+
+    def _completed_by(self, group: Mapping[str, Any], tasks: Any, sends: list[Step]) -> str:
+        """The step that ends the others; empty: each ends by itself."""
+        ends = str(group.get("completed-by") or "")
+        names = [self._name(task) for task in tasks]
+        if ends and ends != "any" and ends not in names:
+            raise SpecError(f'{self.templates.folder}: "completed-by" is "{ends}", and no task beside it is called so')
+        if ends and sends and ends not in ("any", *(step.name for step in sends)):
+            self.notes.append(f'{ends}: is skipped, so the parallel tasks that it would end ("completed-by") end last')
+            ends = ""
+        for step in sends:
+            endless = step.looped and not step.time_period_ns
+            if endless and (len(sends) == 1 or ends in ("", step.name)):
+                raise SpecError(
+                    f'{self.templates.folder}: {step.name}: is "looped", and nothing that is done ends it; give the '
+                    'task a "time-period"'
+                )
+        return ends
+
+    def _task(self, task: Mapping[str, Any], shared: Mapping[str, Any], beside: Any = ()) -> Iterator[Step]:
+        operation, name, templates = self._operation(task), self._name(task), self.templates
+        kind, where = operation["operation-type"], f"{templates.folder}: {name}"
+        if kind in admin.REQUESTS:
+            if any(self._sends(other) for other in beside):
+                self.skipped.append(f"{name} ({kind}, beside a bulk)")
+                return
+            if kind == "cluster-health" and not without_marks(str(operation.get("index", ""))):
+                # Both tools print nothing for it, and then ask for the health of all.
+                operation.pop("index", None)
+            templates.complete({**operation, "name": ""}, name)
+            try:
+                requests = admin.REQUESTS[kind](operation, self.declared)
+            except (AttributeError, KeyError, TypeError, ValueError) as error:
+                raise SpecError(f"{where} ({kind}): cannot be done as it is written: {error}") from None
+            yield Step(name=name, operation=cast("Operation", kind), requests=requests)
+        elif self._sends(task):
+            merged = {**shared, **task}
+            templates.complete(({**merged, "name": "", "operation": ""}, {**operation, "name": ""}), name)
+            step = sending.step(name, merged, operation, self.corpora, where)
+            if step.looped and not beside and not step.time_period_ns:
+                raise SpecError(f'{where}: is "looped" and nothing ends it; give the task a "time-period"')
+            if operation.get("recency"):
+                self.notes.append(f'{name}: "recency" is not used: old ids are drawn evenly')
+            if task.get("iterations"):
+                self.notes.append(f'{name}: "iterations" is not used: the whole corpus is sent')
+            self._look_for_pipeline(step)
+            yield step
+        else:
+            self.skipped.append(_skipped(name, kind, operation))
+
+    def _look_for_pipeline(self, step: Step) -> None:
+        pipeline = step.action.pipeline
+        made = [one.requests[0].path for one in self.steps if one.operation == "put-pipeline"]
+        if pipeline and not any(path.partition("?")[0].endswith(f"/{pipeline}") for path in made):
+            self.notes.append(f'{step.name}: its pipeline "{pipeline}" is not made before; the server must have it')
+
+    def _sends(self, task: Mapping[str, Any]) -> bool:
+        operation = self._operation(task)
+        return operation["operation-type"] == "bulk" and "param-source" not in operation
+
+    def _name(self, task: Mapping[str, Any]) -> str:
+        # A parameter without a value prints nothing in both tools, and in a name it does no harm.
+        return without_marks(str(task.get("name") or self._operation(task)["name"]))
+
+    def _operation(self, task: Mapping[str, Any]) -> dict[str, Any]:
+        """The operation with `name` and `operation-type`: given in place, by name, or only by its type."""
+        given = task.get("operation")
+        if isinstance(given, Mapping):
+            kind = str(given.get("operation-type", ""))
+            return {"name": kind, **given, "operation-type": kind}
+        known = self.operations.get(str(given))
+        if known is not None:
+            return {**known, "operation-type": str(known.get("operation-type", ""))}
+        if given is None:
+            raise SpecError(f'{self.templates.folder}: a task of the schedule has no "operation": {quoted(dict(task))}')
+        return {"name": str(given), "operation-type": str(given)}
 
 
-def _operation(given: Any, operations: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """The operation with `name` and `operation-type`: given in place, by name, or only by its type."""
-    if isinstance(given, Mapping):
-        kind = str(given.get("operation-type", ""))
-        return {"name": kind, **given, "operation-type": kind}
-    if given in operations:
-        return {**operations[str(given)], "operation-type": str(operations[str(given)].get("operation-type", ""))}
-    return {"name": str(given), "operation-type": str(given)}
+def schedule(
+    table: Mapping[str, Any], procedure: Mapping[str, Any], declared: Declared, corpora: Corpora, templates: Templates
+) -> Schedule:
+    """The steps of a procedure in their order; SpecError when none of them sends anything."""
+    where = f'{templates.folder}: the procedure "{procedure.get("name", "default")}"'
+    operations = {str(one.get("name")): one for one in listed(table, "operations", str(templates.folder))}
+    found = Schedule(declared=declared, corpora=corpora, templates=templates, operations=operations)
+    for item in listed(procedure, "schedule", where):
+        found.add(item, where)
+    if not any(step.operation == "bulk" for step in found.steps):
+        raise SpecError(f"{where} {_nothing_sent(found.skipped)}")
+    return found
 
 
-def _bulk(
-    name: str,
-    task: Mapping[str, Any],
-    operation: Mapping[str, Any],
-    table: Mapping[str, Any],
-    indices: tuple[TrackIndex, ...],
-    templates: Templates,
-    test_mode: bool,
-) -> Step:
-    where = f"{templates.folder}: {name}"
-    if "bulk-size" not in operation:
-        raise SpecError(f'{where}: "bulk-size" is missing')
-    if not test_mode:
-        _refuse_ramp_up(task, where)
-    period_s = _number(task, "time-period", where)
-    return Step(
-        name=name,
-        operation="bulk",
-        clients=records.at(LoadOptions, ("users",), int(_number(task, "clients", where, 1)), f'{where}: "clients"'),
-        warm_up_ns=0 if test_mode else int(_number(task, "warmup-time-period", where) * 10**9),
-        time_period_ns=int((min(period_s, TEST_PERIOD_S) if test_mode else period_s) * 10**9),
-        rate=None if test_mode else _rate(task, where),
-        bulk_documents=records.at(
-            LoadOptions, ("bulk_documents",), int(_number(operation, "bulk-size", where)), f'{where}: "bulk-size"'
-        ),
-        action=_action(operation, where),
-        files=corpora.files(operation, table.get("corpora", ()), indices, templates, test_mode),
-    )
+def _waves(found: list[tuple[int, Step]], clients: int) -> list[list[tuple[int, Step]]]:
+    """The bulk steps that run together, in turns: as Rally deals tasks out to a limited number of clients."""
+    waves: list[list[tuple[int, Step]]] = []
+    taken = clients
+    for before, step in found:
+        if step.operation != "bulk":
+            continue
+        if not waves or (clients and taken + step.clients > clients):
+            waves.append([])
+            taken = 0
+        waves[-1].append((before, step))
+        taken += step.clients
+    return waves
 
 
-def _action(operation: Mapping[str, Any], where: str) -> BulkAction:
-    conflicts = str(operation.get("conflicts", "none"))
-    on_conflict = str(operation.get("on-conflict", "index"))
-    if conflicts not in ("none", "sequential", "random"):
-        raise SpecError(f'{where}: conflicts is "{conflicts}", not sequential or random')
-    if on_conflict not in ("index", "update"):
-        raise SpecError(f'{where}: on-conflict is "{on_conflict}", not index or update')
-    refresh = operation.get("refresh")
-    action = BulkAction(
-        conflicts=conflicts,  # type: ignore[arg-type] # checked above
-        conflict_probability_ppm=int(_number(operation, "conflict-probability", where, 25) * 10**4),
-        on_conflict=on_conflict,  # type: ignore[arg-type] # checked above
-        pipeline=operation.get("pipeline"),
-        refresh=None if refresh is None else str(refresh).lower(),  # type: ignore[arg-type] # checked below
-    )
-    records.check(action, where)
-    return action
+def _skipped(name: str, kind: str, operation: Mapping[str, Any]) -> str:
+    if kind == "bulk":
+        return f'{name} (bulk; its documents are made by code of the track, "{operation["param-source"]}")'
+    return name if name == kind else f"{name} ({kind})"
 
 
-def _number(table: Mapping[str, Any], key: str, where: str, default: float = 0) -> float:
-    """A number of the track, 0 or more, and never more than anything may be."""
-    value = table.get(key, default)
-    try:
-        number = float(default if value is None else value)
-    except (TypeError, ValueError, OverflowError):
-        raise SpecError(f'{where}: "{key}" is {quoted(value)}, not a number') from None
-    if not 0 <= number <= _LARGEST:
-        raise SpecError(f'{where}: "{key}" is {quoted(value)}, not between 0 and {_LARGEST:,}')
-    return number
-
-
-def _rate(task: Mapping[str, Any], where: str) -> Rate | None:
-    """A target throughput: of requests, or of documents where it says docs/s. None: as fast as possible.
-
-    As in Rally: a bare number is ops/s, and a bulk has no other units than ops and docs.
-    """
-    text = str(task.get("target-throughput") or "").strip()
-    if task.get("target-interval"):
-        if text:
-            raise SpecError(f'{where}: has a "target-interval" and a "target-throughput"; take one out')
-        interval_s = _positive(_number(task, "target-interval", where), "target-interval", where)
-        return _checked(Rate(1 / interval_s), where)
-    if not text:
-        return None
-    found = _THROUGHPUT.fullmatch(text)
-    unit = found and _RATE_UNITS.get(found["unit"] or "ops/s")
-    if not found or not unit:
-        raise SpecError(
-            f'{where}: "target-throughput" is "{text}", but the throughput of a bulk is counted in ops/s (requests) or '
-            'docs/s; write it like 10, "10 ops/s" or "5000 docs/s"'
+def _nothing_sent(skipped: list[str]) -> str:
+    made = [one for one in skipped if "bulk" in one]
+    if made:
+        return (
+            f"sends only what code of the track or another protocol makes ({', '.join(made)}); no code of a track is "
+            "executed; choose a procedure that indexes a corpus by plain bulks"
         )
-    return _checked(Rate(_positive(float(found["number"]), "target-throughput", where), unit), where)
-
-
-def _checked(rate: Rate, where: str) -> Rate:
-    records.check(rate, f"{where}: target rate")
-    return rate
-
-
-def _positive(value: float, key: str, where: str) -> float:
-    if not value > 0:
-        raise SpecError(f'{where}: "{key}" is {value:g}; take it out to send as fast as possible')
-    return value
-
-
-def _refuse_ramp_up(task: Mapping[str, Any], where: str) -> None:
-    period_s = _number(task, "ramp-up-time-period", where)
-    if period_s:
-        raise SpecError(
-            f'{where}: "ramp-up-time-period" is {period_s:g}, but clients that start one after another are not '
-            "supported; set it to 0, and all start at once, or take a procedure without it"
-        )
+    return f"has no bulk operation, and only indexing is done; skipped: {', '.join(skipped) or 'nothing'}"

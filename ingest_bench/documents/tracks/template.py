@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import re
@@ -13,8 +14,9 @@ from typing import Any, NoReturn, TypeVar
 import jinja2
 from jinja2 import meta
 from jinja2.exceptions import SecurityError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.sandbox import SandboxedEnvironment
 
+from ingest_bench import files
 from ingest_bench.errors import SpecError
 
 T = TypeVar("T")
@@ -47,7 +49,7 @@ def _days_ago(date: str, now: datetime) -> int:
 
 FILTERS = {"days_ago": _days_ago}
 # Finds the parameters of a text. The environment that renders it knows their values and would not name them.
-_READER = ImmutableSandboxedEnvironment(extensions=["jinja2.ext.do"])
+_READER = SandboxedEnvironment(extensions=["jinja2.ext.do"])
 _READER.filters.update(FILTERS)
 
 
@@ -72,12 +74,14 @@ class Templates:
         self.used: set[str] = set()
         """Every parameter that the files read so far ask for."""
         self._roots = (self.folder, self.folder.parent / _SHARED)
-        self._environment = ImmutableSandboxedEnvironment(
+        self._environment = SandboxedEnvironment(
             loader=jinja2.FunctionLoader(self._load), undefined=Missing, autoescape=False, extensions=["jinja2.ext.do"]
         )
         self._environment.policies["json.dumps_function"] = _dumps
         helpers = {"_collect": self._collect, "_exists_set_param": _exists_set_param}
-        self._environment.globals.update({**_GIVEN, "now": datetime.now(UTC), **parameters, **helpers})
+        # Copies: a track may change its own lists and tables, but not what it was given.
+        given = copy.deepcopy(dict(parameters))
+        self._environment.globals.update({**_GIVEN, "now": datetime.now(UTC), **given, **helpers})
         self._environment.filters.update(FILTERS)
 
     def json(self, name: str) -> Any:
@@ -86,6 +90,8 @@ class Templates:
         text = self._render(self._assembled(path, 0), str(path))
         try:
             return json.loads(text)
+        except RecursionError:
+            raise SpecError(f"{path}: is nested too deeply to be read; no track is") from None
         except json.JSONDecodeError as error:
             if found := _MISSING.match(text, error.pos):
                 raise SpecError(f"{path}: {_remedy(found[1])}") from None
@@ -97,21 +103,23 @@ class Templates:
     def complete(self, value: T, where: str) -> T:
         """The same value; SpecError when a parameter without a value was printed into it."""
         if found := _MISSING.search(json.dumps(value, ensure_ascii=False)):
-            raise SpecError(f"{self.folder}: {where}: {_remedy(found[1])}")
+            raise SpecError(f"{self.folder}: {without_marks(where)}: {_remedy(found[1])}")
         return value
 
     def inside(self, path: Path, said: str) -> Path:
         """The same path without links; SpecError when it leaves the folder, or when no file can be called so."""
+        if found := _MISSING.search(said):
+            raise SpecError(f"{self.folder}: a file is named by a parameter: {_remedy(found[1])}")
         plain = Path(os.path.normpath(path))
         if not said.isprintable() or any(len(part.encode()) > _LONGEST_NAME_BYTES for part in plain.parts):
             raise SpecError(f"{self.folder}: {said[:60]!r} is named in it, and no file of a track is called so")
-        found = Path(os.path.realpath(plain))
-        for one in (plain, found):
+        real = Path(os.path.realpath(plain))
+        for one in (plain, real):
             if not any(one.is_relative_to(root) for root in self._roots):
                 raise SpecError(
                     f'{self.folder}: "{said}" is outside the folder of the track; only files in it are read'
                 )
-        return found
+        return real
 
     def _load(self, name: str) -> str:
         if name in _HELPERS:
@@ -120,7 +128,7 @@ class Templates:
 
     def _assembled(self, path: Path, depth: int) -> str:
         try:
-            text = path.read_text(encoding="utf-8")
+            text = files.text(path)
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
             raise SpecError(f"{path}: cannot be read: {reason}; the track needs this file") from None
@@ -163,6 +171,11 @@ class Templates:
             raise SpecError(f"{where}: cannot be rendered: {error}") from None
 
 
+def without_marks(text: str) -> str:
+    """The text as both tools print it: nothing stands where a parameter has no value."""
+    return _MISSING.sub("", text)
+
+
 def _until_wildcard(parts: tuple[str, ...]) -> Iterator[str]:
     for part in parts:
         if set(part) & set("*?["):
@@ -178,7 +191,7 @@ def _explain_missing(error: jinja2.UndefinedError, where: str) -> NoReturn:
 
 
 def _remedy(name: str) -> str:
-    return f'the parameter "{name}" has no value and no default; give it: --track-params {name}:VALUE'
+    return f'the parameter "{name}" has no value and no default; give it: --track-params {name}:VALUE, or a JSON file'
 
 
 def _dumps(value: Any, **options: Any) -> str:

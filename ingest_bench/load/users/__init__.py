@@ -1,1 +1,1 @@
-"""The Locust users, one file a protocol."""
+"""The Locust users: what they send, and what they do with a ticket. How they send it, a protocol says."""

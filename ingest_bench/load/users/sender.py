@@ -4,48 +4,50 @@ from __future__ import annotations
 
 import math
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import gevent
 from locust import User
 
-from ingest_bench.load.answers import OK, PARTIAL, REJECTED, Verdict, told_added
-from ingest_bench.load.connection import ConnectionBrokenError
-from ingest_bench.load.recorder import OUTCOME_INDEX
+from ingest_bench.load.recorder import OUTCOME_INDEX, record
+from ingest_bench.protocols.verdict import NOT_AGAIN, OK, PARTIAL, REJECTED, ConnectionBrokenError, Verdict
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ingest_bench.documents.body import Body
     from ingest_bench.load.recorder import KeepsSamples
     from ingest_bench.load.work import Work
+    from ingest_bench.protocols.verdict import Answer
+    from ingest_bench.protocols.way import Way
 
 _OK, _PARTIAL, _CUT_OFF = OUTCOME_INDEX[OK], OUTCOME_INDEX[PARTIAL], OUTCOME_INDEX["cut-off"]
-# After a 429: what Elasticsearch's own BulkProcessor waits (BackoffPolicy.exponentialBackoff: 50 ms, growing).
+# Before it is tried again, as Elasticsearch's own BulkProcessor (BackoffPolicy.exponentialBackoff: 50 ms, growing).
 _RESEND_S = 0.05
 _RESEND_LIMIT_S = 5.0
-_KNOWN_HEADS = 4096
 
 
 class Sender(User):
-    """One sender on one keep-alive connection. What it sends and what answers mean, its subclasses say."""
+    """One sender. It stands before the user of a protocol, which brings the connection and the exchange on it."""
 
     abstract = True
     work: Work
     recorder: KeepsSamples
     number: int
-    head = b""
-    """The request's head, up to and with "content-length: "."""
+    judge: Callable[[Answer, Body, bool], Verdict]
+    """Of the protocol."""
     retries = 0
-    timeout_ns = 60 * 10**9
+    aborts = False
+    """Whether the first ticket that fails ends the load."""
+    is_paced = False
+    """Whether a clock says when requests are due. A pause after a failure would be response time of the next ones."""
+    way: Way
+    fine = frozenset((OK,))
+    """The outcomes after which the next ticket does not wait."""
 
-    @staticmethod
-    def is_success(status: int, raw: bytearray, start: int, end: int, /) -> bool:
-        """Whether the answer says at its beginning that all is well: the case that must be cheap."""
-        raise NotImplementedError
-
-    @staticmethod
-    def judge(status: int, answer: bytes, documents: int, /) -> Verdict:
-        """What any other answer says."""
-        raise NotImplementedError
+    connection: Any
+    """As `protocols.Connected`: mypy takes two declarations of an attribute for two attributes."""
+    exchange: Callable[[Body], Answer]
 
     def note(self, verdict: Verdict) -> None:
         """An attempt that was no plain success goes into the account."""
@@ -56,96 +58,119 @@ class Sender(User):
         raise NotImplementedError
 
     def on_start(self) -> None:
-        """A connection of its own; the first request opens it."""
-        self._connection = self.work.connection()
-        self._heads: dict[int, bytes] = {}
+        """A connection of its own."""
+        super().on_start()
         self.failures_in_a_row = 0
 
-    def on_stop(self) -> None:
-        """No connection."""
-        self._connection.close()
-
-    def send(self, planned_ns: int, body: Body) -> None:
-        """One ticket to its end: a request, what was rejected of it again, one sample of it all, a pause if it failed.
+    def send(self, planned_ns: int, body: Body, begun: Callable[[Body], Answer] | None = None) -> None:  # noqa: PLR0915 - one loop, and every call in it costs
+        """One ticket to its end: a request, what may be sent again of it, one sample of it all, a pause if it failed.
 
         The sample is kept however this ends, also when the load ends it in the middle of a request or of a pause.
+        `begun` ends the first request, when that has begun already.
         """
-        connection, work, documents = self._connection, self.work, body.documents
-        sent_ns = done_ns = bytes_sent = acked = failed = attempts = status = 0
-        outcome = _CUT_OFF
+        exchange = begun or self.exchange
+        connection, work, documents = self.connection, self.work, body.documents
+        sent_ns = done_ns = bytes_sent = unanswered = acked = failed = attempts = status = 0
+        outcome, address, is_unsure = _CUT_OFF, -1, False
         try:
             while True:
-                data = body.data
-                head = self._heads.get(len(data)) or self._head_for(len(data))
+                address = connection.address.index
+                attempts += 1
                 try:
-                    status, start, end = connection.exchange(head, data, self.timeout_ns)
-                finally:
-                    done_ns = time.monotonic_ns()
+                    answer = exchange(body)
+                except BaseException as error:
+                    status, done_ns = 0, time.monotonic_ns()
                     sent_ns = sent_ns or connection.sent_ns
                     bytes_sent += connection.bytes_sent
-                    attempts += 1
-                if self.is_success(status, connection.buffer, start, end):
-                    acked += body.documents
-                    outcome = _PARTIAL if failed else _OK
-                    work.acked += body.documents
+                    unanswered += connection.bytes_sent
+                    if not isinstance(error, ConnectionBrokenError):
+                        raise
+                    verdict, later_s = self._broken(error, body, connection.bytes_sent, attempts, done_ns), 0
+                else:
+                    done_ns = connection.done_ns
+                    sent_ns = sent_ns or connection.sent_ns
+                    bytes_sent += connection.bytes_sent
+                    status = answer.status
+                    verdict = self.judge(answer, body, is_unsure)
+                    acked += verdict.acked
+                    work.acked += verdict.acked
                     if body.adds is not None:
-                        self._count_repeated(
-                            body, told_added(connection.buffer, start, end, body.documents), (), body.documents
-                        )
-                    self.failures_in_a_row = 0
-                    break
-                verdict = self.judge(status, bytes(memoryview(connection.buffer)[start:end]), body.documents)
-                if verdict.rejected and (attempts > self.retries or work.is_over(done_ns)):
-                    verdict = verdict.final()
-                acked += verdict.acked
-                failed += verdict.failed
-                work.acked += verdict.acked
-                self._count_repeated(body, verdict.added, verdict.lost, verdict.acked)
+                        self.count_repeated(body, verdict)
+                    if verdict.outcome == OK:
+                        outcome = _OK if acked == documents else _PARTIAL
+                        self.failures_in_a_row = 0
+                        break
+                    unanswered += connection.bytes_sent if status >= 500 else 0
+                    if verdict.rejected and (attempts > self.retries or work.is_over(done_ns)):
+                        verdict = verdict.final()
+                    failed += 0 if is_unsure else verdict.failed - verdict.in_doubt
+                    later_s = answer.retry_after_s
                 self.note(verdict)
                 if not verdict.rejected:
-                    outcome = OUTCOME_INDEX[_ended(verdict.outcome, acked, failed)]
+                    outcome = self._ended(verdict.outcome, acked)
                     break
-                gevent.sleep(pause_s(_RESEND_S, attempts, _RESEND_LIMIT_S))
-                body = body.only(verdict.rejected)
-                work.documents_resent += body.documents
-        except ConnectionBrokenError as error:
-            status, outcome = 0, OUTCOME_INDEX[error.outcome]
-            self.note(Verdict(outcome=error.outcome, said=str(error)))
+                is_unsure = is_unsure or verdict.is_unsure
+                gevent.sleep(max(pause_s(_RESEND_S, attempts, _RESEND_LIMIT_S), min(later_s, _RESEND_LIMIT_S)))
+                body, exchange = body.only(verdict.rejected, verdict.made), self.exchange
+                work.documents_resent += body.documents if connection.bytes_sent else 0
         except BaseException:
             status, done_ns = 0, time.monotonic_ns()
             raise
         finally:
             self.recorder.add(
-                planned_ns,
-                sent_ns or done_ns,
-                done_ns,
-                bytes_sent,
-                documents,
-                acked,
-                failed,
-                attempts,
-                status,
-                outcome,
-                self.number,
+                record(
+                    planned_ns,
+                    sent_ns or done_ns,
+                    connection.first_byte_ns or done_ns,
+                    done_ns,
+                    bytes_sent,
+                    unanswered,
+                    documents,
+                    acked,
+                    failed,
+                    attempts,
+                    status,
+                    outcome,
+                    self.number,
+                    address,
+                    connection.local_port,
+                )
             )
-        if self.failures_in_a_row:
+        if outcome != _OK and self.aborts:
+            which = f"user {self.number} to {connection.address.name}, attempt {attempts}"
+            work.abort(planned_ns, which, _told(verdict, documents, acked))
+        if self.failures_in_a_row and not self.is_paced:
             gevent.sleep(self.pause_s())
 
-    def _count_repeated(self, body: Body, added: int | None, lost: tuple[int, ...], acked: int) -> None:
+    def _ended(self, last: str, acked: int) -> int:
+        """The outcome of a ticket that failed, whose last attempt had that one: by its documents in all attempts."""
+        ended = PARTIAL if last == REJECTED and acked else last
+        self.failures_in_a_row = 0 if ended in self.fine else self.failures_in_a_row + 1
+        return OUTCOME_INDEX[ended]
+
+    def _broken(self, error: ConnectionBrokenError, body: Body, bytes_sent: int, attempts: int, now_ns: int) -> Verdict:
+        """What a request without an answer means: sent again where nothing of it, or all of it twice, does no harm."""
+        said = str(error)
+        if error.outcome != "connection-error" or attempts > self.retries or self.work.is_over(now_ns):
+            return Verdict(outcome=error.outcome, said=said)
+        is_unsure = bytes_sent > 0 or error.is_unsure
+        if is_unsure and not body.is_repeatable:
+            return Verdict(outcome=error.outcome, said=f"{said} ({NOT_AGAIN})")
+        everything = tuple(range(body.documents))
+        return Verdict(outcome=error.outcome, said=said, rejected=everything, is_unsure=is_unsure)
+
+    def count_repeated(self, body: Body, verdict: Verdict) -> None:
         """Acknowledged documents that the index has not more: by what the server said, else by the body's own ids."""
-        if acked and body.adds is not None:
-            self.work.documents_repeated += acked - (body.added(lost) if added is None else added)
-
-    def _head_for(self, size_bytes: int) -> bytes:
-        if len(self._heads) >= _KNOWN_HEADS:
-            self._heads.clear()
-        self._heads[size_bytes] = self.head + b"%d\r\n\r\n" % size_bytes
-        return self._heads[size_bytes]
+        if verdict.acked:
+            added = body.added(verdict.lost) if verdict.added is None else verdict.added
+            self.work.documents_repeated += verdict.acked - added
 
 
-def _ended(last: str, acked: int, failed: int) -> str:
-    """The outcome of a ticket whose last attempt had that one, from what became of its documents in all attempts."""
-    return PARTIAL if (last == OK and failed) or (last == REJECTED and acked) else last
+def _told(verdict: Verdict, documents: int, acked: int) -> str:
+    """How a ticket ended that failed: by its last attempt."""
+    items = ", ".join(f"{count} x {kind}" for kind, count in verdict.failures.items())
+    missing = f", {documents - acked} of {documents} documents were not acknowledged" if documents else ""
+    return f"{verdict.outcome}: {verdict.said or items or 'an attempt before the last one'}{missing}"
 
 
 def pause_s(first_s: float, number: int, limit_s: float) -> float:

@@ -1,0 +1,62 @@
+"""What a file of the user's holds. What stands in the place of a file (a pipe, a device) would be waited for for ever.
+
+Every trouble is an OSError or a UnicodeDecodeError, whose words fit where those of the kernel do.
+"""
+
+from __future__ import annotations
+
+import errno
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+# No text that is read at once is longer; /proc/kcore says that it has 128 TiB.
+_MOST_BYTES = 1 << 30
+# A hundred times what a JVM's log has in a line.
+_LONGEST_LINE = 1 << 16
+_KINDS = (
+    (stat.S_ISFIFO, "it is a named pipe, and no file"),
+    (stat.S_ISCHR, "it is a device, and no file"),
+    (stat.S_ISBLK, "it is a disk, and no file"),
+    (stat.S_ISSOCK, "it is a socket, and no file"),
+)
+
+
+def trouble(path: Path) -> str:
+    """What it is, where it is no file; empty for a file or a folder."""
+    mode = path.stat().st_mode
+    return next((what for is_kind, what in _KINDS if is_kind(mode)), "")
+
+
+def check(path: Path) -> None:
+    """Nothing; OSError for what is no file, before it is opened: to open one may wait, or do something."""
+    if what := trouble(path):
+        raise OSError(errno.EINVAL, what, str(path))
+
+
+def text(path: Path) -> str:
+    """The whole text of a file, which is UTF-8."""
+    check(path)
+    size_bytes = path.stat().st_size
+    if size_bytes > _MOST_BYTES:
+        raise OSError(errno.EFBIG, f"it has {size_bytes:,} bytes, and at most {_MOST_BYTES:,} are read", str(path))
+    return path.read_text(encoding="utf-8")
+
+
+def lines(path: Path) -> Iterator[str]:
+    """Each line of a log of any length, with its end; OSError for one that is too long to be a log's.
+
+    A file with a hole in it is one line of so many zeros.
+    """
+    for line in pieces(path):
+        if len(line) == _LONGEST_LINE:
+            raise OSError(errno.EFBIG, f"it has a line of {_LONGEST_LINE:,} characters or more", str(path))
+        yield line
+
+
+def pieces(path: Path) -> Iterator[str]:
+    """The same of a log that anybody may write to: a line that is too long for memory comes in pieces."""
+    check(path)
+    with path.open(encoding="utf-8", errors="replace") as file:
+        while line := file.readline(_LONGEST_LINE):
+            yield line

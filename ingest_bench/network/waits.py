@@ -1,0 +1,73 @@
+"""Which node the others waited for: how long what they had sent it stood without an answer. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from ingest_bench.model.network import LinkName
+    from ingest_bench.model.results import Value
+    from ingest_bench.network.wire import Seen
+
+# The least of links._NODES_PORTS: whoever has such a port of its own has opened the connection, and awaits an answer to
+# what it sends on it. Its peer only awaits the next question.
+_OPENED_FROM = 61000
+_KNOWN = {"local_port", "remote_port", "sent_ms_ago", "received_ms_ago", "rtt_us"}
+
+
+def waited(
+    links: Mapping[LinkName, Mapping[str, Seen | None]], nodes: int, start_ns: int, end_ns: int
+) -> tuple[dict[str, Value], ...]:
+    """For each node, `waited_for_ms_mean` and `waited_for_ms_max`: how long a peer of it waited for an answer.
+
+    Four times a second each peer's connections to it are looked at, and the longest wait among them counts; the mean is
+    that of the peer that waited longest. A wait is at least so long: TCP knows when something was sent last, not when
+    the first byte without an answer was, and what a round trip takes. What was sent before the measurement counts
+    nowhere: a node that gave up a question, such as one to join, never asks for its answer again.
+    """
+    found: list[list[list[float]]] = [[] for _ in range(nodes)]
+    for name, seen in links.items():
+        first, second = name.nodes
+        # The watcher of packets to the server's side, which is the second node, has that node's own sockets.
+        for waiting, node in (("to-server", first), ("to-client", second)):
+            if (one := seen.get(waiting)) is not None:
+                found[node - 1].append([wait for at_ns, wait in longest(one, start_ns) if start_ns <= at_ns < end_ns])
+    return tuple(
+        {
+            "waited_for_ms_mean": max((sum(waits) / len(waits) for waits in each if waits), default=None),
+            "waited_for_ms_max": max((max(waits) for waits in each if waits), default=None),
+        }
+        for each in found
+    )
+
+
+def longest(seen: Seen, since_ns: int) -> Iterator[tuple[int, float]]:
+    """At each moment the longest wait of one of these connections for an answer to what was sent since then, in ms."""
+    before_ns = 0
+    waits: dict[tuple[int, int], float] = {}
+    for asked in seen.tcp:
+        passed_ms = (asked.at_ns - before_ns) / 1e6
+        since_ms = (asked.at_ns - since_ns) / 1e6
+        asking = [one for one in _opened(asked.connections) if one["sent_ms_ago"] <= since_ms]
+        now = {_ports(one): _wait_ms(one, waits.get(_ports(one), 0.0), passed_ms) for one in asking}
+        yield asked.at_ns, max(now.values(), default=0.0)
+        before_ns, waits = asked.at_ns, now
+
+
+def _wait_ms(one: Mapping[str, int], before_ms: float, passed_ms: float) -> float:
+    if one["sent_ms_ago"] >= one["received_ms_ago"]:
+        return 0.0
+    silent = one["received_ms_ago"] >= passed_ms
+    waited_ms = before_ms + passed_ms if silent and before_ms else one["sent_ms_ago"]
+    return max(waited_ms, one["rtt_us"] / 1000)
+
+
+def _opened(connections: Sequence[Mapping[str, int]]) -> list[Mapping[str, int]]:
+    # A file that is damaged may have less of a connection.
+    return [one for one in connections if one.keys() >= _KNOWN and one["local_port"] >= _OPENED_FROM]
+
+
+def _ports(one: Mapping[str, int]) -> tuple[int, int]:
+    return one["local_port"], one["remote_port"]

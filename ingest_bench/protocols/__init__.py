@@ -1,0 +1,135 @@
+"""How documents go over the wire, and what an answer means: one file each, and one line in PROTOCOLS.
+
+    bulk.py        action lines and documents, an answer for each (Elasticsearch, OpenSearch, the sink)
+    json_array.py  documents alone over HTTP, an answer for all: an array, lines, or one a request
+    kafka/         records for a topic by librdkafka, an answer for each   held.py   bytes of a library's connections
+    search.py      queries beside the indexing
+    verdict.py     an answer, and what became of each document
+    way.py         where the server is, and what all connections did        deadlines.py   requests that take too long
+    channel.py     a plain socket to one of the addresses       connection.py  the exchange on it
+    pumped.py      one that the event loop itself sends on      incoming.py    an answer as it comes
+    http1/         HTTP/1.1: framing, TLS, and the Locust user on such a connection
+    cql/           Cassandra's native protocol: rows of several tables in one batch
+    thrift/        Thrift, as Cassandra 0.7 speaks it: rows for several column families in one call
+
+A body goes one way: `documents.source` groups documents, `Protocol.body` makes a body of them, a user of `load.users`
+sends it through `Protocol.user`, and `Protocol.judge` says what became of it.
+"""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ingest_bench.errors import SpecError
+from ingest_bench.protocols.bulk import Bulk
+from ingest_bench.protocols.cql import Cql
+from ingest_bench.protocols.json_array import JsonArray
+from ingest_bench.protocols.kafka import Kafka
+from ingest_bench.protocols.thrift import Thrift
+from ingest_bench.records import nearest
+
+if typing.TYPE_CHECKING:
+    from ingest_bench.documents.body import Body
+    from ingest_bench.documents.ids import Template
+    from ingest_bench.model.load import LoadOptions, Wire
+    from ingest_bench.protocols.verdict import Answer, Verdict
+    from ingest_bench.protocols.way import Address, Way
+
+
+class Connected(typing.Protocol):
+    """What a sample takes from the connection of a user."""
+
+    sent_ns: int
+    """When the first byte of the last request was given to the kernel; 0: never."""
+    first_byte_ns: int
+    """When the first byte of the answer to it had come; 0: never."""
+    done_ns: int
+    """When the last byte of the last answer had come."""
+    bytes_sent: int
+    """How much of the last request the kernel took."""
+    local_port: int
+    """Of the connection on which the last request went; 0: there was none."""
+    address: Address
+    """Where the next request goes."""
+
+
+class Exchanging(typing.Protocol):
+    """A Locust user on one connection, which `load.users` sends with (over HTTP: `http1.user.Poster`)."""
+
+    way: Way
+    timeout_ns: int
+    pumps: bool
+    """Whether it can `pump`, as `load.users.pump.Pumping` says."""
+
+    @property
+    def connection(self) -> Connected:
+        """The one that `on_start` made."""
+
+    def on_start(self) -> None:
+        """A connection of its own."""
+
+    def exchange(self, body: Body) -> Answer:
+        """The answer to one request; ConnectionBrokenError without one."""
+
+    def on_stop(self) -> None:
+        """No connection."""
+
+
+class Protocol(typing.Protocol):
+    """How documents go over the wire, and what an answer means. Nothing else in the house knows a wire format."""
+
+    @property
+    def overhead_bytes(self) -> int:
+        """What an item has at most beside its document."""
+
+    @property
+    def picks_nodes(self) -> bool:
+        """Whether a library picks the node for each document, so that of several none is a request's own."""
+
+    @property
+    def most_documents(self) -> int | None:
+        """How many documents go into one request at most; None: as many as are asked for."""
+
+    def body(self, documents: Sequence[bytes], seed: int) -> Body | Template:
+        """These documents as a body, or with gaps where a user writes ids. The seed says which ids are old."""
+
+    def of_file(self, path: Path, *, ready: bool, index: str | None, stream: bool = False) -> Protocol:
+        """The same for the documents of a file; SpecError for a file that cannot go this way.
+
+        `ready`: they are items as a bulk has them, action lines and all. `index`: each item says that it goes there.
+        """
+
+    def user(self) -> type[Exchanging]:
+        """A Locust user on one connection."""
+
+    def judge(self, answer: Answer, body: Body, is_unsure: bool = False) -> Verdict:
+        """What became of each item: acknowledged, to be sent again, or failed and why.
+
+        `is_unsure`: an attempt before this one may have been carried out, without that we heard of it.
+        """
+
+
+class Kind(typing.Protocol):
+    """A protocol before its keys are known."""
+
+    @classmethod
+    def on(cls, wire: Wire, index: str, options: LoadOptions) -> Protocol:
+        """Made of the keys that a target gives it, the name of what documents go into, and what the user chose."""
+
+
+PROTOCOLS: Mapping[str, type[Kind]] = {
+    "bulk": Bulk,
+    "json-array": JsonArray,
+    "cql": Cql,
+    "thrift": Thrift,
+    "kafka": Kafka,
+}
+
+
+def spoken(wire: Wire, index: str, options: LoadOptions) -> Protocol:
+    """The protocol that is spoken there; SpecError for one that is not known, and for its keys."""
+    if wire.protocol not in PROTOCOLS:
+        raise SpecError(f'{wire.written}: there is no protocol "{wire.protocol}"; {nearest(wire.protocol, PROTOCOLS)}')
+    return PROTOCOLS[wire.protocol].on(wire, index, options)

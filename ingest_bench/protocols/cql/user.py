@@ -1,0 +1,53 @@
+"""A Locust user on one connection over Cassandra's native protocol."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from ingest_bench.idl import cql
+from ingest_bench.protocols import pumped
+from ingest_bench.protocols.cql.frames import READY, VOID, Frames, known
+
+if TYPE_CHECKING:
+    from ingest_bench.documents.body import Body
+    from ingest_bench.protocols.verdict import Answer
+
+
+class Batching(pumped.Caller):
+    """Sends batches of prepared statements.
+
+    Each connection begins with STARTUP, and then prepares them, of which the server may know all: that costs two
+    round trips, which are a part of its first request.
+    """
+
+    abstract = True
+    protocol = "cql"
+    statements: tuple[str, ...] = ()
+
+    def frames(self) -> Frames:
+        """Of the requests that are under way."""
+        self._frames = Frames()
+        preparing = b"".join(cql.prepare(statement, stream) for stream, statement in enumerate(self.statements))
+        self._greetings = ((cql.startup(), (READY,)), (preparing, tuple(map(known, self.statements))))
+        return self._frames
+
+    def exchange(self, body: Body) -> Answer:
+        """The answer to one request; ConnectionBrokenError without one. `connection` knows what was sent, and when."""
+        connection = self.connection
+        connection.drop_ended()
+        if connection.is_open:
+            return connection.exchange(b"", body.data, self.timeout_ns)
+        until_ns, before_bytes = time.monotonic_ns() + self.timeout_ns, 0
+        try:
+            for greeting, wanted in self._greetings:
+                self._frames.wanted = wanted
+                answer = connection.exchange(b"", greeting, until_ns - time.monotonic_ns())
+                if answer.status != 200:
+                    connection.close()
+                    return answer
+                before_bytes += connection.bytes_sent
+            self._frames.wanted = (VOID,)
+            return connection.exchange(b"", body.data, until_ns - time.monotonic_ns())
+        finally:
+            connection.bytes_sent += before_bytes

@@ -1,0 +1,210 @@
+"""Documents alone over HTTP: a JSON array of them, a line for each, or one a request. A status answers for all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+import numpy as np
+
+from ingest_bench import records
+from ingest_bench.documents.body import Body
+from ingest_bench.documents.ids import DIGITS, Template
+from ingest_bench.errors import SpecError
+from ingest_bench.model.values import Form, Several, UrlPath
+from ingest_bench.model.workload import BulkAction
+from ingest_bench.protocols.verdict import BROKEN_ANSWER, HTTP_ERROR, REJECTED, SAID_BYTES, Verdict, all_acked
+
+if TYPE_CHECKING:
+    from ingest_bench.model.load import LoadOptions, Wire
+    from ingest_bench.protocols.http1.user import Poster
+    from ingest_bench.protocols.verdict import Answer
+
+# RFC 9110, 15: a status has three digits, the first of them from 1 to 5. An interim answer (1xx) is none.
+Status = Annotated[str, Form("[2-5](?:xx|[0-9][0-9])", 'a status: three digits such as 429, or a class such as "4xx"')]
+Meaning = Literal["acknowledged", "again", "refused"]
+# RFC 9110, 5.6.2: a token.
+HeaderName = Annotated[str, Form(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}", "the name of a header")]
+HeaderValue = Annotated[str, Form(r"[ -~]{0,4000}", "the value of a header: one line of printable ASCII")]
+# What says where a request ends, and what the connection is for: that is ours.
+_OURS = ("host", "content-length", "content-type", "content-encoding", "transfer-encoding", "connection", "expect")
+# They would stand in plans and results.
+_SECRET = ("authorization", "proxy-authorization", "cookie")
+_CONTENT_TYPES = {"array": "application/json", "lines": "application/x-ndjson", "single": "application/json"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JsonArrayKeys:
+    """The keys of the protocol `json-array`."""
+
+    path: UrlPath
+    method: Literal["POST", "PUT"] = "POST"
+    format: Literal["array", "lines", "single"] = "array"
+    """`array`: `[{…},{…}]`. `lines`: a document a line. `single`: one document a request, whatever the bulk's size."""
+    content_type: HeaderValue | None = None
+    """None: application/json, and application/x-ndjson for lines."""
+    headers: Annotated[dict[HeaderName, HeaderValue], Several(0, 100)] = field(default_factory=dict)
+    """More headers of each request."""
+    acknowledged: Annotated[tuple[Status, ...], Several(1, 100)] = ("2xx",)
+    """The statuses that acknowledge all documents of the request."""
+    sequence: Annotated[str, Form("|[A-Za-z_][A-Za-z0-9_]{0,99}", "the name of a field")] = ""
+    """A field that each document gets in front: ten digits, a number that no other document of the run has. With it a
+    server that can be read back tells which of them it has. Empty: documents go as they are."""
+    again: Annotated[tuple[Status, ...], Several(0, 100)] = ("429",)
+    """Those that say that nothing was done with any of them, and that the request may be tried again."""
+    refused: Annotated[tuple[Status, ...], Several(0, 100)] = ("4xx",)
+    """Those that say the same, for good. After any other status nobody knows what became of the documents."""
+
+    @property
+    def meanings(self) -> Mapping[str, Meaning]:
+        """What each status says that has a meaning; one that is named goes before its class."""
+        lists: tuple[Meaning, ...] = ("acknowledged", "again", "refused")
+        return {status: name for name in lists for status in getattr(self, name)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JsonArray:
+    """Documents alone over HTTP, in an array, in lines or one a request; a status answers for all.
+
+    They have no ids of ours, so that one that is sent twice may be stored twice.
+    """
+
+    picks_nodes: ClassVar[bool] = False
+
+    keys: JsonArrayKeys
+    acknowledged: frozenset[int]
+    gzip: bool = False
+
+    @classmethod
+    def on(cls, wire: Wire, index: str, options: LoadOptions) -> JsonArray:
+        """The protocol for a load with these options; SpecError for a key that it has not, or that cannot be."""
+        del index
+        keys = records.from_toml(JsonArrayKeys, wire.keys, wire.written)
+        for complaint in _complaints(keys):
+            raise SpecError(f"{wire.written}: {complaint}")
+        if options.action != BulkAction():
+            raise SpecError(
+                "load.action: json-array has no ids, indices, pipelines or refresh; these are of the bulk API"
+            )
+        acknowledged = frozenset(status for status in range(200, 600) if _meaning(keys, status) == "acknowledged")
+        return cls(keys=keys, acknowledged=acknowledged, gzip=options.gzip)
+
+    def of_file(self, path: Path, *, ready: bool, index: str | None, stream: bool = False) -> JsonArray:
+        """The same for the documents of a file; SpecError for ready bulk bodies."""
+        del index, stream
+        if ready:
+            raise SpecError(f"{path}: these are ready bulk bodies, and this server takes documents alone (json-array)")
+        return self
+
+    @property
+    def most_documents(self) -> int | None:
+        """How many documents go into one request at most; None: as many as are asked for."""
+        return 1 if self.keys.format == "single" else None
+
+    @property
+    def overhead_bytes(self) -> int:
+        """What an item has at most beside its document: the first and last one of an array, if it is the only one."""
+        return 2 + len(self._gap)
+
+    @property
+    def _gap(self) -> bytes:
+        """What stands before a document's own fields; the number is written into it."""
+        return b'"%s":"%s",' % (self.keys.sequence.encode(), b"0" * DIGITS) if self.keys.sequence else b""
+
+    def body(self, documents: Sequence[bytes], seed: int) -> Body | Template:
+        """These documents as a body; with gaps for their numbers where they have any."""
+        del seed
+        if not self.keys.sequence:
+            body = self._whole(documents)
+            return body.packed() if self.gzip else body
+        gap, found = self._gap, []
+        for document in documents:
+            own = document.strip()[1:].lstrip()
+            found.append(b"{" + (gap if own != b"}" else gap[:-1]) + own)
+        whole = self._whole(found)
+        # Of an array each item has a bracket or a comma before it; of the others only the number's own field is there.
+        before = (self.keys.format == "array") + 1 + len(gap) - len('",') - DIGITS
+        return Template(
+            bytearray(whole.data),
+            whole.starts()[:-1] + before,
+            np.zeros(len(documents), dtype=np.bool_),
+            sizes=whole.sizes,
+            compress=self.gzip,
+            is_repeatable=False,
+        )
+
+    def _whole(self, documents: Sequence[bytes]) -> Body:
+        sizes = np.fromiter(map(len, documents), dtype=np.int64, count=len(documents))
+        if self.keys.format == "array":
+            data = b"[" + b",".join(documents) + b"]"
+            sizes += 1
+            sizes[-1] += 1
+        elif self.keys.format == "lines":
+            data = b"\n".join((*documents, b""))
+            sizes += 1
+        else:
+            (data,) = documents
+        return Body(data, len(documents), sizes=sizes)
+
+    def user(self) -> type[Poster]:
+        """A Locust user that sends such bodies."""
+        # Locust must not be loaded where bodies are made and nothing is sent.
+        from ingest_bench.protocols.http1.user import Poster  # noqa: PLC0415
+
+        own = {
+            "abstract": True,
+            "path": self.keys.path,
+            "method": self.keys.method,
+            "own_headers": self.headers,
+        }
+        return type("JsonPoster", (Poster,), own)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What each request has beside what leads to the server."""
+        said = {"content-type": self.keys.content_type or _CONTENT_TYPES[self.keys.format], **self.keys.headers}
+        return said | ({"content-encoding": "gzip"} if self.gzip else {})
+
+    def judge(self, answer: Answer, body: Body, is_unsure: bool = False) -> Verdict:
+        """What became of all documents at once: the status says it, whatever the answer holds."""
+        del is_unsure
+        status = answer.status
+        if status in self.acknowledged:
+            return all_acked(body.documents)
+        meaning = _meaning(self.keys, status)
+        kinds = {str(status): body.documents}
+        words = f"{status}: {answer.body[:SAID_BYTES].decode('utf-8', 'replace').strip() or 'nothing more'}"
+        if meaning == "again":
+            everything = tuple(range(body.documents))
+            return Verdict(outcome=REJECTED, rejected=everything, rejections=kinds, said=words)
+        if meaning is None and status < 500:
+            return Verdict(outcome=BROKEN_ANSWER, said=f"{words} (neither acknowledged nor refused)")
+        in_doubt = body.documents if meaning is None else 0
+        return Verdict(outcome=HTTP_ERROR, failed=body.documents, in_doubt=in_doubt, failures=kinds, said=words)
+
+
+def _meaning(keys: JsonArrayKeys, status: int) -> Meaning | None:
+    return keys.meanings.get(str(status)) or keys.meanings.get(f"{status // 100}xx")
+
+
+def _complaints(keys: JsonArrayKeys) -> Iterator[str]:
+    """What no request can have."""
+    for name in keys.headers:
+        if name.lower() in _OURS:
+            yield f"headers: {name}: ingest-bench says it itself{_instead(name)}"
+        if name.lower() in _SECRET:
+            yield (
+                f"headers: {name}: it would stand in plans and results; credentials come from the environment, "
+                "INGEST_BENCH_USER and INGEST_BENCH_PASSWORD, or INGEST_BENCH_API_KEY"
+            )
+    named = (*keys.acknowledged, *keys.again, *keys.refused)
+    for status in dict.fromkeys(named):
+        if named.count(status) > 1:
+            yield f"acknowledged, again and refused: {status} stands there twice; a status means one thing"
+
+
+def _instead(name: str) -> str:
+    keys: Mapping[str, str] = {"content-type": "content_type = …", "content-encoding": "load.gzip = true"}
+    return f"; write {keys[name.lower()]}" if name.lower() in keys else ""

@@ -1,0 +1,184 @@
+"""What a node of Cassandra 5 is told: its cassandra.yaml, its log, its JVM. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from ingest_bench.jvm import options
+from ingest_bench.targets.cassandra import yaml
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ingest_bench.jvm.java import Java
+    from ingest_bench.model.target import Endpoint, TargetOptions
+    from ingest_bench.targets.cassandra.yaml import Kind, Value
+
+# Keys of cassandra.yaml that say nothing about where it is or who may do what (org.apache.cassandra.config.Config of
+# 5.0.9, which has 400).
+_KEYS: Mapping[Kind, str] = {
+    "whole": """
+        available_processors commitlog_max_compression_buffers_in_pool concurrent_compactors concurrent_counter_writes
+        concurrent_reads concurrent_writes memtable_flush_writers native_transport_max_requests_per_second
+        native_transport_max_threads unlogged_batch_across_partitions_warn_threshold
+    """,
+    "number": "dynamic_snitch_badness_threshold memtable_cleanup_threshold phi_convict_threshold",
+    "word": """
+        commitlog_disk_access_mode commitlog_sync disk_access_mode disk_optimization_strategy flush_compression
+        internode_compression memtable_allocation_type
+    """,
+    "flag": """
+        autocompaction_on_startup_enabled buffer_pool_use_heap_if_exhausted dynamic_snitch file_cache_enabled
+        file_cache_round_up hinted_handoff_enabled incremental_backups native_transport_flush_in_batches_legacy
+        native_transport_rate_limiting_enabled native_transport_throw_on_overload rpc_keepalive
+        snapshot_before_compaction trickle_fsync uuid_sstable_identifiers_enabled
+    """,
+    "duration": """
+        commitlog_sync_group_window commitlog_sync_period gc_log_threshold gc_warn_threshold
+        internode_tcp_connect_timeout internode_tcp_user_timeout max_hint_window native_transport_timeout
+        periodic_commitlog_sync_lag_block range_request_timeout read_request_timeout request_timeout
+        slow_query_log_timeout truncate_request_timeout write_request_timeout
+    """,
+    "size": """
+        batch_size_fail_threshold batch_size_warn_threshold batchlog_replay_throttle column_index_cache_size
+        column_index_size commitlog_segment_size commitlog_total_space compressed_read_ahead_buffer_size file_cache_size
+        hinted_handoff_throttle internode_application_receive_queue_capacity internode_application_send_queue_capacity
+        internode_max_message_size internode_socket_receive_buffer_size internode_socket_send_buffer_size key_cache_size
+        max_mutation_size memtable_heap_space memtable_offheap_space native_transport_max_frame_size
+        native_transport_max_message_size native_transport_max_request_data_in_flight
+        native_transport_max_request_data_in_flight_per_ip native_transport_receive_queue_capacity networking_cache_size
+        prepared_statements_cache_size row_cache_size sstable_preemptive_open_interval trickle_fsync_interval
+    """,
+    "rate": "compaction_throughput",
+}
+SETTINGS: Mapping[str, Kind] = {key: kind for kind, keys in _KEYS.items() for key in keys.split()}
+# What a cassandra.yaml has to name, as the project's own one has it.
+_USUAL: Mapping[str, Value] = {
+    "commitlog_segment_size": "32MiB",
+    "commitlog_sync": "periodic",
+    "commitlog_sync_period": "10000ms",
+    "disk_access_mode": "auto",
+    "endpoint_snitch": "SimpleSnitch",
+    "partitioner": "org.apache.cassandra.dht.Murmur3Partitioner",
+    # Above 5 KiB each batch would be a line of its log and a warning in its answer, above 50 KiB an error; and a line
+    # for one that has more than ten partitions. A request of a load is such a batch.
+    "batch_size_fail_threshold": "1GiB",
+    "batch_size_warn_threshold": "1GiB",
+    "unlogged_batch_across_partitions_warn_threshold": 2**16,
+}
+# Of Murmur3Partitioner: from -2^63.
+_TOKENS, _FIRST_TOKEN = 2**64, -(2**63)
+_LOGBACK = """<configuration>
+  <appender name="console" class="ch.qos.logback.core.ConsoleAppender">
+    <encoder><pattern>%d{"yyyy-MM-dd HH:mm:ss,SSS", UTC} %5p %logger{0} %m%n</pattern></encoder>
+  </appender>
+  <root level="INFO"><appender-ref ref="console"/></root>
+</configuration>
+"""
+# conf/jvm-server.options and conf/jvm17-server.options of 5.0, which are in no jar: what they give a JVM beside heap,
+# collector and a JMX port, without what is Java's default or writes a heap to the disk. Its Netty reads by NIO: a
+# flight recorder does not see the reads of its native epoll.
+_JVM = (
+    "-ea",
+    "-da:net.openhft...",
+    "-Xss512k",
+    "-XX:+AlwaysPreTouch",
+    "-XX:+PerfDisableSharedMem",
+    "-Djava.net.preferIPv4Stack=true",
+    "-Dcassandra.native.epoll.enabled=false",
+    # For the others of its ring the caller waits, by its log.
+    "-Dcassandra.skip_wait_for_gossip_to_settle=0",
+    "-Dcassandra-foreground=yes",
+    "-Djdk.attach.allowAttachSelf=true",
+    "-Dio.netty.tryReflectionSetAccessible=true",
+    "-Dio.netty.allocator.useCacheForAllThreads=true",
+    "-Dio.netty.allocator.maxOrder=11",
+    *(
+        f"--add-exports={package}=ALL-UNNAMED"
+        for package in (
+            "java.base/jdk.internal.misc",
+            "java.management.rmi/com.sun.jmx.remote.internal.rmi",
+            "java.rmi/sun.rmi.registry",
+            "java.rmi/sun.rmi.server",
+            "java.rmi/sun.rmi.transport.tcp",
+            "java.sql/java.sql",
+            "java.base/java.lang.ref",
+            "jdk.unsupported/sun.misc",
+        )
+    ),
+    *(
+        f"--add-opens={package}=ALL-UNNAMED"
+        for package in (
+            "java.base/java.lang.module",
+            "java.base/jdk.internal.loader",
+            "java.base/jdk.internal.ref",
+            "java.base/jdk.internal.reflect",
+            "java.base/jdk.internal.math",
+            "java.base/jdk.internal.module",
+            "java.base/jdk.internal.util.jar",
+            "jdk.management/com.sun.management.internal",
+            "java.base/sun.nio.ch",
+            "java.base/java.io",
+            "java.base/java.nio",
+            "java.base/java.lang",
+            "java.base/java.lang.reflect",
+            "java.base/java.util",
+            "java.base/java.util.concurrent",
+            "java.base/java.util.concurrent.atomic",
+        )
+    ),
+)
+_G1 = (
+    "-XX:+ParallelRefProcEnabled",
+    "-XX:MaxTenuringThreshold=1",
+    "-XX:G1HeapRegionSize=16m",
+    "-XX:MaxGCPauseMillis=300",
+    "-XX:InitiatingHeapOccupancyPercent=70",
+)
+
+
+def files(asked: TargetOptions, home: Path, node: int, nodes: Sequence[Endpoint]) -> dict[str, str]:
+    """The configuration of one of these nodes, by the names of files below `home`. Each has as much of the ring."""
+    listen = nodes[node]
+    told = {
+        **_USUAL,
+        **yaml.chosen(asked, SETTINGS),
+        "auto_bootstrap": False,
+        "cdc_raw_directory": str(home / "cdc_raw"),
+        "cluster_name": "ingest-bench",
+        "commitlog_directory": str(home / "commitlog"),
+        "data_file_directories": [str(home / "data")],
+        "hints_directory": str(home / "hints"),
+        "initial_token": str(_FIRST_TOKEN + node * _TOKENS // len(nodes)),
+        "listen_address": listen.host,
+        "native_transport_port": listen.port,
+        "num_tokens": 1,
+        "rpc_address": listen.host,
+        "saved_caches_directory": str(home / "saved_caches"),
+        "seed_provider": [
+            {
+                "class_name": "org.apache.cassandra.locator.SimpleSeedProvider",
+                # It tells the others of each other.
+                "parameters": [{"seeds": f"{nodes[0].host}:{yaml.STORAGE_PORT}"}],
+            }
+        ],
+        "storage_port": yaml.STORAGE_PORT,
+    }
+    return {yaml.NAME: yaml.text(told), "logback.xml": _LOGBACK}
+
+
+def jvm(asked: TargetOptions, java: Java, home: Path) -> tuple[str, ...]:
+    """The options of its JVM."""
+    gc = options.or_g1(asked.gc)
+    return (
+        *options.heap(asked.heap_bytes),
+        *options.collector(gc, java.version),
+        *(_G1 if gc == "g1" else ()),
+        *_JVM,
+        f"-Djava.io.tmpdir={home / 'tmp'}",
+        f"-Dcassandra.config={(home / yaml.NAME).as_uri()}",
+        f"-Dcassandra.storagedir={home}",
+        f"-Dcassandra.logdir={home / 'logs'}",
+        f"-Dlogback.configurationFile={(home / 'logback.xml').as_uri()}",
+    )

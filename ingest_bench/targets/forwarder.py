@@ -1,0 +1,215 @@
+"""The server `forwarder`: nodes that share documents by a key and forward them to each other (jvm/Forwarder.java).
+
+It does what the peer forwarder of Data Prepper does, with settings of the same names and defaults. What pull request
+6394 changed there are settings of its own: `waiting` and `receive_delay`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ingest_bench import jvm
+from ingest_bench.errors import InvalidRun, RunFailed, SpecError
+from ingest_bench.jvm import artifacts, options
+from ingest_bench.jvm.compile import ECJ, classes
+from ingest_bench.model.load import Wire
+from ingest_bench.model.target import LaunchPlan, Listens, Preparation
+from ingest_bench.targets import counters, settings
+from ingest_bench.targets.settings import Settings, name_of_field, one_of, time_between, whole_number
+from ingest_bench.targets.sink import NETTY
+from ingest_bench.targets.version import Requirements, chosen
+
+if TYPE_CHECKING:
+    from ingest_bench.jvm.java import Java
+    from ingest_bench.model.results import Value
+    from ingest_bench.model.target import Endpoint, TargetOptions
+    from ingest_bench.model.track import AdminRequest, Operation
+    from ingest_bench.model.workload import Workload
+    from ingest_bench.targets.http import Http
+
+SOURCE = Path(jvm.__file__).with_name("Forwarder.java")
+_HOUR_NS = 3600 * 10**9
+_MS_NS = 10**6
+_MOST = 10**6
+# Those of Data Prepper have its names: of `peer_forwarder`, of the pipeline (`workers`) and of its buffer
+# (`bounded_blocking`).
+SETTINGS: Settings = {
+    "batch_size": ("forwarder.batch_size", whole_number(1, _MOST)),
+    "batch_delay": ("forwarder.batch_delay_ns", time_between(0, _HOUR_NS)),
+    "buffer_size": ("forwarder.buffer_size", whole_number(1, _MOST)),
+    # PeerForwarderConfiguration.MAX_FORWARDING_BATCH_SIZE.
+    "forwarding_batch_size": ("forwarder.forwarding_batch_size", whole_number(1, 15_000)),
+    "forwarding_batch_timeout": ("forwarder.forwarding_batch_timeout_ns", time_between(0, _HOUR_NS)),
+    "client_thread_count": ("forwarder.client_thread_count", whole_number(1, 10_000)),
+    "client_timeout": ("forwarder.client_timeout_ns", time_between(_MS_NS, _HOUR_NS)),
+    "request_timeout": ("forwarder.request_timeout_ns", time_between(_MS_NS, _HOUR_NS)),
+    "workers": ("forwarder.workers", whole_number(1, 1024)),
+    "bounded_blocking.buffer_size": ("forwarder.source_buffer_size", whole_number(1, _MOST)),
+    "bounded_blocking.batch_size": ("forwarder.source_batch_size", whole_number(1, _MOST)),
+    "key": ("forwarder.key", name_of_field),
+    "waiting": ("forwarder.waiting", one_of("blocking", "asynchronous")),
+    "receive_delay": ("forwarder.receive_delay", one_of("fixed", "adaptive")),
+}
+# PeerForwarderConfiguration and BlockingBufferConfig of Data Prepper 2.17, and what was there before pull request 6394.
+_DEFAULTS = {
+    "batch_size": 48,
+    "batch_delay_ns": 3_000_000_000,
+    "buffer_size": 512,
+    "forwarding_batch_size": 1500,
+    "forwarding_batch_timeout_ns": 3_000_000_000,
+    "client_thread_count": 200,
+    "client_timeout_ns": 60_000_000_000,
+    "request_timeout_ns": 10_000_000_000,
+    "workers": 1,
+    "source_buffer_size": 12_800,
+    "source_batch_size": 200,
+    "key": "sequence",
+    "waiting": "blocking",
+    "receive_delay": "fixed",
+}
+_NO_CHOICE = ("receive_predictor_bytes", "allocator", "socket_receive_buffer_bytes", "replicas")
+# Beyond this it has not come to rest: half a second for room, and the rest of a round.
+_LATE_S = 10.0
+_LOOK_S = 0.02
+
+
+class Forwarder:
+    """The server `forwarder`. Its version is the Java that it runs on."""
+
+    name = "forwarder"
+    default_version = "java17"
+    versions: Mapping[str, Requirements] = {
+        f"java{java}": Requirements(artifacts=(ECJ, *NETTY), java_version=java) for java in (11, 17, 21, 25)
+    }
+
+    def requirements(self, asked: TargetOptions) -> Requirements:
+        """What the chosen version needs; SpecError when there is no such version or a choice that it cannot have."""
+        needed = self.versions[chosen(self.name, self.versions, asked.version, self.default_version)]
+        options.collector(asked.gc, needed.java_version)
+        settings.parsed(self.name, SETTINGS, asked)
+        settings.refuse(asked, _NO_CHOICE, f"{self.name} has no such choice")
+        return needed
+
+    def launch_plan(
+        self,
+        asked: TargetOptions,
+        java: Java,
+        home: Path,
+        node: int,
+        nodes: Sequence[Endpoint],
+        jvm_options: tuple[str, ...],
+    ) -> LaunchPlan:
+        """How to start a node; its classes are compiled when they are not in the cache."""
+        jars = tuple(artifacts.fetch(artifact) for artifact in NETTY)
+        compiled = classes(java, (SOURCE,), jars)
+        home.mkdir(parents=True, exist_ok=True)
+        argv = (
+            str(java.java),
+            *options.heap(asked.heap_bytes),
+            *options.collector(options.or_g1(asked.gc), java.version),
+            # Netty looks for it; from Java 24 on that is announced at length (JEP 498).
+            *(("--sun-misc-unsafe-memory-access=allow",) if java.version >= 24 else ()),
+            f"-Djava.io.tmpdir={home}",
+            *settings.properties(settings.parsed(self.name, SETTINGS, asked)),
+            f"-Dforwarder.host={nodes[node].host}",
+            f"-Dforwarder.port={nodes[node].port}",
+            f"-Dforwarder.node={node}",
+            f"-Dforwarder.nodes={','.join(map(str, nodes))}",
+            *asked.jvm,
+            *jvm_options,
+            "-cp",
+            ":".join(map(str, (compiled, *jars))),
+            SOURCE.stem,
+        )
+        return LaunchPlan(argv=argv, env={}, cwd=home, writable=(home,))
+
+    def listens(self, asked: TargetOptions) -> Listens:
+        """On which port it listens, and how long it may take until it is ready."""
+        del asked
+        return Listens()
+
+    def is_ready(self, node: int, nodes: Sequence[Http]) -> bool:
+        """Whether that node has a connection to each other one; RunFailed names who is missing."""
+        missing = nodes[node].expect("GET", "/_peers", timeout_s=5)["missing"]
+        if missing:
+            raise RunFailed(f"it has not found {', '.join(f'node {number}' for number in missing)}")
+        return True
+
+    def wire(self, asked: TargetOptions, workload: Workload) -> Wire:
+        """JSON arrays, each document with a number of its own."""
+        del asked, workload
+        keys = {"path": "/records", "sequence": "sequence"}
+        return Wire(protocol="json-array", keys=keys, written=f"{self.name}: protocol")
+
+    def prepare(self, asked: TargetOptions, indices: Sequence[str], mapping: Mapping[str, Any]) -> Preparation:
+        """Nothing: it has no indices."""
+        del asked, indices, mapping
+        return Preparation()
+
+    def track_request(self, asked: TargetOptions, operation: Operation, request: AdminRequest) -> AdminRequest:
+        """SpecError: it has no indices."""
+        del asked, request
+        raise SpecError(f"track: {operation}: {self.name} has no indices; take a workload")
+
+    def ask(self, http: Http, request: AdminRequest) -> None:
+        """Never: nothing is asked of it."""
+        raise AssertionError(f"{http.origin} is asked nothing of a track: {request}")
+
+    def count(self, nodes: Sequence[Http], indices: Sequence[str]) -> int:
+        """The documents that its nodes accepted."""
+        del indices
+        return counters.documents(nodes)
+
+    # It keeps nothing.
+    flush = None
+
+    def jvm_stats(self, http: Http) -> None:
+        """Nothing: it says nothing of its JVM."""
+        del http
+
+    def counters(self, nodes: Sequence[Http]) -> dict[str, Any]:
+        """Their own counts of their whole lives, added up, once all of them have come to rest.
+
+        Nobody takes anything out of a buffer then, and no batch is under way: what was accepted is delivered, dropped,
+        or inside.
+        """
+        at_rest(nodes)
+        return counters.added_up(nodes)
+
+    def read_back(self, nodes: Sequence[Http]) -> tuple[bytes, ...]:
+        """What each node says of the numbers of its documents, as `analysis.delivery` reads it."""
+        return tuple(http.request("GET", "/_delivered").body for http in nodes)
+
+    def describe(self, http: Http, asked: TargetOptions) -> dict[str, Value]:
+        """What it says about itself; InvalidRun when that is not what was asked."""
+        told = http.expect("GET", "/")
+        given = settings.parsed(self.name, SETTINGS, asked)
+        wanted = {name: given.get(f"forwarder.{name}", str(usual)) for name, usual in _DEFAULTS.items()}
+        wanted["nodes"] = str(asked.nodes)
+        wrong = {key: told[key] for key, value in wanted.items() if str(told[key]) != value}
+        gc = options.or_g1(asked.gc)
+        if wrong or not options.obeyed(gc, tuple(told["collectors"])):
+            raise InvalidRun(f"{self.name}: asked for {wanted} and gc {gc}, it says {wrong} and {told['collectors']}")
+        return {
+            "version": told["version"]["number"],
+            "java": told["java"],
+            "collectors": ", ".join(told["collectors"]),
+            "heap_bytes": told["heap_bytes"],
+            **{name: told[name] for name in _DEFAULTS},
+        }
+
+
+def at_rest(nodes: Sequence[Http]) -> None:
+    """Nothing moves in any node any more; RunFailed names what still does after the longest time that it may take."""
+    for http in nodes:
+        http.expect("POST", "/_halt", b"")
+    limit_s = nodes[0].expect("GET", "/")["client_timeout_ns"] / 1e9 + _LATE_S
+    deadline = time.monotonic() + limit_s
+    for http in nodes:
+        while any(under_way := http.expect("GET", "/_work").values()):
+            if time.monotonic() > deadline:
+                raise RunFailed(f"{http.origin}: after {limit_s:g} s it still works: {under_way}")
+            time.sleep(_LOOK_S)

@@ -1,0 +1,100 @@
+"""A whole run of a real cluster: two nodes of OpenSearch, each in a namespace of its own, and faults of one of them."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_run import carried_out
+
+from ingest_bench import network
+from ingest_bench.model.results import Summary
+
+CLUSTER = """
+probes = ["reads", "gc", "host"]
+[network]
+profile = "ethernet"
+[peers]
+profile = "ethernet"
+to_server.rate = "500mbit"
+[target]
+nodes = 2
+heap = "512m"
+[load]
+workload = "nyc_taxis"
+users = 4
+bulk_documents = 100
+warm_up = "2s"
+measure = "6s"
+[[fault]]
+kind = "pause"
+node = 2
+at = "2s"
+for = "1500ms"
+[[fault]]
+kind = "throttle"
+link = "peers"
+node = 2
+rate = "100mbit"
+at = "4s"
+for = "1s"
+"""
+
+
+def number(values: dict[str, Any], name: str) -> float:
+    value = values[name]
+    assert isinstance(value, (int, float)), (name, value)
+    return value
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Summary]:
+    results, (summary,) = carried_out(tmp_path_factory.mktemp("cluster"), CLUSTER)
+    return results.path, summary
+
+
+@pytest.mark.opensearch
+@pytest.mark.netns
+def test_a_cluster_is_measured_and_everything_is_counted_exactly(ran: tuple[Path, Summary]) -> None:
+    _, summary = ran
+    assert summary.state == "measured", summary.reason
+    values = summary.values
+    assert number(values, "documents_counted") == number(values, "documents_acked") > 0
+    assert values["bytes_read"] == values["bytes_sent"]
+    assert [number(node, "bytes_read") > 0 for node in summary.nodes] == [True, True]
+    assert sum(number(node, "bytes_read") for node in summary.nodes) == values["bytes_read"]
+    assert sum(number(node, "documents_acked") for node in summary.nodes) == values["documents_acked"]
+    for name in ("reads", "gc_pauses", "server_cpu_s"):
+        assert sum(number(node, name) for node in summary.nodes) == pytest.approx(number(values, name))
+
+
+@pytest.mark.opensearch
+@pytest.mark.netns
+def test_the_node_that_stood_still_was_waited_for(ran: tuple[Path, Summary]) -> None:
+    _, summary = ran
+    assert [(fault.kind, fault.node, fault.link) for fault in summary.faults] == [
+        ("pause", 2, ""),
+        ("throttle", 2, "peers"),
+    ]
+    _, second = summary.nodes
+    # Looks are each 250 ms, and a bulk may have been sent late within the pause.
+    assert number(second, "waited_for_ms_max") >= 500
+
+
+@pytest.mark.opensearch
+@pytest.mark.netns
+def test_the_files_of_each_node_lie_in_its_folder(ran: tuple[Path, Summary]) -> None:
+    path, summary = ran
+    folder = path / summary.run
+    assert [len(list(folder.glob(name))) for name in ("raw/wire.json", "node-2/raw/wire.json")] == [1, 1]
+    assert {one.name for one in (folder / "node-2").iterdir()} == {"raw", "server.log"}
+    crossed = network.seen(folder / "raw" / "wire-peers-1-2.json")["to-server"]
+    assert crossed is not None
+    # Every document goes to the copy on the second node, in a form that is not much shorter.
+    bytes_crossed = sum(size * count for size, count in crossed.frames.items()) * crossed.one_of
+    assert bytes_crossed > 0.4 * number(summary.values, "bytes_sent")
+    with (path / "nodes.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["run"], row["node"]) for row in rows] == [(summary.run, "1"), (summary.run, "2")]

@@ -1,0 +1,332 @@
+"""The protocol of Cassandra 4 and later: frames, what its errors mean, and what a broken server cannot do to a load."""
+
+from __future__ import annotations
+
+import dataclasses
+import struct
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import gevent
+import pytest
+from cql_server import INDICES, cql_server, done, frame, raised, rows
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_load_process import loaded, outcomes, plan_for
+from test_protocols import DOCUMENTS, Sent, Spoken, replies, sent, ticket, whole
+from test_users import PLANNED_NS, started
+
+from ingest_bench import idl
+from ingest_bench.analysis import integrity
+from ingest_bench.documents.ids import Ids
+from ingest_bench.errors import RunFailed, SpecError
+from ingest_bench.idl import cql
+from ingest_bench.model.load import LoadOptions, Wire
+from ingest_bench.model.results import RunRecord
+from ingest_bench.model.target import Endpoint, Place, Tls
+from ingest_bench.model.workload import BulkAction
+from ingest_bench.protocols import spoken
+from ingest_bench.protocols.cql import insert
+from ingest_bench.protocols.cql.frames import Frames, known
+from ingest_bench.protocols.verdict import BrokenAnswerError
+from ingest_bench.protocols.way import way_to
+
+with pytest.MonkeyPatch.context() as patched:
+    patched.setenv("LOCUST_SKIP_MONKEY_PATCH", "1")
+
+    from ingest_bench.load.users import sender
+
+WIRE = Wire(protocol="cql", keys={"keyspace": "k"})
+SPEECH = Spoken(WIRE, lambda body: [*rows(body).values()], lambda _: done(), server=cql_server)
+TIMED_OUT = raised(0x1100, "Operation timed out", struct.pack(">Hii", 5, 0, 1))
+OVERLOADED = raised(0x1001, "Query timed out before it could start")
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sender, "gevent", SimpleNamespace(sleep=lambda _: None))
+
+
+def answered(*answers: bytes | None, retries: int = 5) -> Sent:
+    return sent(SPEECH, replies(*answers), retries=retries)
+
+
+def protocol(**options: Any) -> Any:
+    return spoken(WIRE, "nyc_taxis", LoadOptions(**options))
+
+
+def test_rows_go_to_all_tables_in_turn() -> None:
+    body = whole(protocol(action=BulkAction(indices=3)), DOCUMENTS)
+    found = rows(bytes(body.data))
+    assert [document for _, document in found.values()] == DOCUMENTS
+    assert [table for table, _ in found.values()] == [f"nyc_taxis_{number % 3}" for number in range(10)]
+
+
+def test_no_two_rows_of_any_users_have_one_key() -> None:
+    template = protocol().body(DOCUMENTS, 1)
+    keys = []
+    for user in range(3):
+        ids, own = Ids(user, 3, "none", 1), template.copy()
+        keys += [key for _ in range(4) for key in rows(bytes(own.filled(ids).data))]
+    assert len(keys) == len(set(keys)) == 3 * 4 * len(DOCUMENTS)
+
+
+@given(documents=st.lists(st.binary(max_size=300), min_size=1, max_size=20), indices=st.integers(1, 3))
+@settings(max_examples=30, deadline=None)
+def test_what_a_server_reads_is_what_was_put_in(documents: list[bytes], indices: int) -> None:
+    body = whole(protocol(action=BulkAction(indices=indices)), documents)
+    assert [document for _, document in rows(bytes(body.data)).values()] == documents
+    assert int(body.starts()[-1]) == len(body.data)
+
+
+@pytest.mark.parametrize(
+    "action", [BulkAction(pipeline="p"), BulkAction(refresh="true"), BulkAction(operation="create")]
+)
+def test_what_belongs_to_the_bulk_api_is_refused(action: BulkAction) -> None:
+    with pytest.raises(SpecError, match=r"load\.action: cql has no"):
+        protocol(action=action)
+
+
+def test_keys_that_come_again_in_several_tables_are_refused_for_nobody_could_count_them() -> None:
+    with pytest.raises(SpecError, match="take out conflicts or indices"):
+        protocol(action=BulkAction(conflicts="random", indices=3))
+
+
+def test_more_rows_than_a_batch_can_count_are_refused() -> None:
+    with pytest.raises(SpecError, match="at most 65,535 rows, and these are 65,536"):
+        protocol(bulk_documents=65_536)
+    with pytest.raises(SpecError, match="at most 65,535 rows"):
+        protocol().body([b""] * 65_536, 1)
+    body = whole(protocol(), [b""] * 65_535)
+    assert len(rows(bytes(body.data))) == 65_535
+
+
+def test_ready_bulk_bodies_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="ready bulk bodies"):
+        protocol().of_file(tmp_path, ready=True, index=None)
+
+
+@pytest.mark.parametrize("keyspace", ["", "a b", 'a"b', "x" * 49, "ä"])
+def test_a_keyspace_that_cassandra_has_not_is_refused(keyspace: str) -> None:
+    with pytest.raises(SpecError, match="keyspace"):
+        spoken(Wire(protocol="cql", keys={"keyspace": keyspace}), "i", LoadOptions())
+
+
+def test_an_encrypted_way_is_refused() -> None:
+    made = protocol().user()
+    there = Endpoint("127.0.0.1", 1)
+    user = type("One", (made,), {"way": way_to(Place(endpoint=there, tls=Tls(name="localhost")))})
+    with pytest.raises(RunFailed, match="cql: this protocol has no TLS here"):
+        user(SimpleNamespace()).on_start()
+
+
+def test_a_timeout_of_the_server_is_tried_again_for_each_row_has_a_key_of_ours() -> None:
+    found = answered(TIMED_OUT, done())
+    assert (found.outcome, found.documents, found.sample.attempts, found.sample.status) == ("ok", (10, 10, 0), 2, 200)
+    # What the first attempt wrote nobody knows.
+    assert 0 < found.sample.bytes_unanswered < found.sample.bytes_sent == found.server.bytes_read
+    first, second = found.server.bodies
+    assert first == second
+
+
+def test_timeouts_without_an_end_fail_and_leave_open_what_is_there() -> None:
+    found = answered(*[TIMED_OUT] * 3, retries=2)
+    assert (found.outcome, found.documents, found.sample.status) == ("http-error", (10, 0, 0), 504)
+    assert dict(found.work.item_failures) == {"504 WriteTimeout": 10}
+    assert found.work.errors() == ("3 x WriteTimeout: Operation timed out",)
+
+
+@pytest.mark.parametrize(
+    ("first", "again", "failed"),
+    [
+        (OVERLOADED, OVERLOADED, 10),
+        (raised(0x1002, "bootstrapping"), OVERLOADED, 10),
+        # Some rows of the batch were under way before that was found.
+        (raised(0x1001, "Too many in flight hints: 7"), OVERLOADED, 0),
+        (raised(0x1000, "Cannot achieve consistency level ALL"), OVERLOADED, 0),
+        (TIMED_OUT, OVERLOADED, 0),
+        (None, OVERLOADED, 0),
+    ],
+)
+def test_rows_have_failed_where_no_attempt_can_have_written(first: bytes | None, again: bytes, failed: int) -> None:
+    found = answered(first, again, again, retries=2)
+    assert (found.outcome, found.documents, found.sample.attempts) == ("rejected", (10, 0, failed), 3)
+    assert found.sample.status == 503
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "kind"),
+    [
+        (raised(0x2200, "Batch too large ä"), 400, "400 Invalid"),
+        (raised(0x2000, "line 1:0"), 400, "400 SyntaxError"),
+        (raised(0x2100, "User has no MODIFY"), 403, "403 Unauthorized"),
+        (raised(0x0000, "java.lang.NullPointerException"), 500, "500 ServerError"),
+        (raised(0x1500, "failed", b"more"), 500, "500 WriteFailure"),
+        (raised(0x7777, "new"), 500, "500 Error 0x7777"),
+    ],
+)
+def test_the_words_of_a_refusal_are_told(answer: bytes, status: int, kind: str) -> None:
+    found = answered(answer)
+    assert (found.outcome, found.documents, found.sample.status) == (
+        "http-error",
+        (10, 0, 0 if status >= 500 else 10),
+        status,
+    )
+    assert dict(found.work.item_failures) == {kind: 10}
+    assert kind.partition(" ")[2] in found.work.errors()[0]
+
+
+def test_a_server_that_has_forgotten_a_statement_is_told_it_again() -> None:
+    found = answered(raised(0x2500, "Prepared query with ID 1 not found", b"\0\1x"), done())
+    assert (found.outcome, found.documents, found.sample.attempts) == ("ok", (10, 10, 0), 2)
+    assert found.server.connections == 2
+    assert found.sample.bytes_sent == found.server.bytes_read
+
+
+def test_a_table_that_is_not_there_is_told() -> None:
+    with cql_server(lambda _body, _number: done(), ready=raised(0x2200, "table i does not exist")) as server:
+        sample, work = ticket(SPEECH, server.address, 0)
+    assert (sample.status, sample.documents_failed) == (400, 10)
+    assert work.errors() == ("1 x Invalid: table i does not exist",)
+
+
+def test_a_server_that_wants_to_know_who_we_are_is_told_apart() -> None:
+    with cql_server(lambda _body, _number: done(), ready=frame(cql.AUTHENTICATE, b"\0\1x")) as server:
+        sample, work = ticket(SPEECH, server.address, 3)
+    assert (sample.status, sample.attempts) == (401, 1)
+    assert "wants a name and a password" in work.errors()[0]
+    assert server.requests == 0
+
+
+def test_a_statement_with_another_id_is_no_statement_of_ours() -> None:
+    told = cql.PREPARED.to_bytes(4, "big") + b"\0\x10" + b"x" * 16
+    with cql_server(lambda _body, _number: done(), prepared=told) as server:
+        sample, work = ticket(SPEECH, server.address, 0)
+    assert sample.documents_acked == 0
+    assert "is no answer to this" in work.errors()[0]
+
+
+def test_a_warning_stands_before_what_is_said() -> None:
+    warned = struct.pack(">HH", 1, 5) + b"large"
+    assert answered(frame(cql.RESULT, warned + cql.VOID.to_bytes(4, "big"), flags=8)).outcome == "ok"
+    traced = b"i" * 16 + warned + cql.VOID.to_bytes(4, "big")
+    assert answered(frame(cql.RESULT, traced, flags=10)).outcome == "ok"
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        b"HTTP/1.1 400 Bad Request\r\n\r\n",
+        # Of version 5, and a request.
+        b"\x85" + done()[1:],
+        b"\x04" + done()[1:],
+        cql.HEAD.pack(0x84, 0, 0, cql.RESULT, -1),
+        cql.HEAD.pack(0x84, 0, 0, cql.RESULT, 2**31 - 1),
+        # Packed, and with a payload: nobody asked for that.
+        frame(cql.RESULT, b"\0\0\0\1", flags=1),
+        frame(cql.RESULT, b"\0\0\0\1", flags=4),
+        frame(cql.RESULT, b"\xff\xff", flags=8),
+        frame(cql.RESULT, b""),
+        frame(cql.RESULT, cql.ROWS.to_bytes(4, "big")),
+        frame(cql.READY, b""),
+        frame(cql.ERROR, b"\0\0"),
+        frame(cql.ERROR, b"\0\0\0\0\xff\xffx"),
+        done() + b"\0",
+        done() + done(),
+    ],
+)
+def test_what_is_no_answer_is_a_broken_one(broken: bytes) -> None:
+    found = answered(broken)
+    assert (found.outcome, found.sample.documents_acked, found.sample.attempts) == ("broken-answer", 0, 1)
+
+
+@given(data=st.binary(max_size=200), opcode=st.integers(0, 255), flags=st.integers(0, 255))
+@settings(max_examples=200, deadline=None)
+def test_no_bytes_of_a_server_do_more_than_break_its_answer(data: bytes, opcode: int, flags: int) -> None:
+    frames = Frames()
+    for answer in (data, frame(opcode, data, flags), frame(cql.ERROR, data), frame(cql.RESULT, data)):
+        frames.begin()
+        frames.room()[: len(answer)] = answer
+        try:
+            frames.came(len(answer))
+        except BrokenAnswerError:
+            continue
+        assert not frames.is_whole or frames.head is not None
+
+
+@given(data=st.binary(max_size=100))
+@settings(max_examples=200, deadline=None)
+def test_no_bytes_of_a_server_do_more_than_break_its_rows(data: bytes) -> None:
+    for body in (data, cql.ROWS.to_bytes(4, "big") + data):
+        try:
+            cql.rows(body)
+        except idl.BrokenMessageError:
+            continue
+
+
+def test_answers_may_come_in_any_order_and_byte_by_byte() -> None:
+    statements = [insert("k", index) for index in INDICES]
+    frames = Frames()
+    frames.wanted = tuple(map(known, statements))
+    answer = b"".join(frame(cql.RESULT, cql.prepared(text) + b"meta") for text in reversed(statements))
+    for place in range(len(answer)):
+        assert not frames.is_whole
+        frames.room()[:1] = answer[place : place + 1]
+        frames.came(1)
+        assert frames.is_whole == (place == len(answer) - 1)
+    assert frames.head is not None
+    assert frames.head.status == 200
+    # One of them twice is not all of them.
+    twice = frame(cql.RESULT, cql.prepared(statements[0])) * len(statements)
+    frames.begin()
+    frames.room()[: len(twice)] = twice
+    with pytest.raises(BrokenAnswerError, match="no answer to this"):
+        frames.came(len(twice))
+
+
+def test_an_error_is_never_taken_for_the_answer_before_it() -> None:
+    """Two answers of one length: the second is a success."""
+    failed = raised(0x1001, "")
+    found = [answered(*order, retries=3) for order in ((failed, failed, done()), (done(),))]
+    assert [(one.outcome, one.sample.attempts) for one in found] == [("ok", 3), ("ok", 1)]
+
+
+def test_each_connection_greets_once_and_every_byte_is_counted() -> None:
+    with cql_server(lambda _body, number: None if number == 3 else done()) as server:
+        user, kept = started(server.address, protocol=SPEECH.protocol)
+        for _ in range(4):
+            gevent.spawn(user.send, PLANNED_NS, SPEECH.body()).get(timeout=60)
+        user.on_stop()
+        user.way.deadlines.close()
+    greeting = len(cql.startup() + cql.prepare(insert("k", "i")))
+    batch = len(SPEECH.body().data)
+    assert [sample.bytes_sent for sample in kept.samples] == [greeting + batch, batch, greeting + 2 * batch, batch]
+    assert sum(sample.bytes_sent for sample in kept.samples) == server.bytes_read == user.way.traffic.bytes_written
+    assert server.connections == 2
+
+
+@pytest.mark.processes
+def test_a_whole_load_is_stored_once_whatever_the_server_does(tmp_path: Path) -> None:
+    stored: set[bytes] = set()
+
+    def reply(body: bytes, number: int) -> bytes | None:
+        if number % 7 == 0:
+            return OVERLOADED
+        stored.update(rows(body))
+        if number % 11 == 0:
+            return None
+        return TIMED_OUT if number % 13 == 0 else done()
+
+    with cql_server(reply) as server:
+        plan = dataclasses.replace(plan_for(server.address, tmp_path), wire=WIRE)
+        report, samples, _ = loaded(plan)
+    acked = int(samples["documents_acked"].sum())
+    assert report.bytes_written == server.bytes_read == samples["bytes_sent"].sum()
+    assert report.documents_resent > 0
+    assert "ok" in outcomes(samples)
+    unknown = int((samples["documents"] - samples["documents_acked"]).sum())
+    assert acked <= len(stored) <= acked + unknown
+    values = {"documents_acked": acked, "bytes_sent": report.bytes_written, "documents_counted": len(stored)}
+    record = RunRecord(run="x/1", replicate=1, cell="x", levels={}, state="measured")
+    assert integrity.verdict(record, samples, report, values) == []

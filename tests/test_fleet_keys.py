@@ -1,0 +1,116 @@
+"""Who may join a fleet: key files, and what becomes of everybody else at its port."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+
+import pytest
+
+from ingest_bench.cli import app
+from ingest_bench.errors import SpecError
+from ingest_bench.load.fleet import join, keys
+from ingest_bench.load.fleet.roster import PORT
+from ingest_bench.model.target import Endpoint
+
+
+def test_new_keys_are_files_that_nobody_else_can_read_and_each_knows_the_others(tmp_path: Path) -> None:
+    run, *workers = keys.write_new(tmp_path / "keys", 3)
+    assert [path.name for path in (run, *workers)] == ["run.key", "worker-1.key", "worker-2.key", "worker-3.key"]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (run, *workers)} == {0o600}
+    mine, theirs = keys.read_run(run), [keys.read_worker(path) for path in workers]
+    assert [mine.workers[one.own.public] for one in theirs] == [one.name for one in theirs]
+    assert {one.run for one in theirs} == {mine.own.public}
+    secrets = [mine.own.secret, *(one.own.secret for one in theirs)]
+    assert len(set(secrets)) == 4
+    assert not any(secret in repr((mine, theirs)) for secret in secrets)
+
+
+def test_keys_are_never_written_over(tmp_path: Path) -> None:
+    run, *_ = keys.write_new(tmp_path, 1)
+    before = run.read_bytes()
+    with pytest.raises(SpecError, match="is there already"):
+        keys.write_new(tmp_path, 2)
+    assert run.read_bytes() == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run.key", "worker-1.key"]
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o644])
+def test_a_key_that_others_can_read_is_refused_with_what_to_do(tmp_path: Path, mode: int) -> None:
+    run, *_ = keys.write_new(tmp_path, 1)
+    run.chmod(mode)
+    with pytest.raises(SpecError, match="chmod 600"):
+        keys.read_run(run)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"of": "run"}', '{"of": "run", "public": 1, "secret": 2, "workers": 3}']
+)
+def test_what_is_no_key_is_called_so_and_not_repeated(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "run.key"
+    path.touch(mode=0o600)
+    path.write_text(text)
+    with pytest.raises(SpecError, match="--new-keys"):
+        keys.read_run(path)
+
+
+def test_a_key_of_the_other_side_is_refused(tmp_path: Path) -> None:
+    run, worker = keys.write_new(tmp_path, 1)
+    with pytest.raises(SpecError, match=r"the key of a worker; here a file such as run\.key"):
+        keys.read_run(worker)
+    with pytest.raises(SpecError, match=r"the key of a run; here a file such as worker-1\.key"):
+        keys.read_worker(run)
+
+
+def test_the_command_makes_keys_and_prints_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert app.run(["worker", "--new-keys", str(tmp_path / "new"), "--count", "2"]) == 0
+    said = "".join(capsys.readouterr())
+    for path in (tmp_path / "new").iterdir():
+        assert json.loads(path.read_text())["secret"] not in said
+    assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["worker"], "--connect says where"),
+        (["worker", "--connect", "bench:http", "--keys", "{key}"], "write it like"),
+        (["worker", "--connect", "bench"], "--new-keys DIR"),
+        (["worker", "--connect", "bench", "--keys", "/nowhere"], "no key can be read from it"),
+        (["worker", "--connect", "bench", "--keys", "{key}", "--credentials-to", "bench"], "write it like https"),
+        (["worker", "--connect", "bench", "--new-keys", "x"], "take out --connect"),
+    ],
+)
+def test_a_worker_that_cannot_work_is_refused_at_once(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    said: str,
+) -> None:
+    monkeypatch.delenv("INGEST_BENCH_KEYS", raising=False)
+    key = keys.write_new(tmp_path, 1)[1]
+    assert app.run([word.format(key=key) for word in arguments]) == 2
+    assert said in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port"),
+    [
+        ("bench", "bench", PORT),
+        ("bench.example:9", "bench.example", 9),
+        ("192.0.2.1:65535", "192.0.2.1", 65535),
+        ("2001:db8::7", "2001:db8::7", PORT),
+        ("[2001:db8::7]", "2001:db8::7", PORT),
+        ("[2001:db8::7]:9", "2001:db8::7", 9),
+    ],
+)
+def test_an_address_is_read_with_or_without_a_port(text: str, host: str, port: int) -> None:
+    assert join.endpoint(text) == Endpoint(host, port)
+
+
+@pytest.mark.parametrize("text", ["", ":9", "bench:", "bench:0", "bench:65536", "bench:http", "bench:²", "bench:٣"])
+def test_what_is_no_address_is_refused(text: str) -> None:
+    with pytest.raises(SpecError, match="write it like"):
+        join.endpoint(text)

@@ -1,0 +1,127 @@
+"""What strangers do at the port of a fleet changes nothing, and the page is there to look at."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from bulk_server import bulk_server
+from test_fleet_load import agents, free_port, keys_in, supervising
+from test_load_process import plan_for, samples_of
+
+from ingest_bench.load import Progress, Remote, joined, local, start
+from ingest_bench.load.fleet import keys
+from ingest_bench.model.target import Endpoint
+
+pytestmark = pytest.mark.processes
+
+# ZMTP 3.1: signature, version, mechanism. What follows never comes.
+GREETING = b"\xff\x00\x00\x00\x00\x00\x00\x00\x01\x7f\x03\x01CURVE".ljust(32, b"\x00")
+GARBAGE = (b"", b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01" + b"\x00" * 200, GREETING, GREETING.ljust(64, b"\x00"))
+STOCK = """
+from locust.env import Environment
+import locust.runners
+locust.runners.CONNECT_TIMEOUT = 3
+locust.runners.CONNECT_RETRY_COUNT = 1
+import sys
+try:
+    Environment(user_classes=[]).create_worker_runner("127.0.0.1", int(sys.argv[1]))
+except Exception:
+    print("not taken")
+"""
+
+
+def test_strangers_at_the_port_change_nothing(tmp_path: Path) -> None:
+    port = free_port()
+    with (
+        bulk_server() as server,
+        agents(tmp_path, port, 1),
+        supervising(tmp_path, port, 1) as there,
+        ExitStack() as stack,
+    ):
+        for number in range(200):
+            stranger = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+            stranger.sendall(GARBAGE[number % len(GARBAGE)] or os.urandom(500))
+        half = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+
+        def drip(_: Progress) -> None:
+            try:
+                half.send(b"\xff")
+            except OSError:
+                return
+
+        plan = plan_for(server.address, tmp_path, measure_ns=3 * 10**9)
+        report = start(plan, fleet=there).wait(drip)
+        assert samples_of(plan)["documents_acked"].sum() == server.documents > 0
+        assert report.bytes_written == server.bytes_read
+        assert report.longest_silence_ns < 4e9
+
+
+def test_a_worker_of_a_stock_locust_does_not_join_and_is_told_of(tmp_path: Path) -> None:
+    port = free_port()
+    known = keys.read_run(keys_in(tmp_path) / keys.RUN_FILE)
+    told: list[str] = []
+    remote = Remote(bind=Endpoint("127.0.0.1", port), workers=1, keys=known, patience_s=120)
+    argv = [sys.executable, "-c", STOCK, str(port)]
+    with (
+        bulk_server() as server,
+        agents(tmp_path, port, 1),
+        joined(remote, told.append) as there,
+        subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as stock,
+    ):
+        assert stock.communicate(timeout=60)[0] == "not taken\n"
+        start(plan_for(server.address, tmp_path), fleet=there).wait(lambda _: None)
+        assert server.documents
+    # By who of both saw first that the other one does not speak its protocol.
+    assert [line for line in told if "does not speak our protocol" in line or "left before it had said" in line]
+    assert len([line for line in told if "joined" in line]) == 1
+
+
+def test_locusts_page_shows_the_load_and_can_only_be_looked_at(tmp_path: Path) -> None:
+    port = free_port()
+    seen: list[dict[str, object]] = []
+    refused: list[int] = []
+
+    def look(progress: Progress) -> None:
+        if progress.phase != "measure":
+            return
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/stats/requests", timeout=5) as page:
+            seen.append(json.load(page))
+        for path in ("/stop", "/swarm", "/stats/reset", "/user"):
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", data=b"", timeout=5).close()
+            except urllib.error.HTTPError as error:
+                refused.append(error.code)
+                error.close()
+
+    with bulk_server() as server, local(tmp_path / "fleet", Endpoint("127.0.0.1", port)) as fleet:
+        # Locust's current rate is that of the seconds up to two before the newest report, which comes once a second.
+        plan = plan_for(server.address, tmp_path, measure_ns=8 * 10**9, processes=2)
+        start(plan, fleet=fleet).wait(look)
+        assert samples_of(plan)["documents_acked"].sum() == server.documents
+    assert set(refused) == {403}
+    last = seen[-1]
+    assert max(one["user_count"] for one in seen) == 4  # type: ignore[type-var] # they are numbers
+    assert last["state"] == "running"
+    (bulks,) = [entry for entry in last["stats"] if entry["name"] == "/tiny/_bulk"]  # type: ignore[attr-defined]
+    assert 0 < bulks["num_requests"] <= server.requests
+    assert bulks["num_failures"] == 0
+    assert bulks["current_rps"] > 0
+
+
+@pytest.mark.parametrize("child", ["master", "sender"])
+def test_a_child_imports_nothing_that_only_whoever_measures_needs(child: str) -> None:
+    # A load begins when its children have imported what they need: it was a third more.
+    code = f"import sys, ingest_bench.load.fleet.{child}; print(*sys.modules)"
+    said = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True, timeout=120)
+    imported = set(said.stdout.split())
+    assert not {"ingest_bench.load.supervisor", "ingest_bench.load.fleet.roster"} & imported
+    assert child == "sender" or not [name for name in imported if name.startswith("ingest_bench.documents")]

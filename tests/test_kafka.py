@@ -1,0 +1,287 @@
+"""Kafka's protocol against librdkafka's own mock broker, and what a broker of ours is told."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import gevent
+import pytest
+from confluent_kafka import Consumer, KafkaError, TopicPartition
+from running import free_port
+from test_load_process import loaded, plan_for
+from test_users import PLANNED_NS, documents, outcome, started
+
+from ingest_bench import catalog, spec, targets
+from ingest_bench.documents.body import Body
+from ingest_bench.errors import SpecError
+from ingest_bench.jvm import artifacts
+from ingest_bench.jvm.java import Java
+from ingest_bench.model.load import LoadOptions, Wire
+from ingest_bench.model.target import Endpoint, Place, TargetOptions
+from ingest_bench.model.workload import BulkAction
+from ingest_bench.protocols import spoken
+from ingest_bench.protocols.kafka import Kafka, status
+from ingest_bench.protocols.verdict import Answer
+from ingest_bench.protocols.way import way_to
+from ingest_bench.targets.kafka import asker
+
+DOCUMENTS = [b'{"n":%d,"text":"a,\\n]b"}' % number for number in range(10)]
+
+
+def protocol(options: LoadOptions | None = None, **keys: Any) -> Kafka:
+    made = spoken(Wire(protocol="kafka", keys=keys), "tiny", options or LoadOptions())
+    assert isinstance(made, Kafka)
+    return made
+
+
+@contextmanager
+def mocked(brokers: int) -> Iterator[list[Endpoint]]:
+    """librdkafka's mock of so many brokers, which take everything."""
+    argv = (sys.executable, str(Path(__file__).with_name("kafka_broker.py")), str(brokers))
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        said = [child.stdout.readline().split() for _ in range(brokers)]
+        yield [Endpoint(host, int(port)) for host, port in said]
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[Endpoint]:
+    with mocked(1) as (one,):
+        yield one
+
+
+def stored(broker: Endpoint, topic: str = "tiny") -> int:
+    consumer = Consumer({"bootstrap.servers": str(broker), "group.id": "x", "log_level": 0})
+    partitions = consumer.list_topics(topic, timeout=10).topics[topic].partitions
+    edges = [consumer.get_watermark_offsets(TopicPartition(topic, one), timeout=10) for one in partitions]
+    consumer.close()
+    return sum(last - first for first, last in edges)
+
+
+@pytest.mark.processes
+def test_a_request_is_done_once_each_record_is_and_its_bytes_are_the_kernels(broker: Endpoint) -> None:
+    user, kept = started(broker, protocol=protocol(linger="1ms"))
+    body = protocol().body(DOCUMENTS, 1)
+    gevent.spawn(user.send, PLANNED_NS, body).get(timeout=60)
+    sample, traffic = kept.only, user.way.traffic
+    assert (outcome(sample), documents(sample), sample.attempts) == ("ok", (10, 10, 0), 1)
+    assert 0 < sample.local_port in traffic.local_ports
+    # Beside the records: what a batch has, and nothing near as much again.
+    assert len(body.data) < sample.bytes_sent < 3 * len(body.data) + 1000
+    assert 0 < sample.sent_ns <= sample.first_byte_ns <= sample.done_ns
+    before = traffic.bytes_written
+    user.on_stop()
+    user.way.deadlines.close()
+    assert traffic.bytes_written >= before >= sample.bytes_sent
+    assert stored(broker) == 10
+
+
+@pytest.mark.processes
+def test_two_users_have_each_their_own_connection(broker: Endpoint) -> None:
+    one, first = started(broker, protocol=protocol())
+    other, second = started(broker, protocol=protocol())
+    body = protocol().body(DOCUMENTS, 1)
+    for user in (one, other):
+        gevent.spawn(user.send, PLANNED_NS, body).get(timeout=60)
+        user.on_stop()
+    assert first.only.local_port != second.only.local_port
+    assert min(first.only.bytes_sent, second.only.bytes_sent) > len(body.data)
+
+
+@pytest.mark.processes
+def test_the_bytes_of_a_request_are_those_to_all_brokers() -> None:
+    with mocked(3) as brokers:
+        way = way_to(*(Place(endpoint=one) for one in brokers))
+        users = [started(brokers[0], protocol=protocol(linger="1ms"), way=way) for _ in range(3)]
+        body = protocol().body(DOCUMENTS * 20, 1)
+        for _ in range(3):
+            at_once = [gevent.spawn(user.send, PLANNED_NS, body) for user, _ in users]
+            gevent.joinall(at_once, timeout=60, raise_error=True)
+        for user, _ in users:
+            user.on_stop()
+        way.deadlines.close()
+    samples = [sample for _, kept in users for sample in kept.samples]
+    assert [outcome(sample) for sample in samples] == ["ok"] * 9
+    assert all(len(body.data) < sample.bytes_sent < 2 * len(body.data) for sample in samples)
+    assert sum(sample.bytes_sent for sample in samples) == way.traffic.bytes_written
+
+
+def test_records_that_may_be_stored_are_not_sent_again_though_their_connection_was_never_seen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from ingest_bench.protocols.kafka import user as users  # noqa: PLC0415 - Locust comes with it
+
+    monkeypatch.setattr(users, "_CONNECT_S", 0.1)
+    user, kept = started(Endpoint("127.0.0.1", free_port()), protocol=protocol(), retries=3)
+
+    def exchange(_topic: str, values: list[bytes], _timeout_ns: int) -> Answer:
+        request = users._Request(len(values))
+        request.errors = dict.fromkeys(range(len(values)), "_TRANSPORT")
+        return user.connection._answer(request, len(values))  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(user.connection, "exchange", exchange)
+    gevent.spawn(user.send, PLANNED_NS, protocol().body(DOCUMENTS, 1)).get(timeout=60)
+    user.on_stop()
+    user.way.deadlines.close()
+    sample = kept.only
+    assert (outcome(sample), documents(sample), sample.bytes_sent) == ("connection-error", (10, 0, 0), 0)
+    assert sample.attempts == 1
+    assert "stored twice" in user.work.errors()[0]
+
+
+def test_a_broker_that_is_not_there_is_a_timeout_and_nothing_was_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ingest_bench.protocols.kafka import user as users  # noqa: PLC0415 - Locust comes with it
+
+    monkeypatch.setattr(users, "_CONNECT_S", 0.1)
+    options = LoadOptions(timeout_ns=300_000_000)
+    user, kept = started(Endpoint("127.0.0.1", free_port()), protocol=protocol(options), timeout_ns=300_000_000)
+    gevent.spawn(user.send, PLANNED_NS, protocol().body(DOCUMENTS, 1)).get(timeout=60)
+    user.on_stop()
+    user.way.deadlines.close()
+    sample = kept.only
+    assert (outcome(sample), documents(sample), sample.attempts) == ("timeout", (10, 0, 0), 1)
+    assert (sample.bytes_sent, sample.local_port, sample.status) == (0, 0, 0)
+
+
+@pytest.mark.processes
+def test_a_request_to_several_brokers_is_of_none_of_them(broker: Endpoint) -> None:
+    nobody = Place(endpoint=Endpoint("127.0.0.1", free_port()))
+    user, kept = started(broker, protocol=protocol(), way=way_to(Place(endpoint=broker), nobody))
+    gevent.spawn(user.send, PLANNED_NS, protocol().body(DOCUMENTS, 1)).get(timeout=60)
+    user.on_stop()
+    assert (outcome(kept.only), kept.only.address) == ("ok", -1)
+
+
+@pytest.mark.processes
+def test_a_whole_load_is_what_the_broker_has(broker: Endpoint, tmp_path: Path) -> None:
+    plan = plan_for(broker, tmp_path, users=2, bulk_documents=50)
+    plan = type(plan)(
+        address=plan.address,
+        wire=Wire(protocol="kafka", keys={"linger": "1ms"}),
+        workload=plan.workload,
+        options=plan.options,
+        out=plan.out,
+    )
+    before = stored(broker, plan.workload.index) if plan.workload.index == "tiny" else 0
+    report, samples, _ = loaded(plan)
+    acked = int(samples["documents_acked"].sum())
+    assert stored(broker, plan.workload.index) - before == acked > 0
+    assert report.bytes_written >= int(samples["bytes_sent"].sum()) > 0
+    assert set(samples["local_port"].tolist()) <= set(report.local_ports)
+    assert len(report.local_ports) >= 2
+
+
+@pytest.mark.parametrize(
+    ("errors", "expected"),
+    [
+        ({}, (200, "ok", 10, 0, ())),
+        ({3: "NOT_ENOUGH_REPLICAS", 5: "LEADER_NOT_AVAILABLE"}, (429, "rejected", 8, 0, (3, 5))),
+        ({3: "MSG_SIZE_TOO_LARGE"}, (400, "partial", 9, 1, ())),
+        (dict.fromkeys(range(10), "INVALID_RECORD"), (400, "http-error", 0, 10, ())),
+        ({3: "_MSG_TIMED_OUT", 4: "NOT_ENOUGH_REPLICAS"}, (503, "http-error", 8, 2, ())),
+    ],
+    ids=["all", "some-again", "some-refused", "all-refused", "some-in-doubt"],
+)
+def test_an_error_of_a_record_says_what_became_of_it(errors: dict[int, str], expected: tuple[Any, ...]) -> None:
+    body, said = protocol().body(DOCUMENTS, 1), json.dumps(errors).encode()
+    assert isinstance(body, Body)
+    answer = Answer(status(errors), said, 0, len(said))
+    verdict = protocol().judge(answer, body)
+    assert (answer.status, verdict.outcome, verdict.acked, verdict.failed, verdict.rejected) == expected
+
+
+def test_what_is_sent_again_is_what_was_rejected() -> None:
+    body = protocol().body(DOCUMENTS, 1)
+    again = body.only((3, 5))
+    edges = again.starts().tolist()
+    assert [bytes(again.data[edges[n] : edges[n + 1]]) for n in range(2)] == [DOCUMENTS[3], DOCUMENTS[5]]
+
+
+@pytest.mark.parametrize(
+    ("keys", "options", "said"),
+    [
+        ({"ack": "1"}, {}, 'unknown key "ack"'),
+        ({"acks": "2"}, {}, "acks"),
+        ({"linger": "1h"}, {}, "linger"),
+        ({"batch_size": "8GiB"}, {}, "batch_size"),
+        ({"compression": "brotli"}, {}, "compression"),
+        ({}, {"gzip": True}, 'write compression = "gzip"'),
+        ({}, {"action": BulkAction(pipeline="p")}, "kafka has no ids"),
+        ({}, {"nodes": 2}, "kafka sends to the leader of a partition, not to node 2"),
+    ],
+)
+def test_what_the_protocol_cannot_do_is_one_sentence(keys: dict[str, str], options: dict[str, Any], said: str) -> None:
+    with pytest.raises(SpecError) as refused:
+        protocol(LoadOptions(**options), **keys)
+    assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "said"),
+    [
+        ("setting.log.dirs=/", "target.setting.log.dirs: ingest-bench says where nodes are"),
+        ("setting.listeners=PLAINTEXT://0.0.0.0:1", "target.setting.listeners"),
+        ("allocator=pooled", "target.allocator: kafka has no Netty"),
+        ("version=3.9.1", 'target.version: kafka has no "3.9.1"'),
+    ],
+)
+def test_what_a_broker_cannot_have_is_one_sentence(chosen: str, said: str) -> None:
+    (cell, *_) = spec.cells(spec.load("kafka", [chosen]))
+    with pytest.raises(SpecError) as refused:
+        targets.of(cell.target).requirements(cell.target)
+    assert said in str(refused.value)
+
+
+def test_settings_of_producers_go_to_the_protocol_and_all_others_to_the_broker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(artifacts, "fetch", lambda artifact: Path("/jars", artifact.file_name))
+    asked = TargetOptions(name="kafka", setting={"producer.acks": "1", "num.io.threads": "3", "x": "a\\b"})
+    target = targets.of(asked)
+    nodes = [Endpoint("10.0.0.1", 9092), Endpoint("10.0.0.2", 9092)]
+    java = Java(home=Path("/java"), version=17, source="test")
+    plan = target.launch_plan(asked, java, tmp_path, 1, nodes, ())
+    lines = (tmp_path / "server.properties").read_text().splitlines()
+    assert {"num.io.threads=3", "x=a\\u005cb", "node.id=2", "default.replication.factor=2"} <= set(lines)
+    assert "controller.quorum.voters=1@10.0.0.1:9093,2@10.0.0.2:9093" in lines
+    assert not any(line.startswith("producer") for line in lines)
+    assert target.wire(asked, catalog.workload("pmc")).keys == {"acks": "1"}
+    assert plan.argv[-1] == str(tmp_path / "server.properties")
+
+
+def test_a_folder_and_a_setting_in_any_letters_are_read_as_they_are_by_java(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(artifacts, "fetch", lambda artifact: Path("/jars", artifact.file_name))
+    said = " ü=\\:#!日🚌 "
+    asked = TargetOptions(name="kafka", setting={"x": said})
+    home = tmp_path / "Größe"
+    targets.of(asked).launch_plan(asked, Java(home=Path("/j"), version=17, source=""), home, 0, [Endpoint("h", 1)], ())
+    lines = (home / "server.properties").read_bytes().splitlines()
+    # Java reads Latin-1, skips blanks before a value, and makes a character of 16 bits of each escape.
+    values = dict(line.decode("latin-1").split("=", 1) for line in lines)
+    java = {key: re.sub(r"(?:\\u[0-9a-f]{4})+", _java, text.lstrip()) for key, text in values.items()}
+    assert java["x"] == said
+    assert java["log.dirs"] == str(home / "data")
+
+
+def _java(escapes: re.Match[str]) -> str:
+    return bytes.fromhex(escapes[0].replace("\\u", "")).decode("utf-16-be")
+
+
+@pytest.mark.parametrize("error", [None, KafkaError(KafkaError.LEADER_NOT_AVAILABLE)])
+def test_a_topic_whose_partitions_nobody_knows_has_no_number_of_records(error: KafkaError | None) -> None:
+    known = SimpleNamespace(topics={"t": SimpleNamespace(error=error, partitions={})})
+    admin = SimpleNamespace(list_topics=lambda *_, **__: known)
+    broker: Any = SimpleNamespace(admin=admin, config={"bootstrap.servers": "127.0.0.1:1"}, left_s=1.0)
+    found = asker.count(broker, {"topics": ["t"]})
+    assert found.keys() == {"error"}
+    assert found["error"].startswith("topic t: its partitions are not known (")

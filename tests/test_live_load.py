@@ -1,0 +1,251 @@
+"""Loads that are looked at while they run: one that is given up, and one whose figures are scraped."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bulk_server import accept_all, answer, bulk_server
+from prometheus_client.parser import text_string_to_metric_families
+from running import free_port
+from test_load_process import plan_for, samples_of
+
+from ingest_bench.errors import RunAborted, RunFailed
+from ingest_bench.load import LoadPlan, Progress, exported, start
+from ingest_bench.load.exporter import Exporter
+from ingest_bench.model.samples import OUTCOMES
+from ingest_bench.model.target import Endpoint
+from ingest_bench.rates import parse_arrivals
+from ingest_bench.thresholds import parse_abort
+
+pytestmark = pytest.mark.processes
+
+S = 10**9
+
+
+def aborts(*texts: str) -> dict[str, Any]:
+    return {"abort": tuple(parse_abort(text) for text in texts)}
+
+
+def given_up(plan: LoadPlan) -> tuple[str, dict[str, Any]]:
+    with pytest.raises(RunAborted) as raised:
+        start(plan).wait(lambda _: None)
+    report = json.loads((plan.out / "load.json").read_text())
+    return str(raised.value), report
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_load_whose_errors_stay_above_a_limit_ends_long_before_its_end_with_all_its_samples(
+    tmp_path: Path, processes: int
+) -> None:
+    def every_third_fails(body: bytes, number: int) -> bytes:
+        return answer(b"{}", "500 Internal Server Error") if number % 3 == 0 else accept_all(body, number)
+
+    with bulk_server(every_third_fails) as server:
+        plan = plan_for(
+            server.address,
+            tmp_path,
+            warm_up_ns=S // 2,
+            measure_ns=600 * S,
+            processes=processes,
+            arrivals=parse_arrivals("200/s"),
+            **aborts("errors > 20% for 2s", "p99 > 50s for 5s"),
+        )
+        began = time.monotonic()
+        why, report = given_up(plan)
+        assert time.monotonic() - began < 60
+    assert why.startswith("aborted by errors > 20% for 2s: errors 3")
+    samples = samples_of(plan)
+    assert report["bytes_written"] == samples["bytes_sent"].sum() == server.bytes_read
+    # What was due at the moment of the end may not have been taken any more.
+    samples = samples[samples["attempts"] > 0]
+    assert len(samples) == server.requests
+    assert (samples["outcome"] > 0).sum() == server.requests // 3
+    assert samples["documents"].sum() == server.documents
+    assert report["measure_end_ns"] - report["warm_up_end_ns"] >= 2 * S
+
+
+def test_errors_of_the_warm_up_do_not_end_a_load_that_is_well_when_it_is_measured(tmp_path: Path) -> None:
+    begun = time.monotonic()
+
+    def fails_at_first(body: bytes, number: int) -> bytes | None:
+        cold = time.monotonic() - begun < 1.0 or number < 50
+        return answer(b"{}", "503 Service Unavailable") if cold and number % 2 else accept_all(body, number)
+
+    with bulk_server(fails_at_first) as server:
+        plan = plan_for(
+            server.address,
+            tmp_path,
+            warm_up_ns=4 * S,
+            measure_ns=3 * S,
+            arrivals=parse_arrivals("100/s"),
+            **aborts("errors > 1% for 1s"),
+        )
+        begun = time.monotonic()
+        report = start(plan).wait(lambda _: None)
+    assert report.measure_end_ns - report.warm_up_end_ns == 3 * S
+
+
+def test_a_server_that_stops_answering_is_given_up_before_its_requests_time_out(tmp_path: Path) -> None:
+    held = threading.Event()
+
+    def hangs(body: bytes, number: int) -> bytes | None:
+        if number > 40:
+            held.wait(40)
+            return None
+        return accept_all(body, number)
+
+    with bulk_server(hangs) as server:
+        plan = plan_for(
+            server.address, tmp_path, warm_up_ns=0, measure_ns=600 * S, **aborts("max > 1500ms for 1s"), users=2
+        )
+        began = time.monotonic()
+        why, report = given_up(plan)
+        took_s = time.monotonic() - began
+        held.set()
+    assert why.startswith("aborted by max > 1.5s for 1s: max ")
+    # Requests under way are waited for, twenty seconds at most, and are cut off then.
+    assert took_s < 45
+    assert "cut-off" in {OUTCOMES[index] for index in samples_of(plan)["outcome"]}
+    assert report["measure_end_ns"] - report["started_monotonic_ns"] < 20 * S
+
+
+def scraped(port: int, host: str = "127.0.0.1") -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    connection = http.client.HTTPConnection(host, port, timeout=10)
+    connection.request("GET", "/metrics")
+    text = connection.getresponse().read().decode()
+    connection.close()
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def total(found: dict[tuple[str, frozenset[tuple[str, str]]], float], name: str, **labels: str) -> float:
+    return sum(
+        value
+        for (called, own), value in found.items()
+        if called == f"ingest_bench_{name}" and labels.items() <= set(own)
+    )
+
+
+def shown(plan: LoadPlan, exporter: Exporter, port: int) -> list[float]:
+    """A load that is scraped with each progress: the requests that each scrape saw."""
+    seen = []
+    exporter.begin_load()
+
+    def look(progress: Progress) -> None:
+        exporter.show(progress)
+        seen.append(total(scraped(port), "requests_total"))
+
+    start(plan, tells_figures=True).wait(look)
+    return seen
+
+
+def test_what_is_scraped_grows_with_the_load_and_is_what_the_samples_say_at_its_end(tmp_path: Path) -> None:
+    port = free_port()
+
+    def some_fail(body: bytes, number: int) -> bytes | None:
+        if number % 7 == 0:
+            return answer(b"{}", "429 Too Many Requests")
+        return None if number % 11 == 0 else accept_all(body, number)
+
+    with bulk_server(some_fail) as server, exported(Endpoint("127.0.0.1", port)) as exporter:
+        assert scraped(port) == {}
+        exporter.begin(run="cell/1", cell="cell", workload="tiny")
+        plan = plan_for(
+            server.address, tmp_path, warm_up_ns=S // 2, measure_ns=2 * S, retries=0, processes=2, query_users=0
+        )
+        seen = shown(plan, exporter, port)
+        found = scraped(port)
+    samples = samples_of(plan)
+    assert seen == sorted(seen)
+    assert 0 < seen[len(seen) // 2] < seen[-1] == len(samples)
+    for place, outcome in enumerate(OUTCOMES):
+        expected = int((samples["outcome"] == place).sum())
+        assert total(found, "requests_total", outcome=outcome, run="cell/1", workload="tiny", kind="bulk") == expected
+    acked, failed = int(samples["documents_acked"].sum()), int(samples["documents_failed"].sum())
+    assert total(found, "documents_total", outcome="acknowledged") == acked
+    assert total(found, "documents_total", outcome="failed") == failed
+    assert total(found, "documents_total") == samples["documents"].sum()
+    assert total(found, "sent_bytes_total") == samples["bytes_sent"].sum() == server.bytes_read
+    response_ns = samples["done_ns"] - samples["planned_ns"]
+    for (name, labels), value in found.items():
+        if name == "ingest_bench_response_seconds_bucket":
+            # Each bucket has exactly what is not above it.
+            assert value == (response_ns <= float(dict(labels)["le"]) * 1e9).sum()
+    assert total(found, "response_seconds_count") == len(samples)
+    assert total(found, "response_seconds_sum") == pytest.approx(response_ns.sum() / 1e9)
+    assert total(found, "in_flight") == 0
+    assert {dict(labels)["worker"] for name, labels in found if "cpu_seconds_total" in name} == {"0", "1"}
+    assert 0 < total(found, "generator_cpu_seconds_total") < 60
+    assert total(found, "phase", phase="done") == 1
+
+
+def test_several_loads_of_a_run_are_counted_together_and_the_next_run_begins_at_nothing(tmp_path: Path) -> None:
+    port = free_port()
+    with bulk_server() as server, exported(Endpoint("127.0.0.1", port)) as exporter:
+        exporter.begin(run="one/1")
+        counts = []
+        for name in ("first", "second"):
+            (tmp_path / name).mkdir()
+            plan = plan_for(server.address, tmp_path / name)
+            shown(plan, exporter, port)
+            counts.append(len(samples_of(plan)))
+        assert total(scraped(port), "requests_total", run="one/1") == sum(counts)
+        exporter.begin(run="two/1")
+        assert total(scraped(port), "requests_total") == 0
+        assert {dict(labels)["run"] for _, labels in scraped(port)} == {"two/1"}
+
+
+def test_two_cannot_have_one_port_and_the_second_says_so() -> None:
+    port = free_port()
+    with exported(Endpoint("127.0.0.1", port)):
+        with pytest.raises(RunFailed, match=rf"127\.0\.0\.1:{port}: figures cannot be shown there \(Address already"):
+            ExitStack().enter_context(exported(Endpoint("127.0.0.1", port)))
+        scraped(port)
+    # And it is free again at once.
+    with exported(Endpoint("127.0.0.1", port)):
+        scraped(port)
+
+
+@contextmanager
+def silent(port: int, sent: bytes) -> Iterator[socket.socket]:
+    with socket.create_connection(("127.0.0.1", port)) as one:
+        one.sendall(sent)
+        yield one
+
+
+def test_scrapers_that_ask_nothing_or_never_read_hold_up_nobody() -> None:
+    port = free_port()
+    with ExitStack() as stack, exported(Endpoint("127.0.0.1", port)) as exporter:
+        exporter.begin(run="one/1")
+        for sent in (b"", b"GET /metr", b"GET /metrics HTTP/1.1\r\n\r\n" * 200, b"\x00" * 4096):
+            for _ in range(5):
+                stack.enter_context(silent(port, sent))
+        began = time.monotonic()
+        assert total(scraped(port), "in_flight") == 0
+        assert time.monotonic() - began < 5
+        ending = time.monotonic()
+    assert time.monotonic() - ending < 5
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="this machine has no IPv6")
+def test_figures_are_shown_on_an_ipv6_address_too() -> None:
+    port = free_port()
+    try:
+        socket.create_server(("::1", port), family=socket.AF_INET6).close()
+    except OSError as error:
+        pytest.skip(f"no IPv6 loopback: {error.strerror}")
+    with exported(Endpoint("::1", port)) as exporter:
+        exporter.begin(run="one/1")
+        assert total(scraped(port, "::1"), "in_flight") == 0

@@ -1,0 +1,162 @@
+"""The shape of whole loads over time: users that start one after another and think, loads at the same time."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from bulk_server import accept_all, answer, bulk_server
+from test_load_process import WORKLOAD, samples_of
+
+from ingest_bench.errors import RunFailed
+from ingest_bench.load import LoadPlan, Progress, start, together
+from ingest_bench.model.load import LoadOptions, Wire, WorkerReport
+from ingest_bench.model.target import Endpoint
+from ingest_bench.model.track import Step, TrackFile
+
+pytestmark = pytest.mark.processes
+
+MS = 10**6
+
+
+def plan_for(address: Endpoint, folder: Path, *, step: Step | None = None, **options: Any) -> LoadPlan:
+    folder.mkdir(parents=True, exist_ok=True)
+    chosen: dict[str, Any] = {"warm_up_ns": 0, "measure_ns": 1000 * MS} | options
+    if step is None:
+        chosen["documents"] = str(documents(folder))
+    return LoadPlan(
+        address=address,
+        wire=Wire(keys={"path": "/tiny/_bulk"}),
+        workload=WORKLOAD,
+        options=LoadOptions(**chosen),
+        out=folder,
+        step=step,
+    )
+
+
+def documents(folder: Path, count: int = 1000) -> Path:
+    path = folder / "documents.json"
+    path.write_text("".join(f'{{"n":{number}}}\n' for number in range(count)))
+    return path
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_users_start_one_after_another_over_the_ramp(tmp_path: Path, processes: int) -> None:
+    options: dict[str, Any] = {"users": 4, "ramp_up_ns": 1200 * MS, "warm_up_ns": 1200 * MS, "measure_ns": 500 * MS}
+    with bulk_server() as server:
+        plan = plan_for(server.address, tmp_path, processes=processes, **options)
+        report = start(plan).wait(lambda _: None)
+    samples = samples_of(plan)
+    for user in range(4):
+        first_ns = samples["planned_ns"][samples["user"] == user].min() - report.started_monotonic_ns
+        assert 300 * MS * user <= first_ns < 300 * MS * user + 250 * MS
+    assert report.warm_up_end_ns - report.started_monotonic_ns == 1200 * MS
+
+
+def test_a_user_thinks_after_each_answer_and_no_response_time_has_it(tmp_path: Path) -> None:
+    with bulk_server() as server:
+        plan = plan_for(server.address, tmp_path, users=1, think_time_ns=100 * MS)
+        start(plan).wait(lambda _: None)
+    samples = samples_of(plan)
+    assert 5 <= len(samples) <= 10
+    assert np.median(samples["done_ns"] - samples["planned_ns"]) < 50 * MS
+    assert (samples["planned_ns"][1:] - samples["done_ns"][:-1]).min() >= 100 * MS
+
+
+def test_who_thinks_longer_than_the_load_lasts_does_not_keep_it_from_its_end(tmp_path: Path) -> None:
+    with bulk_server() as server:
+        load = start(plan_for(server.address, tmp_path, users=2, think_time_ns=3600 * 10**9))
+        load.get_ready()
+        began = time.monotonic()
+        report = load.wait(lambda _: None)
+    assert time.monotonic() - began < 10
+    assert len(samples_of(plan_for(server.address, tmp_path))) == 2
+    assert report.errors == ()
+
+
+def step_of(path: Path, share: int | None, name: str = "bulk", clients: int = 4) -> Step:
+    file = TrackFile(path=str(path), index="tiny", documents=share)
+    return Step(name=name, operation="bulk", clients=clients, bulk_documents=10, files=(file,))
+
+
+@pytest.mark.parametrize("share", [1900, 77, None])
+@pytest.mark.parametrize("processes", [1, 2, 4])
+def test_a_share_of_a_corpus_is_the_same_documents_however_many_processes_send_it(
+    tmp_path: Path, processes: int, share: int | None
+) -> None:
+    got: Counter[int] = Counter()
+    lock = threading.Lock()
+
+    def reply(body: bytes, _: int) -> bytes:
+        with lock:
+            got.update(json.loads(line)["n"] for line in body.split(b"\n")[1::2] if line)
+        return accept_all(body, 0)
+
+    path = documents(tmp_path, 2000)
+    with bulk_server(reply) as server:
+        step = step_of(path, share)
+        start(plan_for(server.address, tmp_path / "out", step=step, users=4, processes=processes)).wait(lambda _: None)
+    assert got == Counter(range(share or 2000))
+
+
+def test_where_a_share_ends_is_looked_up_once_for_all_processes(tmp_path: Path) -> None:
+    path = documents(tmp_path, 2000)
+    plan = plan_for(Endpoint("127.0.0.1", 1), tmp_path / "out", step=step_of(path, 1000))
+    told = dataclasses.replace(plan, workers=4).unpacked()
+    assert told.step is not None
+    assert told.step.files[0].end_bytes == sum(len(line) + 1 for line in path.read_text().split("\n")[:1000])
+    path.write_text("not read to its end")
+    assert told.unpacked() == told
+
+
+def waited(plans: list[LoadPlan], ends_all: list[bool]) -> tuple[list[WorkerReport], list[Progress]]:
+    heard: list[Progress] = []
+    loads = [start(plan, tells_figures=True) for plan in plans]
+    try:
+        return together.wait(loads, ends_all, heard.append), heard
+    finally:
+        for load in loads:
+            load.stop()
+
+
+def test_loads_at_the_same_time_have_samples_of_their_own_and_are_told_together(tmp_path: Path) -> None:
+    with bulk_server() as server:
+        plans = [plan_for(server.address, tmp_path / name, users=users) for name, users in (("a", 1), ("b", 3))]
+        reports, heard = waited(plans, [False, False])
+    a, b = (samples_of(plan) for plan in plans)
+    assert (set(a["user"]), set(b["user"])) == ({0}, {0, 1, 2})
+    assert max(a["sent_ns"].min(), b["sent_ns"].min()) < min(a["done_ns"].max(), b["done_ns"].max())
+    assert int(a["documents_acked"].sum() + b["documents_acked"].sum()) == server.documents
+    assert [report.bytes_written for report in reports] == [int(one["bytes_sent"].sum()) for one in (a, b)]
+    assert max(told.documents for told in heard) <= server.documents
+    last = heard[-1].seen
+    assert last is not None
+    assert last.bulks.documents == {"acknowledged": server.documents}
+    assert last.cpu_ns.total() >= sum(report.cpu_ns for report in reports)
+
+
+def test_the_load_that_ends_all_ends_the_others_in_order(tmp_path: Path) -> None:
+    with bulk_server() as server:
+        short = plan_for(server.address, tmp_path / "short", measure_ns=500 * MS)
+        long = plan_for(server.address, tmp_path / "long", measure_ns=3600 * 10**9)
+        began = time.monotonic()
+        reports, _ = waited([long, short], [False, True])
+    assert time.monotonic() - began < 60
+    assert [report.errors for report in reports] == [(), ()]
+    assert int(sum(samples_of(plan)["documents_acked"].sum() for plan in (short, long))) == server.documents
+
+
+def test_a_load_that_fails_ends_the_others_and_is_the_one_that_is_named(tmp_path: Path) -> None:
+    with bulk_server() as server, bulk_server(lambda *_: answer(b"{}", "400 Bad Request")) as refusing:
+        good = plan_for(server.address, tmp_path / "good", measure_ns=3600 * 10**9)
+        bad = plan_for(refusing.address, tmp_path / "bad", measure_ns=3600 * 10**9)
+        with pytest.raises(RunFailed, match="every request failed"):
+            waited([good, bad], [False, False])
+        assert int(samples_of(good)["documents_acked"].sum()) == server.documents > 0

@@ -1,0 +1,132 @@
+"""A small real server on loopback that speaks just enough of Cassandra's Thrift, and misbehaves when told."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from bulk_server import BulkServer, Reply
+from thriftpy2.protocol import TCyBinaryProtocol
+from thriftpy2.thrift import TApplicationException, TMessageType
+from thriftpy2.transport import TCyMemoryBuffer
+
+from ingest_bench import idl
+
+THRIFT = idl.cassandra()
+
+
+def message(name: str, kind: int, struct: Any) -> bytes:
+    """A message with its frame."""
+    buffer = TCyMemoryBuffer()
+    protocol = TCyBinaryProtocol(buffer)
+    protocol.write_message_begin(name, kind, 0)
+    protocol.write_struct(struct)
+    data: bytes = buffer.getvalue()
+    return idl.LENGTH.pack(len(data)) + data
+
+
+def returned(name: str = "batch_mutate", **result: Any) -> bytes:
+    """An answer: what was returned (`success`), or an exception by its field; nothing: all went well."""
+    return message(name, TMessageType.REPLY, getattr(THRIFT.Cassandra, f"{name}_result")(**result))
+
+
+def refused(words: str) -> bytes:
+    """An answer of a server that does not know what it is asked."""
+    return message("batch_mutate", TMessageType.EXCEPTION, TApplicationException(type=1, message=words))
+
+
+def rows(call: bytes) -> dict[bytes, tuple[str, bytes]]:
+    """The rows of a call with its frame: by their keys, the column family and the document of each."""
+    (length,) = idl.LENGTH.unpack_from(call)
+    assert length == len(call) - idl.LENGTH.size
+    protocol = TCyBinaryProtocol(TCyMemoryBuffer(call[idl.LENGTH.size :]), decode_response=False)
+    name, kind, _ = protocol.read_message_begin()
+    assert (name, kind) == ("batch_mutate", TMessageType.CALL)
+    arguments = THRIFT.Cassandra.batch_mutate_args()
+    protocol.read_struct(arguments)
+    assert arguments.consistency_level == THRIFT.ConsistencyLevel.ONE
+    found = {}
+    for key, families in arguments.mutation_map.items():
+        ((family, (mutation,)),) = families.items()
+        column = mutation.column_or_supercolumn.column
+        assert column.name == b"document"
+        found[key] = family.decode(), column.value
+    return found
+
+
+class ThriftServer(BulkServer):
+    """Answers set_keyspace itself, as `greeting` says; a reply gets a whole call of batch_mutate, its frame too."""
+
+    greeting = returned("set_keyspace")
+
+    def _serve_one(self, connection: socket.socket) -> bool:
+        call = self._frame(connection)
+        if not call:
+            return False
+        if b"set_keyspace" in call[:40]:
+            connection.sendall(self.greeting)
+            return True
+        with self.lock:
+            self.requests += 1
+            number = self.requests
+            if self.keep_bodies:
+                self.bodies.append(call)
+        reply = self.reply(call, number)
+        if reply is None:
+            return False
+        connection.sendall(reply)
+        return True
+
+    def _frame(self, connection: socket.socket) -> bytes:
+        head = self._exactly(connection, idl.LENGTH.size)
+        return head + self._exactly(connection, idl.LENGTH.unpack(head)[0]) if head else b""
+
+
+@contextmanager
+def thrift_server(reply: Reply, greeting: bytes = ThriftServer.greeting) -> Iterator[ThriftServer]:
+    server = ThriftServer(reply)
+    server.greeting = greeting
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+class StoreServer(ThriftServer):
+    """Has rows, and gives them page by page, as a node does: from a key on, which is the first of the page."""
+
+    def __init__(self, stored: dict[str, list[bytes]]) -> None:
+        self.stored = stored
+        self.times_out = 0
+        """How many pages are answered with a timeout before the next one is given."""
+        self.asked: list[int] = []
+        super().__init__(lambda _body, _number: None)
+
+    def _serve_one(self, connection: socket.socket) -> bool:
+        call = self._frame(connection)
+        if not call:
+            return False
+        protocol = TCyBinaryProtocol(TCyMemoryBuffer(call[idl.LENGTH.size :]), decode_response=False)
+        name, _, _ = protocol.read_message_begin()
+        arguments = getattr(THRIFT.Cassandra, f"{name}_args")()
+        protocol.read_struct(arguments)
+        connection.sendall(getattr(self, name)(arguments))
+        return True
+
+    def set_keyspace(self, arguments: Any) -> bytes:
+        if arguments.keyspace == b"k":
+            return returned("set_keyspace")
+        return returned("set_keyspace", ire=THRIFT.InvalidRequestException(why="Keyspace none does not exist"))
+
+    def get_range_slices(self, arguments: Any) -> bytes:
+        if self.times_out:
+            self.times_out -= 1
+            return returned("get_range_slices", te=THRIFT.TimedOutException())
+        keys = sorted(self.stored[arguments.column_parent.column_family.decode()])
+        self.asked.append(arguments.range.count)
+        page = [key for key in keys if key >= arguments.range.start_key][: arguments.range.count]
+        column = THRIFT.ColumnOrSuperColumn(column=THRIFT.Column(name=b"document", value=b"x" * 100, timestamp=1))
+        found = [THRIFT.KeySlice(key=key, columns=[] if key.endswith(b"-") else [column]) for key in page]
+        return returned("get_range_slices", success=found)
