@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -71,13 +72,21 @@ BEHAVIOURS = {
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """A folder that the server's own user may enter."""
-    for parent in (tmp_path, *tmp_path.parents):
-        if parent.owner() == tmp_path.owner() and parent != Path("/tmp"):  # noqa: S108 - it is compared
-            parent.chmod(parent.stat().st_mode | 0o011)
+    """A folder for a server, of which no process is left."""
     yield tmp_path
     own = [child for child in psutil.Process().children(recursive=True) if str(tmp_path) in " ".join(child.cmdline())]
     assert own == []
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o711])
+def test_a_server_whose_own_folder_is_closed_may_walk_through_it_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, mode: int
+) -> None:
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        monkeypatch.setenv("INGEST_BENCH_CACHE", folder)
+        Path(folder).chmod(mode)
+        plan = LaunchPlan(argv=("/bin/true",), env={}, cwd=Path(folder), writable=())
+        assert process.reachable(plan) == (mode == 0o711)
 
 
 def boot(folder: Path, argv: tuple[str, ...], port: int, timeout_s: float = LIMIT_S) -> None:

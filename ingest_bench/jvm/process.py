@@ -142,7 +142,13 @@ def reachable(plan: LaunchPlan) -> bool:
     places = [*plan.writable, *plan.readable, plan.cwd, Path(plan.argv[0]), cache.folder()]
     parents = {parent for place in places for parent in place.absolute().parents if parent.exists()}
     files = all(file.stat().st_mode & 0o004 for file in plan.readable)
-    return files and all(parent.stat().st_mode & 0o001 for parent in parents)
+    return files and all(_may_enter(folder) for folder in {plan.cwd, *parents})
+
+
+def _may_enter(folder: Path) -> bool:
+    """Whether the server's user may walk through a folder: any user may, or it was given to that one."""
+    state = folder.stat()
+    return bool(state.st_mode & 0o001) or (state.st_uid == SERVER_UID and bool(state.st_mode & 0o100))
 
 
 def environment(plan: LaunchPlan) -> dict[str, str]:
