@@ -12,7 +12,8 @@
 Imports run downward only (tests/test_architecture.py):
 
     cli      -> everything
-    runner   -> serving footprint | targets network probes load | jvm store ledger system facts model errors
+    runner   -> earlier serving footprint | targets network probes load | jvm store ledger system facts model errors
+    earlier  -> procedure serving | load store model errors (what a server has in its files when it starts)
     serving  -> addresses attaching | targets network jvm (a server that we start, or one that is there)
     addresses -> attaching targets (where a server is that runs already)
     attaching -> targets jvm (the server of a JVM that is there)

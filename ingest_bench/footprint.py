@@ -133,10 +133,10 @@ def check(serving: Serving, procedure: Procedure) -> tuple[Thing, ...]:
 def removed(serving: Serving, procedure: Procedure, mark: str) -> Iterator[int | None]:
     """Afterwards what the block made is not there any more. Gives what the server counts already; None: it cannot be.
 
-    Nothing is done for a server of ours: it ends with all that it has.
+    Nothing is done for a server of ours: it ends with all that it has, and has what an earlier run left in its files.
     """
     if serving.is_ours:
-        yield serving.target.count(serving.nodes, ())
+        yield serving.target.count(serving.nodes, procedure.indices if serving.asked.earlier_documents else ())
         return
     footprint = of(procedure)
     try:

@@ -49,14 +49,27 @@ def check(cell: Cell, *, may_delete: bool = True) -> Procedure:
         _check_users(cell.load)
         if cell.load.warm_up_ns == "auto":
             _check_warm_up(cell)
-    flushes = any(fault.kind == "flush" for fault in cell.faults)
-    if flushes and not cell.target.runs_already and targets.of(cell.target).flush is None:
-        raise SpecError(f"fault flush: {cell.target.name} cannot be told to write what it has in memory")
+    _check_files(cell)
     found = of(cell, Place(endpoint=Endpoint("server", 0)), Path(), may_delete=may_delete)
     for part in found.parts:
         for one in sends(part):
             one.plan.checked()
     return found
+
+
+def _check_files(cell: Cell) -> None:
+    """SpecError where what was asked for needs a server that keeps its documents in files."""
+    if cell.target.runs_already:
+        return
+    keeps_files = targets.of(cell.target).flush is not None
+    if not keeps_files and any(fault.kind == "flush" for fault in cell.faults):
+        raise SpecError(f"fault flush: {cell.target.name} cannot be told to write what it has in memory")
+    if not cell.target.earlier_documents:
+        return
+    if not keeps_files:
+        raise SpecError(f"target.earlier_documents: {cell.target.name} cannot be told to write them to files")
+    if cell.load.track is not None:
+        raise SpecError("target.earlier_documents: a track says itself what is there at its start; take one of them")
 
 
 def _check_users(options: LoadOptions) -> None:
@@ -141,7 +154,9 @@ def _of_workload(cell: Cell, target: Target, place: Place, out: Path, mark: str)
         options=options,
         out=out,
     )
-    asked = (Ask(name="index", requests=prepared.requests),) if prepared.requests else ()
+    # Those of an earlier run are there.
+    makes = prepared.requests and not cell.target.earlier_documents
+    asked = (Ask(name="index", requests=prepared.requests),) if makes else ()
     return Procedure(
         parts=(*asked, Send(name="load", plan=plan)),
         indices=prepared.indices,

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from ingest_bench import faults, footprint, load, network, probes, procedure, serving
+from ingest_bench import earlier, faults, footprint, load, network, probes, procedure, serving
 from ingest_bench.analysis import steady, summary
 from ingest_bench.errors import InvalidRun, RunAborted, RunFailed
 from ingest_bench.jvm import process
@@ -114,6 +114,9 @@ def _carry_out(
     # No other run has it: what carries it was made by this one.
     mark = f"{planned.id} {record.started_utc} {uuid.uuid4().hex}"
     happened: list[Happened] = []
+    if planned.cell.target.earlier_documents:
+        with stages.stage("earlier run"):
+            earlier.leave(planned.cell, folder, netem=options.netem, java_home=options.java_home)
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(
             serving.opened(
@@ -187,18 +190,8 @@ def _counted(record: RunRecord, server: Serving, to_do: Procedure, before: int |
         record,
         documents_counted=None if before is None or after is None else after - before,
         counters=counters,
-        **_of_links(server, folder),
+        **serving.of_links(server, folder),
     )
-
-
-def _of_links(server: Serving, folder: RunFolder) -> dict[str, Any]:
-    """What the clients' links counted: all together, and where there are several the one to each node."""
-    if server.links is None:
-        return {}
-    links = server.links.clients
-    wires = [node.raw / network.WIRE for node in folder.nodes(len(links))]
-    each = [network.readings(link, wires=(wire,), clients=False) for link, wire in zip(links, wires, strict=True)]
-    return {"link": network.readings(*links, wires=wires), "node_links": tuple(each) if len(each) > 1 else ()}
 
 
 @contextlib.contextmanager

@@ -163,6 +163,16 @@ def flush(server: Serving, indices: Sequence[str]) -> None:
     server.target.flush(server.nodes, [ours(pid, java) for pid in server.jvm_pids], indices)
 
 
+def of_links(server: Serving, folder: RunFolder) -> dict[str, Any]:
+    """What the clients' links counted: all together, and where there are several the one to each node."""
+    if server.links is None:
+        return {}
+    links = server.links.clients
+    wires = [node.raw / network.WIRE for node in folder.nodes(len(links))]
+    each = [network.readings(link, wires=(wire,), clients=False) for link, wire in zip(links, wires, strict=True)]
+    return {"link": network.readings(*links, wires=wires), "node_links": tuple(each) if len(each) > 1 else ()}
+
+
 def _is_ready(target: Target, place: int, nodes: Sequence[Http], left_s: float) -> bool:
     return target.is_ready(place, [http.within(left_s) for http in nodes])
 

@@ -4,6 +4,7 @@
       plan.json  facts.json  summary.csv  summary.json  histograms.csv  report/
       <cell>/<replicate>/run.json  load/  raw/  home/  server.log     (these three are the first node's)
                          node-2/{raw/  home/  server.log}             (and so on)
+                         earlier/                                     (of documents that were there at the start)
 
 Schema 3 of run.json: a sample says where it went, and how many bytes had no answer (model/samples.py). In schema 2 it
 did not, and in schema 1 it was one attempt of a ticket.
@@ -65,6 +66,11 @@ class RunFolder(NodeFolder):
         super().__init__(path)
         self.load = self.path / "load"
 
+    @property
+    def earlier(self) -> RunFolder:
+        """The files of the earlier run whose documents this one's server has at its start."""
+        return RunFolder(self.path / "earlier")
+
     def nodes(self, count: int) -> tuple[NodeFolder, ...]:
         """The folders of so many nodes."""
         return (self, *(NodeFolder(self.path / f"node-{number}") for number in range(2, count + 1)))
@@ -86,8 +92,16 @@ class RunFolder(NodeFolder):
 
     def remove_homes(self) -> None:
         """What the servers had there is of no use without them, and may be larger than everything else together."""
-        for home in (self.home, *self.path.glob("node-*/home")):
-            shutil.rmtree(home, ignore_errors=True)
+        for pattern in ("home", "node-*/home", "earlier/home", "earlier/node-*/home"):
+            for home in self.path.glob(pattern):
+                shutil.rmtree(home, ignore_errors=True)
+
+    def take_homes(self, other: RunFolder, nodes: int) -> None:
+        """The servers of that run left something there: those of this one find it in their own homes."""
+        for own, its in zip(self.nodes(nodes), other.nodes(nodes), strict=True):
+            own.path.mkdir(parents=True, exist_ok=True)
+            shutil.rmtree(own.home, ignore_errors=True)
+            its.home.rename(own.home)
 
     def create(self) -> None:
         """Make the folders; what a broken try of the same run left is moved aside, not lost."""

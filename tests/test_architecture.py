@@ -80,7 +80,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "attaching": {"jvm", "targets", *PARTS},
     "addresses": {"attaching", "targets", *PARTS},
     "serving": {"addresses", "attaching", "faults", "targets", "network", "jvm", "store", *PARTS},
-    "runner": {"faults", "footprint", "parts", "procedure", "serving", *PARTS, *REACHED},
+    "earlier": {"load", "procedure", "serving", "store", *BASE},
+    "runner": {"earlier", "faults", "footprint", "parts", "procedure", "serving", *PARTS, *REACHED},
     "advise": {"analysis", "store", "model"},
     "analyse": {"advise", "report", "visible", *PARTS, *REACHED},
     "conduct": {

@@ -20,7 +20,7 @@ from servers import opened_link, served
 
 from ingest_bench import targets
 from ingest_bench.errors import RunFailed
-from ingest_bench.jvm import process
+from ingest_bench.jvm import process, server_user
 from ingest_bench.model.target import Endpoint, LaunchPlan, TargetOptions
 from ingest_bench.targets.http import ask
 
@@ -86,7 +86,7 @@ def test_a_server_whose_own_folder_is_closed_may_walk_through_it_all_the_same(
         monkeypatch.setenv("INGEST_BENCH_CACHE", folder)
         Path(folder).chmod(mode)
         plan = LaunchPlan(argv=("/bin/true",), env={}, cwd=Path(folder), writable=())
-        assert process.reachable(plan) == (mode == 0o711)
+        assert server_user.reachable(plan) == (mode == 0o711)
 
 
 def boot(folder: Path, argv: tuple[str, ...], port: int, timeout_s: float = LIMIT_S) -> None:

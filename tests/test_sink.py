@@ -17,7 +17,8 @@ from servers import BULK, WORKLOAD, Served, served
 
 from ingest_bench import system, targets
 from ingest_bench.errors import RunFailed
-from ingest_bench.jvm.process import SERVER_UID, Launch, serve
+from ingest_bench.jvm.process import Launch, serve
+from ingest_bench.jvm.server_user import SERVER_UID
 from ingest_bench.model.target import Endpoint, LaunchPlan, TargetOptions
 from ingest_bench.targets.http import Answer, NoAnswer, ask
 from ingest_bench.targets.sink import Sink

@@ -24,10 +24,10 @@ _POWERS = 10 ** np.arange(DIGITS - 1, -1, -1, dtype=np.int64)
 
 
 class Ids:
-    """The ids that one of several users gives: its n-th is `user + n * users`, so that users never meet."""
+    """The ids that one of several users gives: its n-th is `first + user + n * users`, so that users never meet."""
 
-    def __init__(self, user: int, users: int, conflicts: Conflicts, seed: int) -> None:
-        self._user = user
+    def __init__(self, user: int, users: int, conflicts: Conflicts, seed: int, first: int = 0) -> None:
+        self._user = first + user
         self._users = users
         self._conflicts = conflicts
         self._random = default_rng([seed, user, 5])

@@ -57,6 +57,7 @@ class Source:
     """The files of a step that sends them again and again."""
     conflicts: Conflicts
     seed: int
+    first_id: int
     users: int
     """Of all workers together."""
     worker: int
@@ -65,7 +66,7 @@ class Source:
     def for_user(self, number: int) -> Iterator[Body]:
         """The bodies of one user, whose number no user of any worker shares."""
         # Ids are counted through all users of all workers, and of a user through all files, so that none comes twice.
-        ids = Ids(number, self.users, self.conflicts, self.seed)
+        ids = Ids(number, self.users, self.conflicts, self.seed, self.first_id)
         own, own_users = number // self.workers, len(lines.stride(self.users, self.worker, self.workers))
         if self.once:
             return itertools.chain.from_iterable(file.once(own, own_users, ids) for file in self.files)
@@ -82,6 +83,7 @@ def open_source(
     corpus: Corpus | None = None,
     step: Step | None = None,
     pool_bytes: int = POOL_BYTES,
+    first_id: int = 0,
     users: int = 1,
     worker: int = 0,
     workers: int = 1,
@@ -111,6 +113,7 @@ def open_source(
         loop=Loop(list(files)) if step is not None and step.looped and len(files) > 1 else None,
         conflicts=options.action.conflicts,
         seed=options.seed,
+        first_id=first_id,
         users=users,
         worker=worker,
         workers=workers,

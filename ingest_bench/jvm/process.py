@@ -16,25 +16,16 @@ import psutil
 
 from ingest_bench import system
 from ingest_bench.errors import RunFailed
-from ingest_bench.jvm import cache
+from ingest_bench.jvm import server_user
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from ingest_bench.model.target import Endpoint, LaunchPlan
 
-# The traditional uid of nobody. OpenSearch, Elasticsearch and Cassandra refuse to run as root.
-SERVER_UID = 65534
 _POLL_S = 0.05
 # Of a log, for the lines at its end.
 _TAIL_BYTES = 256 * 1024
-# For a server whose folders lie in a closed one, such as /root. access(2) forgets the capabilities of an ordinary uid
-# unless no_setuid_fixup is set, and the flight recorder asks it whether its folder can be written.
-_WALK_ANYWHERE = (
-    "--inh-caps=+dac_read_search",
-    "--ambient-caps=+dac_read_search",
-    "--securebits=+no_setuid_fixup",
-)
 # A process namespace for a command that forks its JVM: a death signal is not inherited. Its init dies with us, for it
 # stays who it is, and the kernel ends all others with it. The command is no init itself: to one SIGTERM is nothing.
 # When all are told to end, the command may be the first, and its JVM still writes a recording.
@@ -113,54 +104,19 @@ def _started(launch: Launch) -> _Started:
     plan = launch.plan
     for folder in plan.writable:
         folder.mkdir(parents=True, exist_ok=True)
-        give(folder)
+        server_user.give(folder)
     if plan.may_leave:
-        argv = launch.enter(system.with_us((*_FAMILY, *drop_privileges(plan), *plan.argv)))
+        argv = launch.enter(system.with_us((*_FAMILY, *server_user.drop_privileges(plan), *plan.argv)))
     else:
-        argv = launch.enter((*drop_privileges(plan), *system.with_us(plan.argv)))
+        argv = launch.enter((*server_user.drop_privileges(plan), *system.with_us(plan.argv)))
     entered = _entered(launch.enter)
     popen = system.start(argv, stdout=launch.log, cwd=plan.cwd, env=environment(plan))
     return _Started(launch, popen, entered)
 
 
-def drop_privileges(plan: LaunchPlan) -> tuple[str, ...]:
-    """The start of an argv whose program runs as an unprivileged user. It clears the death signal.
-
-    An ordinary user is uid 0 inside the link's user namespace, which servers refuse: one namespace deeper it is not.
-    """
-    if not system.is_root():
-        return ("unshare", "--user", "--map-user=1000", "--map-group=1000", "--")
-    identity = (f"--reuid={SERVER_UID}", f"--regid={SERVER_UID}", "--clear-groups", "--no-new-privs")
-    return ("setpriv", *identity, *(() if reachable(plan) else _WALK_ANYWHERE), "--")
-
-
-def reachable(plan: LaunchPlan) -> bool:
-    """Whether any user may walk to the server's folders, its program and the cache.
-
-    Root's own folders are often closed (/root). A server with results there may then read and search, not write.
-    """
-    places = [*plan.writable, *plan.readable, plan.cwd, Path(plan.argv[0]), cache.folder()]
-    parents = {parent for place in places for parent in place.absolute().parents if parent.exists()}
-    files = all(file.stat().st_mode & 0o004 for file in plan.readable)
-    return files and all(_may_enter(folder) for folder in {plan.cwd, *parents})
-
-
-def _may_enter(folder: Path) -> bool:
-    """Whether the server's user may walk through a folder: any user may, or it was given to that one."""
-    state = folder.stat()
-    return bool(state.st_mode & 0o001) or (state.st_uid == SERVER_UID and bool(state.st_mode & 0o100))
-
-
 def environment(plan: LaunchPlan) -> dict[str, str]:
     """The server's whole environment: nothing of ours gets in, such as JAVA_TOOL_OPTIONS."""
     return {"PATH": system.PATH, "LANG": "C.UTF-8", "HOME": str(plan.cwd), **plan.env}
-
-
-def give(folder: Path) -> None:
-    """A folder, with all below it, that the server's user may write. An ordinary user's server needs no gift."""
-    if system.is_root():
-        for item in (folder, *folder.rglob("*")):
-            os.chown(item, SERVER_UID, SERVER_UID, follow_symlinks=False)
 
 
 def last_lines(log: Path, count: int = 20) -> str:

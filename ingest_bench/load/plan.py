@@ -60,6 +60,8 @@ class LoadPlan:
     """Whether each worker tells its figures while it sends (`load.figures`)."""
     pool_bytes: int = POOL_BYTES
     """How much each worker holds in memory."""
+    first_id: int = 0
+    """The least id of ours that a document gets."""
     worker: int = 0
     workers: int = 1
 
@@ -139,6 +141,7 @@ class LoadPlan:
             corpus=file,
             step=self.step,
             pool_bytes=self.pool_bytes,
+            first_id=self.first_id,
             users=self.users,
             worker=self.worker,
             workers=self.workers,

@@ -69,6 +69,8 @@ class TargetOptions:
     """How many there are, each in a namespace of its own."""
     replicas: Annotated[int, Between(0, 8, "one less than nodes")] | None = None
     """Copies of each document beside the first; None: each node has one. It is acknowledged once all have it."""
+    earlier_documents: Annotated[int, Between(0, 10**10, "a disk is full before")] = 0
+    """So many documents of an earlier run are in its files when it starts, in the indices of this one."""
     heap_bytes: Heap = GIB
     """Of each node."""
     gc: Collector = "default"

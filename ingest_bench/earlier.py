@@ -1,0 +1,71 @@
+"""The documents of an earlier run: a server that starts finds them in its files."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+from ingest_bench import load, procedure, serving
+from ingest_bench.errors import RunFailed
+from ingest_bench.load import LoadPlan
+from ingest_bench.model.experiment import Cell
+from ingest_bench.model.load import Arrivals, WorkerReport
+from ingest_bench.model.network import Profile
+from ingest_bench.store import RunFolder
+
+# The middle of what ten digits can say: no document of the run itself has such an id.
+_FIRST_ID = 5 * 10**9
+
+
+def leave(cell: Cell, folder: RunFolder, *, netem: str, java_home: Path | None) -> None:
+    """The homes of the cell's server have its `earlier_documents` in their files; nothing runs any more.
+
+    The same server takes them from the same users as fast as it can, over links that nothing shapes, with no probe and
+    no fault, writes them to its files and is ended in order. RunFailed when one of them was not acknowledged.
+    """
+    first = folder.earlier
+    first.create()
+    try:
+        with contextlib.ExitStack() as stack:
+            server = stack.enter_context(
+                serving.opened(_alone(cell), first, _untimed, lambda _jdk, _raw: (), netem=netem, java_home=java_home)
+            )
+            to_do = procedure.of(_alone(cell), server.place, first.load, may_delete=True, target=server.target)
+
+            def send(plans: Sequence[LoadPlan], _: object) -> list[WorkerReport]:
+                sender = load.start(dataclasses.replace(plans[0], first_id=_FIRST_ID), server.enter)
+                stack.callback(sender.stop)
+                return [sender.wait(lambda _: None)]
+
+            procedure.carry_out(to_do, lambda asked: server.target.ask(server.http, asked), send, _untimed, first.load)
+            serving.flush(server, to_do.indices)
+    except RunFailed as error:
+        raise RunFailed(f"target.earlier_documents: the run before failed: {error}") from None
+    folder.take_homes(first, cell.target.nodes)
+
+
+def _alone(cell: Cell) -> Cell:
+    """The cell whose run leaves the documents of another one's start."""
+    options = dataclasses.replace(
+        cell.load,
+        warm_up_ns=0,
+        ramp_up_ns=0,
+        think_time_ns=0,
+        arrivals=Arrivals(),
+        measure_documents=cell.target.earlier_documents,
+        query_users=0,
+        query_arrivals=Arrivals(),
+        on_error="abort",
+        abort=(),
+    )
+    target = dataclasses.replace(cell.target, earlier_documents=0)
+    plain = Profile(name="unshaped")
+    return dataclasses.replace(
+        cell, target=target, load=options, network=plain, peers=plain if cell.peers else None, faults=(), probes=()
+    )
+
+
+def _untimed(_: str) -> contextlib.AbstractContextManager[None]:
+    return contextlib.nullcontext()
