@@ -1,10 +1,7 @@
 import io.netty.bootstrap.ServerBootstrap;
 import io.netty.buffer.ByteBuf;
 import io.netty.buffer.ByteBufAllocator;
-import io.netty.buffer.Unpooled;
 import io.netty.buffer.UnpooledByteBufAllocator;
-import io.netty.channel.ChannelFuture;
-import io.netty.channel.ChannelFutureListener;
 import io.netty.channel.ChannelHandlerContext;
 import io.netty.channel.ChannelInitializer;
 import io.netty.channel.ChannelOption;
@@ -14,24 +11,16 @@ import io.netty.channel.SimpleChannelInboundHandler;
 import io.netty.channel.nio.NioEventLoopGroup;
 import io.netty.channel.socket.SocketChannel;
 import io.netty.channel.socket.nio.NioServerSocketChannel;
-import io.netty.handler.codec.http.DefaultFullHttpResponse;
-import io.netty.handler.codec.http.FullHttpResponse;
 import io.netty.handler.codec.http.HttpContent;
-import io.netty.handler.codec.http.HttpHeaderNames;
-import io.netty.handler.codec.http.HttpHeaderValues;
 import io.netty.handler.codec.http.HttpMethod;
 import io.netty.handler.codec.http.HttpObject;
 import io.netty.handler.codec.http.HttpRequest;
 import io.netty.handler.codec.http.HttpResponseStatus;
 import io.netty.handler.codec.http.HttpServerCodec;
 import io.netty.handler.codec.http.HttpUtil;
-import io.netty.handler.codec.http.HttpVersion;
 import io.netty.handler.codec.http.LastHttpContent;
 import io.netty.util.UncheckedBooleanSupplier;
-import java.lang.management.GarbageCollectorMXBean;
-import java.lang.management.ManagementFactory;
 import java.nio.ByteBuffer;
-import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Queue;
@@ -259,7 +248,7 @@ public final class DirectMemory {
         @Override
         protected void channelRead0(ChannelHandlerContext context, HttpObject part) {
             if (part.decoderResult().isFailure()) {
-                respond(context, false, HttpResponseStatus.BAD_REQUEST, part.decoderResult().cause().toString());
+                Answers.respond(context, false, HttpResponseStatus.BAD_REQUEST, part.decoderResult().cause().toString());
                 return;
             }
             if (part instanceof HttpRequest) {
@@ -284,7 +273,7 @@ public final class DirectMemory {
             long length = HttpUtil.getContentLength(next, -1L);
             if (length < 0 || length > Integer.MAX_VALUE) {
                 request = null;
-                respond(context, false, HttpResponseStatus.LENGTH_REQUIRED, "a body of up to 2 GiB, with its length");
+                Answers.respond(context, false, HttpResponseStatus.LENGTH_REQUIRED, "a body of up to 2 GiB, with its length");
                 return;
             }
             if (FED) {
@@ -314,22 +303,22 @@ public final class DirectMemory {
             body = null;
             if (whole.method() == HttpMethod.POST) {
                 DOCUMENTS.add(documents);
-                respond(context, alive, HttpResponseStatus.OK, "");
+                Answers.respond(context, alive, HttpResponseStatus.OK, "");
                 return;
             }
             switch (whole.uri()) {
                 case "/":
-                    respond(context, alive, HttpResponseStatus.OK, whole.method() == HttpMethod.HEAD ? "" : about());
+                    Answers.respond(context, alive, HttpResponseStatus.OK, whole.method() == HttpMethod.HEAD ? "" : about());
                     break;
                 case "/_count":
-                    respond(context, alive, HttpResponseStatus.OK, "{\"count\":" + DOCUMENTS.sum() + "}");
+                    Answers.respond(context, alive, HttpResponseStatus.OK, "{\"count\":" + DOCUMENTS.sum() + "}");
                     break;
                 case "/_counters":
                     ALLOCATORS.settle();
-                    respond(context, alive, HttpResponseStatus.OK, counters());
+                    Answers.respond(context, alive, HttpResponseStatus.OK, counters());
                     break;
                 default:
-                    respond(context, alive, HttpResponseStatus.NOT_FOUND, "{\"status\":404}");
+                    Answers.respond(context, alive, HttpResponseStatus.NOT_FOUND, "{\"status\":404}");
             }
         }
 
@@ -357,28 +346,9 @@ public final class DirectMemory {
     }
 
     private static String about() {
-        StringBuilder collectors = new StringBuilder();
-        for (GarbageCollectorMXBean collector : ManagementFactory.getGarbageCollectorMXBeans()) {
-            collectors.append(collectors.length() == 0 ? "" : ",").append('"').append(collector.getName()).append('"');
-        }
-        String java = System.getProperty("java.version");
-        return "{\"name\":\"direct-memory\",\"version\":{\"number\":\"" + java + "\"},\"java\":\"" + java + "\",\"collectors\":["
-            + collectors + "],\"heap_bytes\":" + Runtime.getRuntime().maxMemory() + ",\"mode\":\"" + (FED ? "fed" : "alone")
+        return "{\"name\":\"direct-memory\",\"version\":{\"number\":\"" + System.getProperty("java.version") + "\"},"
+            + Answers.jvm() + ",\"mode\":\"" + (FED ? "fed" : "alone")
             + "\",\"threads\":" + THREADS + ",\"retain_ns\":" + RETAIN_NS + "}";
-    }
-
-    private static void respond(ChannelHandlerContext context, boolean alive, HttpResponseStatus status, String text) {
-        ByteBuf body = Unpooled.copiedBuffer(text, StandardCharsets.UTF_8);
-        FullHttpResponse response = new DefaultFullHttpResponse(HttpVersion.HTTP_1_1, status, body);
-        response.headers().set(HttpHeaderNames.CONTENT_TYPE, HttpHeaderValues.APPLICATION_JSON);
-        response.headers().setInt(HttpHeaderNames.CONTENT_LENGTH, body.readableBytes());
-        if (!alive) {
-            response.headers().set(HttpHeaderNames.CONNECTION, HttpHeaderValues.CLOSE);
-        }
-        ChannelFuture written = context.writeAndFlush(response);
-        if (!alive) {
-            written.addListener(ChannelFutureListener.CLOSE);
-        }
     }
 
     private DirectMemory() {

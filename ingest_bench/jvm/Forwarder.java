@@ -14,20 +14,16 @@ import io.netty.channel.socket.SocketChannel;
 import io.netty.channel.socket.nio.NioServerSocketChannel;
 import io.netty.channel.socket.nio.NioSocketChannel;
 import io.netty.handler.codec.http.DefaultFullHttpRequest;
-import io.netty.handler.codec.http.DefaultFullHttpResponse;
 import io.netty.handler.codec.http.FullHttpRequest;
 import io.netty.handler.codec.http.FullHttpResponse;
 import io.netty.handler.codec.http.HttpClientCodec;
 import io.netty.handler.codec.http.HttpHeaderNames;
-import io.netty.handler.codec.http.HttpHeaderValues;
 import io.netty.handler.codec.http.HttpMethod;
 import io.netty.handler.codec.http.HttpObjectAggregator;
 import io.netty.handler.codec.http.HttpResponseStatus;
 import io.netty.handler.codec.http.HttpServerCodec;
 import io.netty.handler.codec.http.HttpUtil;
 import io.netty.handler.codec.http.HttpVersion;
-import java.lang.management.GarbageCollectorMXBean;
-import java.lang.management.ManagementFactory;
 import java.net.InetSocketAddress;
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayDeque;
@@ -663,25 +659,25 @@ public final class Forwarder {
             }
             switch (request.uri()) {
                 case "/":
-                    respond(context, alive, HttpResponseStatus.OK, request.method() == HttpMethod.HEAD ? "" : about());
+                    Answers.respond(context, alive, HttpResponseStatus.OK, request.method() == HttpMethod.HEAD ? "" : about());
                     break;
                 case "/_count":
-                    respond(context, alive, HttpResponseStatus.OK, "{\"count\":" + ACCEPTED.sum() + "}");
+                    Answers.respond(context, alive, HttpResponseStatus.OK, "{\"count\":" + ACCEPTED.sum() + "}");
                     break;
                 case "/_peers":
-                    respond(context, alive, HttpResponseStatus.OK, peers());
+                    Answers.respond(context, alive, HttpResponseStatus.OK, peers());
                     break;
                 case "/_work":
-                    respond(context, alive, HttpResponseStatus.OK, underWay());
+                    Answers.respond(context, alive, HttpResponseStatus.OK, underWay());
                     break;
                 case "/_counters":
-                    respond(context, alive, HttpResponseStatus.OK, counters());
+                    Answers.respond(context, alive, HttpResponseStatus.OK, counters());
                     break;
                 case "/_delivered":
-                    respond(context, alive, HttpResponseStatus.OK, framed(LEDGER.told()), "application/octet-stream");
+                    Answers.respond(context, alive, HttpResponseStatus.OK, framed(LEDGER.told()), "application/octet-stream");
                     break;
                 default:
-                    respond(context, alive, HttpResponseStatus.NOT_FOUND, "{\"status\":404}");
+                    Answers.respond(context, alive, HttpResponseStatus.NOT_FOUND, "{\"status\":404}");
             }
         }
 
@@ -694,7 +690,7 @@ public final class Forwarder {
                     try {
                         accepted = array(body);
                     } catch (IllegalArgumentException error) {
-                        respond(context, alive, HttpResponseStatus.BAD_REQUEST, error.getMessage());
+                        Answers.respond(context, alive, HttpResponseStatus.BAD_REQUEST, error.getMessage());
                         return;
                     }
                     write(context, alive, SOURCE, accepted, ACCEPTED, REFUSED);
@@ -705,16 +701,16 @@ public final class Forwarder {
                 case "/_halt":
                     halted = true;
                     RECEIVE.open();
-                    respond(context, alive, HttpResponseStatus.OK, underWay());
+                    Answers.respond(context, alive, HttpResponseStatus.OK, underWay());
                     break;
                 default:
-                    respond(context, alive, HttpResponseStatus.NOT_FOUND, "{\"status\":404}");
+                    Answers.respond(context, alive, HttpResponseStatus.NOT_FOUND, "{\"status\":404}");
             }
         }
 
         private void write(ChannelHandlerContext context, boolean alive, Buffer buffer, List<Document> documents, LongAdder in, LongAdder out) {
             if (!buffer.isLargeEnough(documents.size())) {
-                respond(context, alive, HttpResponseStatus.REQUEST_ENTITY_TOO_LARGE, "the buffer is smaller than these " + documents.size());
+                Answers.respond(context, alive, HttpResponseStatus.REQUEST_ENTITY_TOO_LARGE, "the buffer is smaller than these " + documents.size());
                 return;
             }
             Buffer.Writer writer = buffer.write(documents, WRITE_TIMEOUT_NS, isIn -> {
@@ -726,7 +722,7 @@ public final class Forwarder {
                 } else if (out != null) {
                     out.add(documents.size());
                 }
-                respond(context, alive, isIn ? HttpResponseStatus.OK : HttpResponseStatus.REQUEST_TIMEOUT, isIn ? "" : "the buffer is full");
+                Answers.respond(context, alive, isIn ? HttpResponseStatus.OK : HttpResponseStatus.REQUEST_TIMEOUT, isIn ? "" : "the buffer is full");
             });
             if (buffer == SOURCE) {
                 // A client that has gone would not hear that it is in. Of a peer it is taken all the same, as Data Prepper does.
@@ -933,36 +929,14 @@ public final class Forwarder {
     }
 
     private static String about() {
-        StringBuilder collectors = new StringBuilder();
-        for (GarbageCollectorMXBean collector : ManagementFactory.getGarbageCollectorMXBeans()) {
-            collectors.append(collectors.length() == 0 ? "" : ",").append('"').append(collector.getName()).append('"');
-        }
-        String java = System.getProperty("java.version");
-        return "{\"name\":\"forwarder\",\"version\":{\"number\":\"" + java + "\"},\"java\":\"" + java + "\",\"collectors\":["
-            + collectors + "],\"heap_bytes\":" + Runtime.getRuntime().maxMemory() + ",\"nodes\":" + NODES.length + ",\"workers\":" + WORKERS
+        return "{\"name\":\"forwarder\",\"version\":{\"number\":\"" + System.getProperty("java.version") + "\"}," + Answers.jvm()
+            + ",\"nodes\":" + NODES.length + ",\"workers\":" + WORKERS
             + ",\"source_buffer_size\":" + SOURCE_BUFFER_SIZE + ",\"source_batch_size\":" + SOURCE_BATCH_SIZE + ",\"batch_size\":"
             + BATCH_SIZE + ",\"batch_delay_ns\":" + BATCH_DELAY_NS + ",\"buffer_size\":" + BUFFER_SIZE + ",\"forwarding_batch_size\":"
             + FORWARDING_BATCH_SIZE + ",\"forwarding_batch_timeout_ns\":" + FORWARDING_BATCH_TIMEOUT_NS + ",\"client_thread_count\":"
             + CLIENT_THREAD_COUNT + ",\"client_timeout_ns\":" + CLIENT_TIMEOUT_NS + ",\"request_timeout_ns\":" + REQUEST_TIMEOUT_NS
             + ",\"waiting\":\"" + (BLOCKING ? "blocking" : "asynchronous") + "\",\"receive_delay\":\"" + (ADAPTIVE ? "adaptive" : "fixed")
             + "\",\"key\":\"" + KEY + "\"}";
-    }
-
-    private static void respond(ChannelHandlerContext context, boolean alive, HttpResponseStatus status, String text) {
-        respond(context, alive, status, Unpooled.copiedBuffer(text, StandardCharsets.UTF_8), "application/json");
-    }
-
-    private static void respond(ChannelHandlerContext context, boolean alive, HttpResponseStatus status, ByteBuf body, String type) {
-        FullHttpResponse response = new DefaultFullHttpResponse(HttpVersion.HTTP_1_1, status, body);
-        response.headers().set(HttpHeaderNames.CONTENT_TYPE, type);
-        response.headers().setInt(HttpHeaderNames.CONTENT_LENGTH, body.readableBytes());
-        if (!alive) {
-            response.headers().set(HttpHeaderNames.CONNECTION, HttpHeaderValues.CLOSE);
-        }
-        ChannelFuture written = context.writeAndFlush(response);
-        if (!alive) {
-            written.addListener(ChannelFutureListener.CLOSE);
-        }
     }
 
     private Forwarder() {

@@ -18,10 +18,7 @@ import io.netty.channel.epoll.EpollServerSocketChannel;
 import io.netty.channel.nio.NioEventLoopGroup;
 import io.netty.channel.socket.SocketChannel;
 import io.netty.channel.socket.nio.NioServerSocketChannel;
-import io.netty.handler.codec.http.DefaultFullHttpResponse;
-import io.netty.handler.codec.http.FullHttpResponse;
 import io.netty.handler.codec.http.HttpContent;
-import io.netty.handler.codec.http.HttpHeaderNames;
 import io.netty.handler.codec.http.HttpHeaderValues;
 import io.netty.handler.codec.http.HttpMethod;
 import io.netty.handler.codec.http.HttpObject;
@@ -30,13 +27,10 @@ import io.netty.handler.codec.http.HttpResponseStatus;
 import io.netty.handler.codec.http.HttpServerCodec;
 import io.netty.handler.codec.http.HttpServerExpectContinueHandler;
 import io.netty.handler.codec.http.HttpUtil;
-import io.netty.handler.codec.http.HttpVersion;
 import io.netty.handler.codec.http.LastHttpContent;
 import io.netty.util.UncheckedBooleanSupplier;
 import io.netty.util.Version;
 import io.netty.util.concurrent.EventExecutor;
-import java.lang.management.GarbageCollectorMXBean;
-import java.lang.management.ManagementFactory;
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
 import java.util.Arrays;
@@ -320,7 +314,7 @@ public final class NettySink {
         @Override
         protected void channelRead0(ChannelHandlerContext context, HttpObject part) {
             if (part.decoderResult().isFailure()) {
-                json(context, false, HttpResponseStatus.BAD_REQUEST, "{\"error\":\"" + part.decoderResult().cause().getClass() + "\"}");
+                Answers.respond(context, false, HttpResponseStatus.BAD_REQUEST, "{\"error\":\"" + part.decoderResult().cause().getClass() + "\"}");
                 return;
             }
             if (part instanceof HttpRequest) {
@@ -354,7 +348,7 @@ public final class NettySink {
             closeAfterBytes = 0;
             if (length > MAX_CONTENT_LENGTH) {
                 request = null;
-                json(context, false, HttpResponseStatus.REQUEST_ENTITY_TOO_LARGE, "{\"status\":413}");
+                Answers.respond(context, false, HttpResponseStatus.REQUEST_ENTITY_TOO_LARGE, "{\"status\":413}");
                 return;
             }
             if (next.method() == HttpMethod.POST && path(next).endsWith("_bulk")) {
@@ -378,7 +372,7 @@ public final class NettySink {
                 ByteBuf nonsense = Unpooled.copiedBuffer("this is not HTTP\r\n\r\n", StandardCharsets.US_ASCII);
                 context.pipeline().firstContext().writeAndFlush(nonsense).addListener(ChannelFutureListener.CLOSE);
             } else if (UNAVAILABLE.next()) {
-                json(context, alive, HttpResponseStatus.SERVICE_UNAVAILABLE,
+                Answers.respond(context, alive, HttpResponseStatus.SERVICE_UNAVAILABLE,
                     "{\"error\":{\"type\":\"unavailable_shards_exception\",\"reason\":\"sink.unavailable\"},\"status\":503}");
             } else if (!SILENT.next()) {
                 ByteBuf answer = bulkAnswer(path(whole));
@@ -388,9 +382,9 @@ public final class NettySink {
                     return;
                 }
                 if (DELAY_NS > 0) {
-                    context.executor().schedule(() -> respond(context, alive, HttpResponseStatus.OK, answer), DELAY_NS, TimeUnit.NANOSECONDS);
+                    context.executor().schedule(() -> respond(context, alive, answer), DELAY_NS, TimeUnit.NANOSECONDS);
                 } else {
-                    respond(context, alive, HttpResponseStatus.OK, answer);
+                    respond(context, alive, answer);
                 }
             }
         }
@@ -494,10 +488,10 @@ public final class NettySink {
         } else if (path.equals("/")) {
             answer = method == HttpMethod.HEAD ? "" : about(context);
         } else {
-            json(context, alive, HttpResponseStatus.NOT_FOUND, "{\"status\":404}");
+            Answers.respond(context, alive, HttpResponseStatus.NOT_FOUND, "{\"status\":404}");
             return;
         }
-        json(context, alive, HttpResponseStatus.OK, answer);
+        Answers.respond(context, alive, HttpResponseStatus.OK, answer);
     }
 
     private static String counters() {
@@ -526,13 +520,8 @@ public final class NettySink {
     }
 
     private static String about(ChannelHandlerContext context) {
-        StringBuilder collectors = new StringBuilder();
-        for (GarbageCollectorMXBean collector : ManagementFactory.getGarbageCollectorMXBeans()) {
-            collectors.append(collectors.length() == 0 ? "" : ",").append('"').append(collector.getName()).append('"');
-        }
-        return "{\"name\":\"sink\",\"version\":{\"number\":\"" + Version.identify().get("netty-common").artifactVersion() + "\"},\"java\":\""
-            + System.getProperty("java.version") + "\",\"collectors\":[" + collectors + "],\"heap_bytes\":" + Runtime.getRuntime().maxMemory()
-            + ",\"receive\":\"" + RECEIVE + "\",\"allocator\":\"" + (POOLED ? "pooled" : "unpooled") + "\",\"buffers\":\""
+        return "{\"name\":\"sink\",\"version\":{\"number\":\"" + Version.identify().get("netty-common").artifactVersion() + "\"},"
+            + Answers.jvm() + ",\"receive\":\"" + RECEIVE + "\",\"allocator\":\"" + (POOLED ? "pooled" : "unpooled") + "\",\"buffers\":\""
             + (DIRECT ? "direct" : "heap") + "\",\"transport\":\"" + (EPOLL ? "epoll" : "nio") + "\",\"socket_receive_buffer_bytes\":"
             + ((SocketChannel) context.channel()).config().getReceiveBufferSize() + "}";
     }
@@ -555,21 +544,8 @@ public final class NettySink {
         }
     }
 
-    private static void json(ChannelHandlerContext context, boolean alive, HttpResponseStatus status, String text) {
-        respond(context, alive, status, Unpooled.copiedBuffer(text, StandardCharsets.UTF_8));
-    }
-
-    private static void respond(ChannelHandlerContext context, boolean alive, HttpResponseStatus status, ByteBuf body) {
-        FullHttpResponse response = new DefaultFullHttpResponse(HttpVersion.HTTP_1_1, status, body);
-        response.headers().set(HttpHeaderNames.CONTENT_TYPE, HttpHeaderValues.APPLICATION_JSON);
-        response.headers().setInt(HttpHeaderNames.CONTENT_LENGTH, body.readableBytes());
-        if (!alive) {
-            response.headers().set(HttpHeaderNames.CONNECTION, HttpHeaderValues.CLOSE);
-        }
-        io.netty.channel.ChannelFuture written = context.writeAndFlush(response);
-        if (!alive) {
-            written.addListener(ChannelFutureListener.CLOSE);
-        }
+    private static void respond(ChannelHandlerContext context, boolean alive, ByteBuf json) {
+        Answers.respond(context, alive, HttpResponseStatus.OK, json, HttpHeaderValues.APPLICATION_JSON);
     }
 
     private static String path(HttpRequest request) {

@@ -10,26 +10,24 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ingest_bench import jvm, units
-from ingest_bench.errors import InvalidRun, SpecError
-from ingest_bench.jvm import artifacts, options
-from ingest_bench.jvm.compile import ECJ, classes
+from ingest_bench import units
+from ingest_bench.errors import SpecError
+from ingest_bench.jvm import options
 from ingest_bench.model.load import Wire
-from ingest_bench.model.target import LaunchPlan, Listens, Preparation
-from ingest_bench.targets import counters, settings
+from ingest_bench.model.target import LaunchPlan
+from ingest_bench.targets import counters, ours, settings
+from ingest_bench.targets.plain import Plain
 from ingest_bench.targets.settings import Settings, one_of, whole_number
-from ingest_bench.targets.sink import NETTY
 from ingest_bench.targets.version import Requirements, chosen
 
 if TYPE_CHECKING:
     from ingest_bench.jvm.java import Java
     from ingest_bench.model.results import Value
     from ingest_bench.model.target import Endpoint, TargetOptions
-    from ingest_bench.model.track import AdminRequest, Operation
     from ingest_bench.model.workload import Workload
     from ingest_bench.targets.http import Http
 
-SOURCE = Path(jvm.__file__).with_name("DirectMemory.java")
+MAIN = "DirectMemory"
 _MAX = "max_direct_memory"
 SETTINGS: Settings = {
     "mode": ("direct.mode", one_of("alone", "fed")),
@@ -41,14 +39,12 @@ SETTINGS: Settings = {
 _DEFAULTS = {"direct.mode": "alone", "direct.threads": "2", "direct.retain_ns": "0"}
 
 
-class DirectMemory:
+class DirectMemory(Plain):
     """The server `direct-memory`. Its version is the Java that it runs on."""
 
     name = "direct-memory"
     default_version = "java17"
-    versions: Mapping[str, Requirements] = {
-        f"java{java}": Requirements(artifacts=(ECJ, *NETTY), java_version=java) for java in (11, 17, 21, 25)
-    }
+    versions: Mapping[str, Requirements] = ours.versions(11, 17, 21, 25)
 
     def requirements(self, asked: TargetOptions) -> Requirements:
         """What the chosen version needs; SpecError when there is no such version or a choice that it cannot have."""
@@ -73,34 +69,11 @@ class DirectMemory:
         jvm_options: tuple[str, ...],
     ) -> LaunchPlan:
         """How to start it; its classes are compiled when they are not in the cache."""
-        jars = tuple(artifacts.fetch(artifact) for artifact in NETTY)
-        compiled = classes(java, (SOURCE,), jars)
-        home.mkdir(parents=True, exist_ok=True)
         values = settings.parsed(self.name, SETTINGS, asked)
         limit = (f"-XX:MaxDirectMemorySize={values.pop(_MAX)}",) if _MAX in values else ()
-        argv = (
-            str(java.java),
-            *options.heap(asked.heap_bytes),
-            *limit,
-            *options.collector(options.or_g1(asked.gc), java.version),
-            # Netty looks for it; from Java 24 on that is announced at length (JEP 498).
-            *(("--sun-misc-unsafe-memory-access=allow",) if java.version >= 24 else ()),
-            f"-Djava.io.tmpdir={home}",
-            *settings.properties(values),
-            f"-Ddirect.host={nodes[node].host}",
-            f"-Ddirect.port={nodes[node].port}",
-            *asked.jvm,
-            *jvm_options,
-            "-cp",
-            ":".join(map(str, (compiled, *jars))),
-            SOURCE.stem,
-        )
-        return LaunchPlan(argv=argv, env={}, cwd=home, writable=(home,))
-
-    def listens(self, asked: TargetOptions) -> Listens:
-        """On which port it listens, and how long it may take until it is ready."""
-        del asked
-        return Listens()
+        where = (f"-Ddirect.host={nodes[node].host}", f"-Ddirect.port={nodes[node].port}")
+        given = (*limit, *settings.properties(values), *where, *asked.jvm, *jvm_options)
+        return ours.launch_plan(MAIN, asked, java, home, given)
 
     def is_ready(self, node: int, nodes: Sequence[Http]) -> bool:
         """Whether it takes requests; NoAnswer when it does not answer at all. They know nothing of each other."""
@@ -111,54 +84,22 @@ class DirectMemory:
         del asked, workload
         return Wire(protocol="json-array", keys={"path": "/", "format": "lines"}, written=f"{self.name}: protocol")
 
-    def prepare(self, asked: TargetOptions, indices: Sequence[str], mapping: Mapping[str, Any]) -> Preparation:
-        """Nothing: it has no indices."""
-        del asked, indices, mapping
-        return Preparation()
-
-    def track_request(self, asked: TargetOptions, operation: Operation, request: AdminRequest) -> AdminRequest:
-        """SpecError: it has no indices."""
-        del asked, request
-        raise SpecError(f"track: {operation}: {self.name} has no indices; take a workload")
-
-    def ask(self, http: Http, request: AdminRequest) -> None:
-        """Never: nothing is asked of it."""
-        raise AssertionError(f"{http.origin} is asked nothing of a track: {request}")
-
     def count(self, nodes: Sequence[Http], indices: Sequence[str]) -> int:
         """The documents that it took."""
         del indices
         return counters.documents(nodes)
 
-    # It keeps nothing.
-    flush = None
-
-    def jvm_stats(self, http: Http) -> None:
-        """Nothing: it says nothing of its JVM."""
-        del http
-
     def counters(self, nodes: Sequence[Http]) -> dict[str, Any]:
         """Their own counts of their whole lives, once nobody allocates any more: direct_allocations, …_bytes, …_ns."""
         return counters.added_up(nodes)
 
-    def read_back(self, nodes: Sequence[Http]) -> None:
-        """Nothing: it keeps nothing."""
-        del nodes
-
     def describe(self, http: Http, asked: TargetOptions) -> dict[str, Value]:
         """What it says about itself; InvalidRun when that is not what was asked."""
         told = http.expect("GET", "/")
-        wanted = _DEFAULTS | settings.parsed(self.name, SETTINGS, asked)
-        said = {f"direct.{key}": str(told[key]) for key in ("mode", "threads", "retain_ns")}
-        wrong = {key: value for key, value in said.items() if wanted[key] != value}
-        gc = options.or_g1(asked.gc)
-        if wrong or not options.obeyed(gc, tuple(told["collectors"])):
-            raise InvalidRun(f"{self.name}: asked for {wanted} and gc {gc}, it says {wrong} and {told['collectors']}")
+        given = _DEFAULTS | settings.parsed(self.name, SETTINGS, asked)
+        wanted = {key: given[f"direct.{key}"] for key in ("mode", "threads", "retain_ns")}
         return {
-            "version": told["version"]["number"],
-            "java": told["java"],
-            "collectors": ", ".join(told["collectors"]),
-            "heap_bytes": told["heap_bytes"],
+            **ours.described(self.name, told, wanted, asked),
             "mode": told["mode"],
             "threads": told["threads"],
             "retain_ns": told["retain_ns"],

@@ -11,26 +11,23 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ingest_bench import jvm
-from ingest_bench.errors import InvalidRun, RunFailed, SpecError
-from ingest_bench.jvm import artifacts, options
-from ingest_bench.jvm.compile import ECJ, classes
+from ingest_bench.errors import RunFailed
+from ingest_bench.jvm import options
 from ingest_bench.model.load import Wire
-from ingest_bench.model.target import LaunchPlan, Listens, Preparation
-from ingest_bench.targets import counters, settings
+from ingest_bench.model.target import LaunchPlan
+from ingest_bench.targets import counters, ours, settings
+from ingest_bench.targets.plain import Plain
 from ingest_bench.targets.settings import Settings, name_of_field, one_of, time_between, whole_number
-from ingest_bench.targets.sink import NETTY
 from ingest_bench.targets.version import Requirements, chosen
 
 if TYPE_CHECKING:
     from ingest_bench.jvm.java import Java
     from ingest_bench.model.results import Value
     from ingest_bench.model.target import Endpoint, TargetOptions
-    from ingest_bench.model.track import AdminRequest, Operation
     from ingest_bench.model.workload import Workload
     from ingest_bench.targets.http import Http
 
-SOURCE = Path(jvm.__file__).with_name("Forwarder.java")
+MAIN = "Forwarder"
 _HOUR_NS = 3600 * 10**9
 _MS_NS = 10**6
 _MOST = 10**6
@@ -76,14 +73,12 @@ _LATE_S = 10.0
 _LOOK_S = 0.02
 
 
-class Forwarder:
+class Forwarder(Plain):
     """The server `forwarder`. Its version is the Java that it runs on."""
 
     name = "forwarder"
     default_version = "java17"
-    versions: Mapping[str, Requirements] = {
-        f"java{java}": Requirements(artifacts=(ECJ, *NETTY), java_version=java) for java in (11, 17, 21, 25)
-    }
+    versions: Mapping[str, Requirements] = ours.versions(11, 17, 21, 25)
 
     def requirements(self, asked: TargetOptions) -> Requirements:
         """What the chosen version needs; SpecError when there is no such version or a choice that it cannot have."""
@@ -103,16 +98,7 @@ class Forwarder:
         jvm_options: tuple[str, ...],
     ) -> LaunchPlan:
         """How to start a node; its classes are compiled when they are not in the cache."""
-        jars = tuple(artifacts.fetch(artifact) for artifact in NETTY)
-        compiled = classes(java, (SOURCE,), jars)
-        home.mkdir(parents=True, exist_ok=True)
-        argv = (
-            str(java.java),
-            *options.heap(asked.heap_bytes),
-            *options.collector(options.or_g1(asked.gc), java.version),
-            # Netty looks for it; from Java 24 on that is announced at length (JEP 498).
-            *(("--sun-misc-unsafe-memory-access=allow",) if java.version >= 24 else ()),
-            f"-Djava.io.tmpdir={home}",
+        given = (
             *settings.properties(settings.parsed(self.name, SETTINGS, asked)),
             f"-Dforwarder.host={nodes[node].host}",
             f"-Dforwarder.port={nodes[node].port}",
@@ -120,16 +106,8 @@ class Forwarder:
             f"-Dforwarder.nodes={','.join(map(str, nodes))}",
             *asked.jvm,
             *jvm_options,
-            "-cp",
-            ":".join(map(str, (compiled, *jars))),
-            SOURCE.stem,
         )
-        return LaunchPlan(argv=argv, env={}, cwd=home, writable=(home,))
-
-    def listens(self, asked: TargetOptions) -> Listens:
-        """On which port it listens, and how long it may take until it is ready."""
-        del asked
-        return Listens()
+        return ours.launch_plan(MAIN, asked, java, home, given)
 
     def is_ready(self, node: int, nodes: Sequence[Http]) -> bool:
         """Whether that node has a connection to each other one; RunFailed names who is missing."""
@@ -144,31 +122,10 @@ class Forwarder:
         keys = {"path": "/records", "sequence": "sequence"}
         return Wire(protocol="json-array", keys=keys, written=f"{self.name}: protocol")
 
-    def prepare(self, asked: TargetOptions, indices: Sequence[str], mapping: Mapping[str, Any]) -> Preparation:
-        """Nothing: it has no indices."""
-        del asked, indices, mapping
-        return Preparation()
-
-    def track_request(self, asked: TargetOptions, operation: Operation, request: AdminRequest) -> AdminRequest:
-        """SpecError: it has no indices."""
-        del asked, request
-        raise SpecError(f"track: {operation}: {self.name} has no indices; take a workload")
-
-    def ask(self, http: Http, request: AdminRequest) -> None:
-        """Never: nothing is asked of it."""
-        raise AssertionError(f"{http.origin} is asked nothing of a track: {request}")
-
     def count(self, nodes: Sequence[Http], indices: Sequence[str]) -> int:
         """The documents that its nodes accepted."""
         del indices
         return counters.documents(nodes)
-
-    # It keeps nothing.
-    flush = None
-
-    def jvm_stats(self, http: Http) -> None:
-        """Nothing: it says nothing of its JVM."""
-        del http
 
     def counters(self, nodes: Sequence[Http]) -> dict[str, Any]:
         """Their own counts of their whole lives, added up, once all of them have come to rest.
@@ -189,15 +146,8 @@ class Forwarder:
         given = settings.parsed(self.name, SETTINGS, asked)
         wanted = {name: given.get(f"forwarder.{name}", str(usual)) for name, usual in _DEFAULTS.items()}
         wanted["nodes"] = str(asked.nodes)
-        wrong = {key: told[key] for key, value in wanted.items() if str(told[key]) != value}
-        gc = options.or_g1(asked.gc)
-        if wrong or not options.obeyed(gc, tuple(told["collectors"])):
-            raise InvalidRun(f"{self.name}: asked for {wanted} and gc {gc}, it says {wrong} and {told['collectors']}")
         return {
-            "version": told["version"]["number"],
-            "java": told["java"],
-            "collectors": ", ".join(told["collectors"]),
-            "heap_bytes": told["heap_bytes"],
+            **ours.described(self.name, told, wanted, asked),
             **{name: told[name] for name in _DEFAULTS},
         }
 

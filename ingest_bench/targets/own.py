@@ -16,8 +16,9 @@ from ingest_bench.jvm import artifacts, options
 from ingest_bench.jvm.compile import ECJ, classes
 from ingest_bench.model.load import Wire
 from ingest_bench.model.server import Count, Delivered, Server, Start
-from ingest_bench.model.target import LaunchPlan, Listens, Preparation, TargetOptions
+from ingest_bench.model.target import LaunchPlan, Listens, TargetOptions
 from ingest_bench.targets import counting
+from ingest_bench.targets.plain import Plain
 from ingest_bench.targets.version import Requirements
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from ingest_bench.jvm.java import Java
     from ingest_bench.model.results import Value
     from ingest_bench.model.target import Endpoint
-    from ingest_bench.model.track import AdminRequest, Operation
     from ingest_bench.model.workload import Workload
     from ingest_bench.targets.http import Http
 
@@ -45,7 +45,7 @@ _TAKEN = f"NOTE: Picked up {_OPTIONS_VARIABLE}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Own:
+class Own(Plain):
     """The server of a TOML file. It has no versions: it is what the file says."""
 
     name: str
@@ -173,22 +173,6 @@ class Own:
         keys = {key: value for key, value in self.server.protocol.items() if key != "name"}
         return Wire(protocol=str(self.server.protocol["name"]), keys=keys, written=f"{self.name}: protocol")
 
-    def prepare(self, asked: TargetOptions, indices: Sequence[str], mapping: Mapping[str, Any]) -> Preparation:
-        """Nothing: it has no indices."""
-        del asked, indices, mapping
-        return Preparation()
-
-    def track_request(self, asked: TargetOptions, operation: Operation, request: AdminRequest) -> AdminRequest:
-        """SpecError: what a track says is for servers with indices."""
-        del asked, request
-        raise SpecError(
-            f"load.track: {operation}: {self.name} has no indices; send the track's documents by --documents"
-        )
-
-    def ask(self, http: Http, request: AdminRequest) -> None:
-        """Nothing is ever asked of it: it prepares nothing, and takes no track."""
-        raise AssertionError(f"{http.origin} is asked nothing of a track: {request}")
-
     def count(self, nodes: Sequence[Http], indices: Sequence[str]) -> int | None:
         """The documents that it has; None: it cannot be counted. RunFailed where the file says something else."""
         del indices
@@ -207,18 +191,6 @@ class Own:
             return read(answer.body)
         except ValueError as error:
             raise RunFailed(f"{what}: {error}; it said: {said}") from None
-
-    # How it is told is not known.
-    flush = None
-
-    def jvm_stats(self, http: Http) -> None:
-        """Nothing: how it would tell is not known."""
-        del http
-
-    def counters(self, nodes: Sequence[Http]) -> dict[str, Any]:
-        """Nothing: it counts no socket reads."""
-        del nodes
-        return {}
 
     def read_back(self, nodes: Sequence[Http]) -> tuple[bytes, ...] | None:
         """Of each node which documents it has; None where the file does not say how."""

@@ -8,14 +8,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ingest_bench import jvm, units, urls
-from ingest_bench.errors import InvalidRun, MissingCapability, SpecError
-from ingest_bench.jvm import artifacts, options
+from ingest_bench import units, urls
+from ingest_bench.errors import MissingCapability, SpecError
+from ingest_bench.jvm import options
 from ingest_bench.jvm.artifacts import Artifact
-from ingest_bench.jvm.compile import ECJ, classes
 from ingest_bench.model.load import Wire
-from ingest_bench.model.target import LaunchPlan, Listens
-from ingest_bench.targets import counters, index, requests, settings
+from ingest_bench.model.target import LaunchPlan
+from ingest_bench.targets import counters, index, ours, requests, settings
+from ingest_bench.targets.ours import EPOLL
+from ingest_bench.targets.plain import Plain
 from ingest_bench.targets.settings import Settings, one_of, whole_number
 from ingest_bench.targets.version import Requirements, chosen
 
@@ -27,43 +28,7 @@ if TYPE_CHECKING:
     from ingest_bench.model.workload import Workload
     from ingest_bench.targets.http import Http
 
-SOURCE = Path(jvm.__file__).with_name("NettySink.java")
-_NETTY_VERSION = "4.1.115.Final"
-_NETTY_SHA256 = {
-    "netty-common": "39f1b5a2aaa4eab5d036dfd0486e35a4276df412e092d36b2d88b494705a134d",
-    "netty-buffer": "4a7b331d3770c566ab70eb02a0d1feed63b95cf6e4d68c8fe778c4c9de2d116d",
-    "netty-resolver": "7b3455d14f59828765a00573bc3967dc59379e874bd62a67eb1926d6512109d1",
-    "netty-transport": "c3d71faaa736ffd2c9260ab0b498024b814c39c7d764bea8113fa98de6e2bdd2",
-    "netty-transport-native-unix-common": "4b03e716272657c296b0204b57c140b2b2ca96b1a746c92da41f595892ec6d88",
-    "netty-transport-classes-epoll": "40aa67b4463cca0ab346e393c87f6c37e8954d18ec8b78567d95b55aa1f2b3aa",
-    "netty-codec": "cd189afb70ec6eacfcdfdd3a5f472b4e705a5c91d5bd3ef0386421f2ae15ec77",
-    "netty-codec-http": "e6dbe971c59373bbae9802021c63b9bc1d8800fead382863d67e79e79b023166",
-    "netty-handler": "5972028cc863b74927ce0d11fb8d58f65da2560bef5602fe8ce8903bd306ca07",
-}
-NETTY = tuple(
-    Artifact(group="io.netty", name=name, version=_NETTY_VERSION, packaging="jar", sha256=sha256)
-    for name, sha256 in _NETTY_SHA256.items()
-)
-
-
-# Netty's transport in C, for each kind of machine that it is built for (by the name that uname gives it).
-_EPOLL_SHA256 = {
-    "x86_64": ("linux-x86_64", "f0ffa992e676025e2202643b3be490f595c19ca8f91031b7fde502e7874c2b55"),
-    "aarch64": ("linux-aarch_64", "82051543cbb328b5b45803229ccddf921f3e1897f9d75358ea76143a65a82e48"),
-}
-EPOLL: Mapping[str, Artifact] = {
-    machine: Artifact(
-        group="io.netty",
-        name="netty-transport-native-epoll",
-        version=_NETTY_VERSION,
-        packaging="jar",
-        sha256=sha256,
-        classifier=classifier,
-    )
-    for machine, (classifier, sha256) in _EPOLL_SHA256.items()
-}
-
-
+MAIN = "NettySink"
 # Faults are for tests of the tool.
 SETTINGS: Settings = {
     "sink.buffers": ("sink.buffers", one_of("heap", "direct")),
@@ -84,14 +49,12 @@ SETTINGS: Settings = {
 }
 
 
-class Sink:
+class Sink(Plain):
     """The server `sink`. Its version is the Java that it runs on."""
 
     name = "sink"
     default_version = "java17"
-    versions: Mapping[str, Requirements] = {
-        f"java{java}": Requirements(artifacts=(ECJ, *NETTY), java_version=java) for java in (11, 17, 25)
-    }
+    versions: Mapping[str, Requirements] = ours.versions(11, 17, 25)
 
     def requirements(self, asked: TargetOptions) -> Requirements:
         """What the chosen version needs; SpecError when there is no such version or a choice that it cannot have."""
@@ -110,39 +73,13 @@ class Sink:
         jvm_options: tuple[str, ...],
     ) -> LaunchPlan:
         """How to start it; its classes are compiled when they are not in the cache."""
-        jars = tuple(artifacts.fetch(artifact) for artifact in NETTY)
-        compiled = classes(java, (SOURCE,), jars)
-        jars += tuple(artifacts.fetch(artifact) for artifact in native(asked))
-        home.mkdir(parents=True, exist_ok=True)
-        gc = options.collector(options.or_g1(asked.gc), java.version)
-        argv = (
-            str(java.java),
-            *options.heap(asked.heap_bytes),
-            *gc,
-            # Netty frees buffers off the heap with it; from Java 24 on that is announced at length (JEP 498).
-            *(("--sun-misc-unsafe-memory-access=allow",) if java.version >= 24 else ()),
-            # And a library in C, by the same Java (JEP 472).
-            *(("--enable-native-access=ALL-UNNAMED",) if java.version >= 24 and native(asked) else ()),
-            f"-Djava.io.tmpdir={home}",
-            *properties(asked),
-            f"-Dsink.host={nodes[node].host}",
-            f"-Dsink.port={nodes[node].port}",
-            *asked.jvm,
-            *jvm_options,
-            "-cp",
-            ":".join(map(str, (compiled, *jars))),
-            SOURCE.stem,
-        )
-        return LaunchPlan(argv=argv, env={}, cwd=home, writable=(home,))
+        where = (f"-Dsink.host={nodes[node].host}", f"-Dsink.port={nodes[node].port}")
+        given = (*properties(asked), *where, *asked.jvm, *jvm_options)
+        return ours.launch_plan(MAIN, asked, java, home, given, native=native(asked))
 
     def is_ready(self, node: int, nodes: Sequence[Http]) -> bool:
         """Whether it takes requests; NoAnswer when it does not answer at all. Sinks know nothing of each other."""
         return nodes[node].request("HEAD", "/", timeout_s=5).status == 200
-
-    def listens(self, asked: TargetOptions) -> Listens:
-        """On which port it listens, and how long it may take until it is ready."""
-        del asked
-        return Listens()
 
     def wire(self, asked: TargetOptions, workload: Workload) -> Wire:
         """Bulks, to a path for each index."""
@@ -163,21 +100,10 @@ class Sink:
         """Carries out such a request over HTTP."""
         requests.ask(http, request)
 
-    # It keeps nothing.
-    flush = None
-
-    def jvm_stats(self, http: Http) -> None:
-        """Nothing: it says nothing of its JVM."""
-        del http
-
     def count(self, nodes: Sequence[Http], indices: Sequence[str]) -> int:
         """The documents that it has, in whatever index: what it acknowledged, each id once."""
         del indices
         return counters.documents(nodes)
-
-    def read_back(self, nodes: Sequence[Http]) -> None:
-        """Nothing: it keeps ids and no numbers of ours."""
-        del nodes
 
     def describe(self, http: Http, asked: TargetOptions) -> dict[str, Value]:
         """What it says about itself; InvalidRun when that is not what was asked."""
@@ -188,15 +114,8 @@ class Sink:
             "transport": asked.setting.get("sink.transport", "nio"),
             "receive": receive(asked),
         }
-        wrong = {key: told[key] for key, value in wanted.items() if told[key] != value}
-        gc = options.or_g1(asked.gc)
-        if wrong or not options.obeyed(gc, tuple(told["collectors"])):
-            raise InvalidRun(f"sink: asked for {wanted} and gc {gc}, it says {wrong} and {told['collectors']}")
         return {
-            "version": told["version"]["number"],
-            "java": told["java"],
-            "collectors": ", ".join(told["collectors"]),
-            "heap_bytes": told["heap_bytes"],
+            **ours.described(self.name, told, wanted, asked),
             "allocator": told["allocator"],
             "buffers": told["buffers"],
             "transport": told["transport"],

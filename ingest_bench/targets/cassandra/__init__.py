@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ingest_bench import files, idl
-from ingest_bench.errors import InvalidRun, RunFailed, SpecError
+from ingest_bench.errors import InvalidRun, RunFailed
 from ingest_bench.jvm import artifacts, mbeans, options
 from ingest_bench.model.load import Wire
 from ingest_bench.model.target import LaunchPlan, Listens, Preparation
@@ -20,6 +20,7 @@ from ingest_bench.targets import asking
 from ingest_bench.targets.cassandra import log
 from ingest_bench.targets.cassandra.cql import Cql
 from ingest_bench.targets.cassandra.thrift import Thrift
+from ingest_bench.targets.plain import Plain
 from ingest_bench.targets.version import Requirements, chosen
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from ingest_bench.jvm.mbeans import Call
     from ingest_bench.model.results import Value
     from ingest_bench.model.target import Endpoint, TargetOptions
-    from ingest_bench.model.track import Operation
     from ingest_bench.model.workload import Workload
     from ingest_bench.targets.http import Http
 
@@ -92,7 +92,7 @@ class Generation(Protocol):
 _GENERATIONS: Sequence[Generation] = (Thrift(), Cql())
 
 
-class Cassandra:
+class Cassandra(Plain):
     """The server `cassandra`."""
 
     name = "cassandra"
@@ -167,11 +167,6 @@ class Cassandra:
         made = AdminRequest(method="PUT", path=f"/{KEYSPACE}", body=body)
         return Preparation(requests=(made,), indices=tuple(indices))
 
-    def track_request(self, asked: TargetOptions, operation: Operation, request: AdminRequest) -> AdminRequest:
-        """SpecError: what a track says is for servers with indices."""
-        del asked, request
-        raise SpecError(f"load.track: {operation}: cassandra has no indices; send the track's documents by --documents")
-
     def ask(self, http: Http, request: AdminRequest) -> None:
         """Makes the keyspace; RunFailed when the node refuses."""
         answer(http, _ASKING_S, ask="create", keyspace=request.path.removeprefix("/"), **(request.body or {}))
@@ -188,10 +183,6 @@ class Cassandra:
         for jvm in jvms:
             mbeans.call(jvm, flushes)
 
-    def jvm_stats(self, http: Http) -> None:
-        """Nothing: it says nothing of its JVM."""
-        del http
-
     def counters(self, nodes: Sequence[Http]) -> dict[str, Any]:
         """The flushes and compactions of all nodes, as their logs tell them."""
         found = [*map(_log, nodes)]
@@ -201,10 +192,6 @@ class Cassandra:
             "flushes": {str(number): one for number, one in enumerate(flushes)},
             "compactions": {str(number): one for number, one in enumerate(compactions)},
         }
-
-    def read_back(self, nodes: Sequence[Http]) -> None:
-        """Nothing by numbers of ours: its documents have none."""
-        del nodes
 
     def describe(self, http: Http, asked: TargetOptions) -> dict[str, Value]:
         """What it says about itself; InvalidRun when that is not what was asked."""

@@ -19,13 +19,13 @@ from ingest_bench.model.target import LaunchPlan, Listens, Preparation
 from ingest_bench.model.track import AdminRequest
 from ingest_bench.targets import asking, settings
 from ingest_bench.targets.kafka import jars
+from ingest_bench.targets.plain import Plain
 from ingest_bench.targets.version import Requirements, chosen
 
 if TYPE_CHECKING:
     from ingest_bench.jvm.java import Java
     from ingest_bench.model.results import Value
     from ingest_bench.model.target import Endpoint, TargetOptions
-    from ingest_bench.model.track import Operation
     from ingest_bench.model.workload import Workload
     from ingest_bench.targets.http import Http
 
@@ -60,7 +60,7 @@ rootLogger.appenderRef.console.ref = console
 """
 
 
-class Kafka:
+class Kafka(Plain):
     """The server `kafka`."""
 
     name = "kafka"
@@ -133,11 +133,6 @@ class Kafka:
         made = tuple(AdminRequest(method="PUT", path=f"/{name}") for name in indices)
         return Preparation(requests=made, indices=tuple(indices))
 
-    def track_request(self, asked: TargetOptions, operation: Operation, request: AdminRequest) -> AdminRequest:
-        """SpecError: what a track says is for servers with indices."""
-        del asked, request
-        raise SpecError(f"load.track: {operation}: kafka has no indices; send the track's documents by --documents")
-
     def ask(self, http: Http, request: AdminRequest) -> None:
         """Makes a topic; RunFailed when the brokers refuse."""
         answer(http, ask="create", topic=request.path.removeprefix("/"))
@@ -145,22 +140,6 @@ class Kafka:
     def count(self, nodes: Sequence[Http], indices: Sequence[str]) -> int:
         """The records in these topics, by the first and last offset of each partition."""
         return int(answer(nodes[0], ask="count", topics=list(indices))["records"])
-
-    # A record goes to the page cache at once, and the kernel writes it.
-    flush = None
-
-    def jvm_stats(self, http: Http) -> None:
-        """Nothing: it says nothing of its JVM over this protocol."""
-        del http
-
-    def counters(self, nodes: Sequence[Http]) -> dict[str, Any]:
-        """Nothing: a broker counts no socket reads."""
-        del nodes
-        return {}
-
-    def read_back(self, nodes: Sequence[Http]) -> None:
-        """Nothing by numbers of ours: its documents have none."""
-        del nodes
 
     def describe(self, http: Http, asked: TargetOptions) -> dict[str, Value]:
         """What it says about itself; InvalidRun when that is not what was asked."""
