@@ -70,6 +70,20 @@ def test_a_cluster_is_measured_and_everything_is_counted_exactly(ran: tuple[Path
         assert sum(number(node, name) for node in summary.nodes) == pytest.approx(number(values, name))
 
 
+# The oldest and the newest find each other in different ways (discovery.zen, cluster.initial_master_nodes).
+@pytest.mark.elasticsearch
+@pytest.mark.netns
+@pytest.mark.parametrize("version", ["5.6.16", "8.19.21"])
+def test_a_cluster_of_elasticsearch_is_counted_exactly(tmp_path: Path, version: str) -> None:
+    plain = CLUSTER.partition("[[fault]]")[0].replace(
+        "[target]", f'[target]\nname = "elasticsearch"\nversion = "{version}"'
+    )
+    _, (summary,) = carried_out(tmp_path, plain)
+    assert summary.state == "measured", summary.reason
+    assert number(summary.values, "documents_counted") == number(summary.values, "documents_acked") > 0
+    assert [number(node, "bytes_read") > 0 for node in summary.nodes] == [True, True]
+
+
 @pytest.mark.opensearch
 @pytest.mark.netns
 def test_the_node_that_stood_still_was_waited_for(ran: tuple[Path, Summary]) -> None:
