@@ -157,7 +157,7 @@ def _carry_out(
                     ask = functools.partial(server.target.ask, server.http)
                     procedure.carry_out(to_do, ask, send, stages.stage, folder.load)
                 with stages.stage("count"):
-                    record = _counted(record, server, to_do, counted_before, folder)
+                    record = _out_of_memory(_counted(record, server, to_do, counted_before, folder), folder, server)
         except RunAborted as error:
             record = dataclasses.replace(record, state="aborted", reason=str(error))
             return dataclasses.replace(record, faults=tuple(happened), **_window(folder, cell))
@@ -294,20 +294,26 @@ def _started(
 def _broken(record: RunRecord, cell: Cell, folder: RunFolder, server: Serving, error: RunFailed) -> RunRecord:
     """A run that ended early: an OutOfMemoryError is a result, everything else is a failure that says why."""
     nodes = folder.nodes(len(server.nodes))
-    out_of_memory = next(filter(None, (probes.find_oom(node.raw, node.log) for node in nodes)), None)
-    if out_of_memory is not None:
-        said = f"{out_of_memory.kind}: {out_of_memory.text} ({out_of_memory.source})"
-        return dataclasses.replace(
-            record,
-            state="oom",
-            reason=said,
-            out_of_memory=out_of_memory.kind,
-            out_of_memory_realtime_ns=out_of_memory.at_ns,
-            **_until(folder, cell, out_of_memory.at_ns),
-        )
+    ended = _out_of_memory(record, folder, server)
+    if (at_ns := ended.out_of_memory_realtime_ns) is not None:
+        return dataclasses.replace(ended, state="oom", **_until(folder, cell, at_ns))
     reason = str(error)
     for place in server.ended():
         which = "the server" if len(nodes) == 1 else f"node {place + 1}"
         log = f"; its log ends:\n{process.last_lines(nodes[place].log)}" if server.is_ours else ""
         reason = f"{which} ended during the run{log}\n{reason}"
     return dataclasses.replace(record, state="failed", reason=reason)
+
+
+def _out_of_memory(record: RunRecord, folder: RunFolder, server: Serving) -> RunRecord:
+    """With the first OutOfMemoryError of its nodes, where one had any: a server may live on after it."""
+    nodes = folder.nodes(len(server.nodes))
+    found = next(filter(None, (probes.find_oom(node.raw, node.log) for node in nodes)), None)
+    if found is None:
+        return record
+    return dataclasses.replace(
+        record,
+        reason=f"{found.kind}: {found.text} ({found.source})",
+        out_of_memory=found.kind,
+        out_of_memory_realtime_ns=found.at_ns,
+    )

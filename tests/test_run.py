@@ -175,8 +175,8 @@ def test_a_measurement_begins_where_its_own_data_say(tmp_path: Path) -> None:
 def test_a_server_that_runs_out_of_memory_is_a_result_with_its_kind_and_its_numbers(
     kind: str, more: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The sink keeps whole bodies: 8 users hold 80 MB at once.
-    text = SINK.replace('"256m"', '"64m"\njvm = ["-XX:MaxDirectMemorySize=24m"]').replace("users = 2", "users = 8")
+    # The sink keeps whole bodies: 8 users hold 80 MB at once, and one body is more than what is there off the heap.
+    text = SINK.replace('"256m"', '"64m"\njvm = ["-XX:MaxDirectMemorySize=8m"]').replace("users = 2", "users = 8")
     text = (
         text.replace("bulk_documents = 200", "bulk_documents = 20000")
         + 'measure = "6s"\n[network]\nprofile = "loopback"\n'
@@ -192,6 +192,28 @@ def test_a_server_that_runs_out_of_memory_is_a_result_with_its_kind_and_its_numb
         value = row.values[name]
         assert isinstance(value, (int, float))
         assert value > 0
+
+
+@pytest.mark.jvm
+@pytest.mark.netns
+def test_an_out_of_memory_error_that_a_server_survived_is_told_beside_what_was_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Bodies of two users, 5 MB each, have room one after the other, not at the same time.
+    text = SINK.replace('"256m"', '"256m"\njvm = ["-XX:MaxDirectMemorySize=8m"]')
+    text = text.replace("bulk_documents = 200", "bulk_documents = 10000") + 'measure = "6s"\n'
+    (tmp_path / "x.toml").write_text(f'{text}[target.setting]\n"sink.hold" = "true"\n"sink.buffers" = "direct"\n')
+    monkeypatch.chdir(tmp_path)
+    answer = CliRunner().invoke(app, ["run", "x.toml"], standalone_mode=False, terminal_width=300)
+    assert answer.exception is None
+    (row,) = analyse.kept(next((tmp_path / "results" / "x").iterdir()))
+    assert (row.state, row.values["out_of_memory"]) == ("measured", "direct"), row.reason
+    acked, after_s = row.values["documents_acked"], row.values["out_of_memory_after_s"]
+    assert isinstance(acked, int)
+    assert acked > 0
+    assert isinstance(after_s, float)
+    assert 0 < after_s < 10
+    assert "the server had an OutOfMemoryError and lived on: direct: " in " ".join(answer.output.split())
 
 
 @pytest.mark.jvm

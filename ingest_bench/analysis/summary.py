@@ -87,7 +87,7 @@ def summarise(
     start_ns, end_ns = _window(record, report)
     values |= written(record.counters, start_ns, end_ns)
     values |= delivery.own(record, cell.target.nodes, start_ns, end_ns) | dict(delivered or {})
-    remarks += tuple(Remark(probe="load", text=text) for text in delivery.told(values))
+    remarks += tuple(Remark(probe="load", text=text) for text in (*delivery.told(values), *_survived(record)))
     if "docs_per_s" in series and start_ns is not None and end_ns is not None:
         values["recovery_s"] = faults.recovery_s(series["docs_per_s"], record.faults, start_ns, end_ns)
     state, reason = record.state, record.reason
@@ -232,6 +232,12 @@ def _out_of_memory(record: RunRecord, report: WorkerReport) -> dict[str, Value]:
     started_ns = report.started_monotonic_ns + report.realtime_minus_monotonic_ns
     after_s = (record.out_of_memory_realtime_ns - started_ns) / 1e9
     return {"out_of_memory": record.out_of_memory, "out_of_memory_after_s": after_s}
+
+
+def _survived(record: RunRecord) -> tuple[str, ...]:
+    """That the server lived on after an OutOfMemoryError, where it did."""
+    lived_on = record.state == "measured" and record.out_of_memory
+    return (f"the server had an OutOfMemoryError and lived on: {record.reason}",) if lived_on else ()
 
 
 def _window(record: RunRecord, report: WorkerReport | None) -> tuple[int | None, int | None]:
