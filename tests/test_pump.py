@@ -183,6 +183,16 @@ def test_the_loop_sends_all_but_the_first_request_and_each_has_its_times(monkeyp
         assert one.planned_ns <= one.sent_ns < one.first_byte_ns <= one.done_ns <= following.planned_ns
 
 
+def test_each_sample_has_the_port_of_the_connection_on_which_its_request_went() -> None:
+    def reply(body: bytes, number: int) -> bytes:
+        return REPLIES["says close"](body) if number == 5 else usual(body, number)  # type: ignore[return-value]
+
+    samples, work, _, _ = sent(reply, [bulk(2)] * 10, pumps=True)
+    before, after = ({one.local_port for one in some} for some in (samples[:5], samples[5:]))
+    assert (len(before), len(after), len(before | after)) == (1, 1, 2)
+    assert work.acked == 20
+
+
 def test_a_body_that_the_kernel_does_not_take_at_once_is_sent_to_its_end() -> None:
     bodies = [bulk(1), bulk(1), bulk(2, padding=3_000_000), bulk(1), bulk(1)]
     samples, work, read, documents = sent(usual, bodies, pumps=True)

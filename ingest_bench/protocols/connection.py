@@ -32,7 +32,7 @@ class Connection(Channel):
         self._got: int | OSError | None = None
         """What became of the last attempt to send or to read; None: it would have had to wait."""
         self._answer = answer
-        self._buffer, self._view = self._answer.buffer, self._answer.view
+        self._buffer = self._answer.buffer
         self._usual = _none_usual(self._buffer)
         """The last answer and its beginning: most answers begin with the same bytes."""
         self.sent_ns = 0
@@ -56,7 +56,7 @@ class Connection(Channel):
             return
         try:
             # Bytes that nobody asked for end it too, such as those of a 408.
-            sock.recv_into(self._view)
+            sock.recv_into(self._buffer)
         except BlockingIOError:
             return
         except OSError:
@@ -109,7 +109,7 @@ class Connection(Channel):
         sock = self._sock
         assert sock is not None  # noqa: S101 - a request has begun
         try:
-            got = sock.recv_into(self._view)
+            got = sock.recv_into(self._buffer)
         except BlockingIOError:
             return None
         except OSError as error:
@@ -149,7 +149,7 @@ class Connection(Channel):
         answer = self._answer
         if self._buffer is not answer.buffer:
             # The answer outgrew it, however it ended.
-            self._buffer, self._view = answer.buffer, answer.view
+            self._buffer = answer.buffer
             if self._usual[1].raw is not answer.buffer:
                 self._usual = _none_usual(answer.buffer)
         if self._expired:

@@ -64,31 +64,32 @@ class PumpedConnection(Connection):
         sock = self._sock
         assert sock is not None  # noqa: S101 - a request is under way
         try:
-            got = sock.recv_into(self._view)
+            got = sock.recv_into(self._buffer)
         except BlockingIOError:
             return
         except OSError as error:
             self._got = error
             self._pumping.switch(self)
             return
-        self._got = got
         usual_head, usual = self._usual
         if got != usual.end or self._expired or not self._buffer.startswith(usual_head):
+            self._got = got
             self._pumping.switch(self)
             return
-        self.first_byte_ns = self.done_ns = done_ns = monotonic_ns()
+        done_ns = monotonic_ns()
+        follow = self._follow
         try:
-            request = self._follow(usual, done_ns)
+            request = follow(usual, done_ns)
         except BaseException as error:  # noqa: BLE001 - `pump` raises it
             self._error, request = error, None
         if request is None:
+            self._got = got
+            self.first_byte_ns = self.done_ns = done_ns
             self._pumping.switch(self)
             return
-        head, body = request
+        # As `_begin` left it: nothing was got, and no first byte has come.
         self.sent_ns = now_ns = monotonic_ns()
         self.deadline_ns = now_ns + self._timeout_ns
-        self.bytes_sent = self.first_byte_ns = 0
-        self._got = None
         try:
             sent_bytes = sock.sendmsg(request)
         except BlockingIOError:
@@ -97,6 +98,7 @@ class PumpedConnection(Connection):
             self._got, sent_bytes = error, 0
         self.bytes_sent = sent_bytes
         self._traffic.bytes_written += sent_bytes
+        head, body = request
         if sent_bytes != len(head) + len(body):
             self._pumping.switch(self)
 

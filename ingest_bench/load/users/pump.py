@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
-from ingest_bench.load.recorder import OUTCOME_INDEX, record
+from ingest_bench.load.recorder import OUTCOME_INDEX, ending, record_ending
 from ingest_bench.protocols.verdict import OK
 
 if TYPE_CHECKING:
@@ -62,6 +62,9 @@ class Pump:
         self._planned_ns = 0
         self._body: Body | None = None
         """Of the request that is under way."""
+        self._ending = b""
+        """Of the record of a request with so many `_documents` and an answer with that `_status`."""
+        self._documents = self._status = -1
         self.is_empty = False
         """Whether there are no more bodies."""
 
@@ -72,6 +75,7 @@ class Pump:
             user.send(planned_ns, body)
             return
         self._planned_ns, self._body = planned_ns, body
+        self._documents = -1  # the connection may be another one
         finish: Callable[[Body], Answer] = user.finish
         try:
             user.pump(body, self._follow)
@@ -85,38 +89,23 @@ class Pump:
 
     def _follow(self, answer: Answer, done_ns: int) -> tuple[bytes, bytes | bytearray] | None:
         """The next request, once this one is in the account; None when it did not end well, or there is none."""
-        body, connection = self._body, self._connection
+        # As variables first: CPython 3.11 does not specialise the call of what an instance itself has.
+        body, connection, judge, add, due = self._body, self._connection, self._judge, self._add, self._due
         assert body is not None  # noqa: S101 - this is the answer to it
-        verdict = self._judge(answer, body, False)
+        verdict = judge(answer, body, False)
         if verdict.outcome != OK:
             return None
-        acked = verdict.acked
-        self._work.acked += acked
+        documents = body.documents
+        if documents != self._documents or answer.status != self._status:
+            self._end_alike(documents, answer.status)
+        self._work.acked += documents
         self._user.failures_in_a_row = 0
         if body.adds is not None:
             self._user.count_repeated(body, verdict)
-        self._add(
-            record(
-                self._planned_ns,
-                connection.sent_ns,
-                done_ns,
-                done_ns,
-                connection.bytes_sent,
-                0,
-                body.documents,
-                acked,
-                0,
-                1,
-                answer.status,
-                _OK,
-                self._number,
-                connection.address.index,
-                connection.local_port,
-            )
-        )
+        add(record_ending(self._planned_ns, connection.sent_ns, done_ns, done_ns, connection.bytes_sent, self._ending))
         self._body = None
         connection.deadline_ns = 0
-        planned_ns = self._due(done_ns)
+        planned_ns = due(done_ns)
         if not planned_ns:
             return None
         body = next(self._bodies, None)
@@ -124,7 +113,14 @@ class Pump:
             self.is_empty = True
             return None
         self._planned_ns, self._body = planned_ns, body
-        return self._request(body)
+        request = self._request
+        return request(body)
+
+    def _end_alike(self, documents: int, status: int) -> None:
+        """The end of the record of a request whose documents were all acknowledged at once."""
+        address, local_port = self._connection.address.index, self._connection.local_port
+        self._documents, self._status = documents, status
+        self._ending = ending(0, documents, documents, 0, 1, status, _OK, self._number, address, local_port)
 
 
 def _raising(error: BaseException) -> Callable[[Body], NoReturn]:

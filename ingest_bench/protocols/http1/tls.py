@@ -127,10 +127,10 @@ class TlsSocket:
         self._tls.setsockopt(_socket.IPPROTO_TCP, _socket.TCP_CORK, is_corked)
         self._is_corked = is_corked
 
-    def recv_into(self, view: memoryview) -> int:
+    def recv_into(self, room: bytearray | memoryview) -> int:
         """How many bytes are there now, as many as fit; 0: the server has closed."""
         try:
-            got = self._tls.recv_into(view)
+            got = self._tls.recv_into(room)
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError) as error:
             raise self._blocked(error) from None
         except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
