@@ -101,12 +101,22 @@ def served(asked: TargetOptions, profile: str) -> Iterator[Served]:
         yield Served(link, listen, http, folder, server.jvm_pid)
 
 
+def bodies(documents: int, pool_bytes: int) -> Iterator[bytes]:
+    """The bulk bodies of a pool of that size, each once."""
+    options = LoadOptions(bulk_documents=documents)
+    made = source.open_source(WORKLOAD, options, Bulk.of(PATH, WORKLOAD.index, options), pool_bytes=pool_bytes)
+    left = pool_bytes
+    for body in made.for_user(0):
+        yield bytes(body.data)
+        left -= len(body.data)
+        if left <= 0:
+            return
+
+
 def one_body(documents: int, folder: Path) -> Path:
     """A file with the one bulk body that every sender sends again and again."""
     body = folder / "body.ndjson"
-    options = LoadOptions(bulk_documents=documents)
-    made = source.open_source(WORKLOAD, options, Bulk.of(PATH, WORKLOAD.index, options), pool_bytes=1)
-    body.write_bytes(next(made.for_user(0)).data)
+    body.write_bytes(next(bodies(documents, 1)))
     return body
 
 
