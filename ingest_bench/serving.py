@@ -119,7 +119,9 @@ def _started(
         ]
         with stage("boot"):
             nodes = tuple(
-                stack.enter_context(addresses.connected(Place(endpoint=endpoint), link.server.command, node.log))
+                stack.enter_context(
+                    addresses.connected(Place(endpoint=endpoint), link.server.command, node.log, node.home)
+                )
                 for endpoint, link, node in zip(endpoints, links.clients, folders, strict=True)
             )
             launches = [
