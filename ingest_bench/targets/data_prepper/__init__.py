@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ingest_bench.errors import InvalidRun, RunFailed, SpecError
 from ingest_bench.jvm import options
 from ingest_bench.model.load import Wire
-from ingest_bench.model.target import LaunchPlan, Listens, Preparation
+from ingest_bench.model.target import LaunchPlan, Listens
 from ingest_bench.targets import settings
 from ingest_bench.targets.data_prepper import account
 from ingest_bench.targets.data_prepper.configuration import (
@@ -37,13 +37,13 @@ from ingest_bench.targets.data_prepper.configuration import (
     pipelines,
     version,
 )
+from ingest_bench.targets.plain import Plain
 from ingest_bench.targets.version import Requirements, chosen
 
 if TYPE_CHECKING:
     from ingest_bench.jvm.java import Java
     from ingest_bench.model.results import Value
     from ingest_bench.model.target import Endpoint, TargetOptions
-    from ingest_bench.model.track import AdminRequest, Operation
     from ingest_bench.model.workload import Workload
     from ingest_bench.targets.http import Http
 
@@ -51,7 +51,7 @@ _MAIN = "org.opensearch.dataprepper.DataPrepperExecute"
 _NO_CHOICE = ("receive_predictor_bytes", "allocator", "socket_receive_buffer_bytes", "replicas")
 
 
-class DataPrepper:
+class DataPrepper(Plain):
     """The server `data-prepper`. Which one exactly is what its home holds."""
 
     name = NAME
@@ -81,6 +81,12 @@ class DataPrepper:
     ) -> LaunchPlan:
         """How to start a node as bin/data-prepper does, with two files of its own. All nodes are told the same."""
         del node
+        # RemotePeerForwarder.isAddressDefinedLocally.
+        if len(nodes) > 1 and (alone := next((one.host for one in nodes if one.host.startswith("127.")), None)):
+            raise RunFailed(
+                f"{self.name}: it takes a loopback address such as {alone} for its own, so its nodes would forward "
+                'nothing; give them a network of their own: [factors] network = ["unshaped"]'
+            )
         installed = Path(parsed(asked)["home"])
         home.mkdir(parents=True, exist_ok=True)
         values = numbers(asked)
@@ -139,31 +145,10 @@ class DataPrepper:
         }
         return Wire(protocol="json-array", keys=keys, written=f"{self.name}: protocol")
 
-    def prepare(self, asked: TargetOptions, indices: Sequence[str], mapping: Mapping[str, Any]) -> Preparation:
-        """Nothing: it has no indices."""
-        del asked, indices, mapping
-        return Preparation()
-
-    def track_request(self, asked: TargetOptions, operation: Operation, request: AdminRequest) -> AdminRequest:
-        """SpecError: it has no indices."""
-        del asked, request
-        raise SpecError(f"track: {operation}: {self.name} has no indices; take a workload")
-
-    def ask(self, http: Http, request: AdminRequest) -> None:
-        """Never: nothing is asked of it."""
-        raise AssertionError(f"{http.origin} is asked nothing of a track: {request}")
-
     def count(self, nodes: Sequence[Http], indices: Sequence[str]) -> int:
         """The documents that its nodes accepted, once they have come to rest."""
         del indices
         return account.at_rest(nodes)["accepted"]
-
-    # It cannot be told to.
-    flush = None
-
-    def jvm_stats(self, http: Http) -> None:
-        """Nothing: what it says of its JVM is not in the form of a node's statistics."""
-        del http
 
     def counters(self, nodes: Sequence[Http]) -> dict[str, Any]:
         """What became of the documents of their whole lives, by their metrics and by their sinks, added up."""
