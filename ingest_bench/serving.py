@@ -104,7 +104,8 @@ def _started(
     listens = target.listens(cell.target)
     with contextlib.ExitStack() as stack:
         with stage("link"):
-            links = stack.enter_context(network.links(faults.states(cell), netem=netem))
+            states = faults.states(cell)
+            links = stack.enter_context(network.links(states, netem=netem, seen_as_local=listens.seen_as_local))
         with stage("check"):
             promises = tuple(promise for link in links.by_name.values() for promise in network.check(link))
             network.start(*links.by_name.values())

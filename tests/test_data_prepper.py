@@ -44,8 +44,6 @@ users = 2
 bulk_documents = 100
 warm_up = "1s"
 measure = "3s"
-[factors]
-network = ["unshaped"]
 """
 FITS = """
 batch_delay = "100ms"
@@ -109,15 +107,6 @@ def test_a_node_is_started_as_its_own_script_does_with_what_was_asked_for_in_its
     assert (pipeline["workers"], pipeline["delay"]) == (5, 3000)
     assert pipeline["buffer"] == {"bounded_blocking": {"buffer_size": 300, "batch_size": 200}}
     assert pipeline["sink"] == [{"file": {"path": str(tmp_path / "node" / "delivered.ndjson")}}]
-
-
-def test_nodes_on_loopback_would_forward_nothing(tmp_path: Path) -> None:
-    options = asked(home=str(home(tmp_path)))
-    java = Java(home=tmp_path / "java", version=17, source="a test")
-    nodes = (Endpoint("127.18.2.1", 2021), Endpoint("127.18.2.2", 2021))
-    with pytest.raises(RunFailed, match=r"takes a loopback address such as 127\.18\.2\.1 for its own"):
-        DataPrepper().launch_plan(options, java, tmp_path / "node", 0, nodes, ())
-    assert DataPrepper().launch_plan(options, java, tmp_path / "node", 0, nodes[:1], ())
 
 
 @pytest.mark.parametrize(
