@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +22,7 @@ from ingest_bench.jvm.java import Java
 from ingest_bench.model.load import LoadOptions
 from ingest_bench.model.results import RunRecord, Summary
 from ingest_bench.model.target import Endpoint, TargetOptions
+from ingest_bench.network import places
 from ingest_bench.protocols.json_array import JsonArray
 from ingest_bench.protocols.verdict import Answer
 from ingest_bench.targets import counting
@@ -112,7 +114,7 @@ def test_a_node_is_started_as_its_own_script_does_with_what_was_asked_for_in_its
 @pytest.mark.parametrize(
     ("setting", "said"),
     [
-        ({}, 'data-prepper: it needs the home that you give: where its archive is unpacked, such as home = "/opt/'),
+        ({}, 'data-prepper needs the home that you give: where its archive is unpacked, such as home = "/opt/'),
         ({"home": "data-prepper"}, "target.setting.home: 'data-prepper' is no absolute path"),
         ({"home": "/nowhere"}, "target.setting.home: /nowhere is no home of Data Prepper: /nowhere/lib cannot be read"),
         ({"batch_delay": "1500us"}, "target.setting.batch_delay: '1500us' is no whole number of milliseconds"),
@@ -145,10 +147,18 @@ def test_a_folder_without_its_jar_and_one_with_two_of_them_are_no_home(tmp_path:
         DataPrepper().requirements(asked(home=str(installed)))
 
 
+def test_its_nodes_get_no_address_that_it_takes_for_its_own() -> None:
+    listens = DataPrepper().listens(asked())
+    for ends in (places.to_node(2, seen_as_local=listens.seen_as_local), places.between(1, 2, seen_as_local=False)):
+        assert ip_address(ends.server_address) in ip_network("198.18.0.0/15")
+        assert ends.server_address == "198.19.2.2"
+    assert ip_address(places.node_address(2)).is_loopback
+
+
 def test_doctor_says_that_it_needs_a_home() -> None:
     (line,) = capabilities({"data-prepper": DataPrepper()})
     assert not line.present
-    assert "it needs the home that you give" in line.detail
+    assert "data-prepper needs the home that you give" in line.detail
 
 
 # 400 documents: 190 of its own, 210 for the peer. Of these 10 found no room in the queue, 100 were taken, 60 refused

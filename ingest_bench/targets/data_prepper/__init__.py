@@ -65,7 +65,7 @@ class DataPrepper(Plain):
         settings.refuse(asked, _NO_CHOICE, f"{self.name} has no such choice")
         if "home" not in parsed(asked):
             raise SpecError(
-                f"{self.name}: it needs the home that you give: where its archive is unpacked, such as "
+                f"{self.name} needs the home that you give: where its archive is unpacked, such as "
                 'home = "/opt/data-prepper" in [target.setting]'
             )
         return needed
