@@ -20,10 +20,12 @@ Enter = Callable[[Sequence[str]], tuple[str, ...]]
 CONNECT_LIMIT_S = 10
 
 
-def connected(place: Place, enter: Enter = tuple, log: Path | None = None) -> contextlib.AbstractContextManager[Http]:
+def connected(
+    place: Place, enter: Enter = tuple, log: Path | None = None, home: Path | None = None
+) -> contextlib.AbstractContextManager[Http]:
     """Questions to the server there, asked where `enter` leads."""
     headers = credentials.headers(os.environ) if place.credentials else {}
-    return ask(enter, place.endpoint, host_header=place.host_header, tls=place.tls, headers=headers, log=log)
+    return ask(enter, place.endpoint, host_header=place.host_header, tls=place.tls, headers=headers, log=log, home=home)
 
 
 def plain(endpoint: Endpoint) -> Place:

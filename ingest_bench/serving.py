@@ -104,7 +104,8 @@ def _started(
     listens = target.listens(cell.target)
     with contextlib.ExitStack() as stack:
         with stage("link"):
-            links = stack.enter_context(network.links(faults.states(cell), netem=netem))
+            states = faults.states(cell)
+            links = stack.enter_context(network.links(states, netem=netem, seen_as_local=listens.seen_as_local))
         with stage("check"):
             promises = tuple(promise for link in links.by_name.values() for promise in network.check(link))
             network.start(*links.by_name.values())
@@ -119,7 +120,9 @@ def _started(
         ]
         with stage("boot"):
             nodes = tuple(
-                stack.enter_context(addresses.connected(Place(endpoint=endpoint), link.server.command, node.log))
+                stack.enter_context(
+                    addresses.connected(Place(endpoint=endpoint), link.server.command, node.log, node.home)
+                )
                 for endpoint, link, node in zip(endpoints, links.clients, folders, strict=True)
             )
             launches = [

@@ -83,16 +83,16 @@ def cap(server: Mapping[str, Any], nodes: int) -> float | None:
 
 
 def own(record: RunRecord, nodes: int, start_ns: int | None, end_ns: int | None) -> dict[str, Value]:
-    """What the nodes counted: of their whole lives, and of the full seconds of the measurement; nothing where none."""
+    """What the nodes counted: of their whole lives, and of the measurement's full seconds where they know these."""
     counters = record.counters
-    seconds, latencies = counters.get("seconds"), counters.get("latency_us")
-    if not isinstance(seconds, dict) or not isinstance(latencies, dict):
+    if "forwarded" not in counters:
         return {}
     found: dict[str, Value] = {"forwards_cap_per_s": cap(record.server, nodes)}
     for column, name in _COUNTS.items():
         if isinstance(count := counters.get(name), int):
             found[column] = count
-    if start_ns is None or end_ns is None:
+    seconds, latencies = counters.get("seconds"), counters.get("latency_us")
+    if start_ns is None or end_ns is None or not isinstance(seconds, dict) or not isinstance(latencies, dict):
         return found
     first, end = -(-start_ns // 10**9), end_ns // 10**9
     if end > first:

@@ -154,6 +154,8 @@ class Listens:
     port: int = 9200
     """Any will do: a server of ours has a namespace of its own."""
     within_s: float = 120
+    seen_as_local: bool = True
+    """Whether several nodes may have addresses of 127.0.0.0/8: some servers take all of these for their own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -52,8 +52,13 @@ class Links:
 
 
 @contextmanager
-def links(states: Mapping[LinkName, Sequence[Profile]], *, netem: str = "auto") -> Iterator[Links]:
-    """A link for each name, in the first of its states and made for all of them."""
+def links(
+    states: Mapping[LinkName, Sequence[Profile]], *, netem: str = "auto", seen_as_local: bool = True
+) -> Iterator[Links]:
+    """A link for each name, in the first of its states and made for all of them.
+
+    `seen_as_local`: the addresses of several nodes are of 127.0.0.0/8 (`places.node_address`).
+    """
     numbers = sorted({number for name in states for number in name.nodes})
     with ExitStack() as stack:
         opened = stack.enter_context(sandbox())
@@ -72,7 +77,8 @@ def links(states: Mapping[LinkName, Sequence[Profile]], *, netem: str = "auto") 
             *before, last = (nodes[number] for number in name.nodes)
             at = places.ENDS
             if are_several:
-                at = places.between(*name.nodes) if before else places.to_node(*name.nodes)
+                ends = places.between if before else places.to_node
+                at = ends(*name.nodes, seen_as_local=seen_as_local)
             made = joined(opened, before[0] if before else client, last, wanted, netem=netem, at=at, name=str(name))
             found[name] = stack.enter_context(made)
         yield Links(by_name=found)

@@ -41,23 +41,26 @@ class Ends(NamedTuple):
 ENDS = Ends()
 
 
-def to_node(number: int) -> Ends:
+def to_node(number: int, *, seen_as_local: bool = True) -> Ends:
     """The ends of the clients' link to the node of that number, from 1 on."""
-    return Ends(client_device=f"client{number - 1}", server_address=node_address(number))
+    address = node_address(number, seen_as_local=seen_as_local)
+    return Ends(client_device=f"client{number - 1}", server_address=address)
 
 
-def between(first: int, second: int) -> Ends:
+def between(first: int, second: int, *, seen_as_local: bool = True) -> Ends:
     """The ends of the link between two nodes: the first one is where a client would be."""
-    return Ends(f"peer{second}", node_address(first), f"peer{first}", node_address(second))
+    one, other = (node_address(number, seen_as_local=seen_as_local) for number in (first, second))
+    return Ends(f"peer{second}", one, f"peer{first}", other)
 
 
-def node_address(number: int) -> str:
+def node_address(number: int, *, seen_as_local: bool = True) -> str:
     """The only address of one of several nodes, on whichever link.
 
     One of 127.0.0.0/8: on any other OpenSearch and Elasticsearch start no cluster unless the host's vm.max_map_count
-    and limit of open files are raised (BootstrapChecks), which only root can do, and for all that run there.
+    and limit of open files are raised (BootstrapChecks), which only root can do, and for all that run there. A server
+    that takes such an address for its own gets one of 198.18.0.0/15.
     """
-    return f"127.18.2.{number}"
+    return f"127.18.2.{number}" if seen_as_local else f"198.19.2.{number}"
 
 
 # The two devices of a box are named after where they lead.

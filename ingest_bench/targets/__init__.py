@@ -9,6 +9,7 @@ from ingest_bench import records
 from ingest_bench.errors import SpecError
 from ingest_bench.jvm import artifacts, java
 from ingest_bench.targets.cassandra import Cassandra
+from ingest_bench.targets.data_prepper import DataPrepper
 from ingest_bench.targets.direct_memory import DirectMemory
 from ingest_bench.targets.elasticsearch import ELASTICSEARCH
 from ingest_bench.targets.forwarder import Forwarder
@@ -108,7 +109,16 @@ class Target(Protocol):
         """What a node says about itself; InvalidRun when that is not what was asked."""
 
 
-_ALL: tuple[Target, ...] = (OPENSEARCH, ELASTICSEARCH, Cassandra(), Kafka(), DirectMemory(), Forwarder(), Sink())
+_ALL: tuple[Target, ...] = (
+    OPENSEARCH,
+    ELASTICSEARCH,
+    Cassandra(),
+    Kafka(),
+    DataPrepper(),
+    DirectMemory(),
+    Forwarder(),
+    Sink(),
+)
 TARGETS: Mapping[str, Target] = {target.name: target for target in _ALL}
 
 

@@ -80,6 +80,14 @@ def metric(text: str, wanted: str) -> float:
         return math.nan
 
 
+def totals(text: str) -> dict[str, float]:
+    """The sum of each metric's samples, whatever their labels, in the text format of Prometheus."""
+    found: dict[str, float] = {}
+    for one in _samples(text):
+        found[one.name] = found.get(one.name, 0.0) + one.value
+    return found
+
+
 def _samples(text: str) -> list[Sample]:
     # Without "# TYPE": of a counter the client changes the names of the samples to end with "_total".
     # Nor by `splitlines`: what ends a line for Python may stand in a label.

@@ -68,6 +68,8 @@ class Http:
     """Leads a command to where it is asked from, for a question that is none of HTTP."""
     log: Path | None = None
     """What it writes; None: nobody here knows where."""
+    home: Path | None = None
+    """Its own folder, of a server of ours."""
     deadline: float | None = None
     """Of all questions together, on the monotonic clock; None: each has its own limit alone."""
 
@@ -160,13 +162,14 @@ def ask(
     tls: Tls | None = None,
     headers: Mapping[str, str] | None = None,
     log: Path | None = None,
+    home: Path | None = None,
 ) -> Iterator[Http]:
     """Questions to the server at `endpoint`, asked where `enter` leads."""
     program = Path(__file__).with_name("asker.py")
     argv = enter(system.script(program, endpoint.host, str(endpoint.port)))
     asker = system.start(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     name = host_header or str(endpoint)
-    http = Http(f"{'http' if tls is None else 'https'}://{name}", asker, headers or {}, endpoint, enter, log)
+    http = Http(f"{'http' if tls is None else 'https'}://{name}", asker, headers or {}, endpoint, enter, log, home)
     try:
         http.tell({"host": name, "tls": None if tls is None else asdict(tls)})
         yield http
