@@ -37,7 +37,8 @@ TARGETS = {
     ("4 kB", OWN, WRK): 1.15,
     ("55 kB", OWN, WRK): 1.2,
     ("55 kB", POOL, WRK_POOL): 1.2,
-    ("1 MB", POOL, WRK): 1.3,
+    ("1 MB", OWN, WRK): 1.3,
+    ("1 MB", POOL, WRK_POOL): 1.3,
     ("55 kB", OWN, FAST): 0.2,
 }
 
