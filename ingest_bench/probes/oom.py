@@ -60,6 +60,11 @@ class OutOfMemory:
     at_ns: int = 0
     """When it happened (CLOCK_REALTIME): as the line says, or when the file was written last."""
 
+    @property
+    def told(self) -> str:
+        """As a person reads it."""
+        return f"{self.kind}: {self.text} ({self.source})"
+
 
 def jvm_options(raw: Path) -> tuple[str, ...]:
     """Options that end the JVM at the first OutOfMemoryError of its own, and leave what tells of it below `raw`."""
