@@ -12,7 +12,7 @@ from ingest_bench import load, probes, procedure, serving, why_failed
 from ingest_bench.errors import InvalidRun, RunFailed
 from ingest_bench.load import LoadPlan
 from ingest_bench.model.experiment import Cell
-from ingest_bench.model.load import Arrivals, WorkerReport
+from ingest_bench.model.load import Arrivals, LoadOptions, WorkerReport
 from ingest_bench.model.network import Profile
 from ingest_bench.store import RunFolder
 
@@ -72,6 +72,7 @@ def check(cell: Cell, counted: int | None) -> None:
 
 def _alone(cell: Cell) -> Cell:
     """The cell whose run leaves the documents of another one's start. Each of them is a new one."""
+    usual = LoadOptions()
     options = dataclasses.replace(
         cell.load,
         warm_up_ns=0,
@@ -82,6 +83,8 @@ def _alone(cell: Cell) -> Cell:
         measure_documents=cell.target.earlier_documents,
         query_users=0,
         query_arrivals=Arrivals(),
+        timeout_ns=usual.timeout_ns,
+        retries=usual.retries,
         on_error="abort",
         abort=(),
     )

@@ -101,6 +101,9 @@ def test_documents_that_are_asked_for_are_all_there_or_the_run_is_invalid() -> N
     asked = cell("opensearch", action=BulkAction(conflicts="random", indices=2))
     # A document that replaces another one would be one less.
     assert earlier._alone(asked).load.action == BulkAction(indices=2)
+    # And what a measured request may not take, one of those may: all of them are wanted.
+    impatient = earlier._alone(cell("opensearch", timeout_ns=10**6, retries=0)).load
+    assert (impatient.timeout_ns, impatient.retries) == (LoadOptions().timeout_ns, LoadOptions().retries)
     for enough in (DOCUMENTS, DOCUMENTS + 99, None):
         earlier.check(asked, enough)
     with pytest.raises(InvalidRun, match=r"^target\.earlier_documents: the server has 300 .* 3,000 were asked for"):
