@@ -13,7 +13,7 @@ Imports run downward only (tests/test_architecture.py):
 
     cli      -> everything
     runner   -> earlier serving footprint why_failed | targets network probes load | jvm store ledger system facts model
-    earlier  -> procedure serving why_failed | load probes store model errors (what is in a server's files at its start)
+    earlier  -> parts procedure serving why_failed | load probes store model errors (what a server finds in its files)
     why_failed -> serving | probes jvm store errors (what a server's nodes say when a run ends early)
     serving  -> addresses attaching | targets network jvm (a server that we start, or one that is there)
     addresses -> attaching targets (where a server is that runs already)

@@ -141,7 +141,7 @@ def _carry_out(
             )
             record = _known(record, server, to_do)
             with footprint.removed(server, to_do, mark) as counted_before:
-                earlier.check(cell, counted_before)
+                earlier.check(cell, to_do, counted_before)
                 with _watched(cell, server, folder, procedure.longest_s(to_do)):
                     flush = functools.partial(serving.flush, server, to_do.indices)
                     stage = faults.Stage(server.links, server.jvm_pids, flush)

@@ -81,7 +81,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "addresses": {"attaching", "targets", *PARTS},
     "serving": {"addresses", "attaching", "faults", "targets", "network", "jvm", "store", *PARTS},
     "why_failed": {"jvm", "probes", "serving", "store", *BASE},
-    "earlier": {"load", "probes", "procedure", "serving", "store", "why_failed", *BASE},
+    "earlier": {"load", "parts", "probes", "procedure", "serving", "store", "why_failed", *BASE},
     "runner": {"earlier", "faults", "footprint", "parts", "procedure", "serving", "why_failed", *PARTS, *REACHED},
     "advise": {"analysis", "store", "model"},
     "analyse": {"advise", "report", "visible", *PARTS, *REACHED},

@@ -15,7 +15,7 @@ from ingest_bench.model.load import LoadOptions, TrackChoice
 from ingest_bench.model.network import Profile
 from ingest_bench.model.target import Endpoint, Place, TargetOptions
 from ingest_bench.model.workload import BulkAction, Conflicts
-from ingest_bench.parts import Ask
+from ingest_bench.parts import Ask, Procedure
 from ingest_bench.store import RunFolder
 
 DOCUMENTS = 3000
@@ -104,10 +104,13 @@ def test_documents_that_are_asked_for_are_all_there_or_the_run_is_invalid() -> N
     # And what a measured request may not take, one of those may: all of them are wanted.
     impatient = earlier._alone(cell("opensearch", timeout_ns=10**6, retries=0)).load
     assert (impatient.timeout_ns, impatient.retries) == (LoadOptions().timeout_ns, LoadOptions().retries)
+    to_do = Procedure(parts=(), indices=("a",))
     for enough in (DOCUMENTS, DOCUMENTS + 99, None):
-        earlier.check(asked, enough)
+        earlier.check(asked, to_do, enough)
+    # Of a file that is too large to be read before, not all indices are counted.
+    earlier.check(asked, dataclasses.replace(to_do, indices_known=False), 300)
     with pytest.raises(InvalidRun, match=r"^target\.earlier_documents: the server has 300 .* 3,000 were asked for"):
-        earlier.check(asked, 300)
+        earlier.check(asked, to_do, 300)
 
 
 def test_an_index_is_made_by_the_run_that_is_the_first() -> None:
