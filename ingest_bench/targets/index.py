@@ -82,6 +82,8 @@ def found_again(prepared: Preparation, nodes: Sequence[str], replicas: int) -> P
     Where each node has one the first one is on the first node. After a start that is chance again: the others are given
     up, and come back from what their nodes have.
     """
+    if not prepared.indices:
+        return prepared
     green = AdminRequest(
         method="GET",
         path=f"/_cluster/health{urls.path(prepared.indices)}?wait_for_status=green&timeout=50s",
