@@ -53,7 +53,7 @@ def leave(cell: Cell, folder: RunFolder, *, netem: str, java_home: Path | None) 
                 procedure.carry_out(to_do, ask, send, _untimed, first.load)
                 serving.flush(server, to_do.indices)
             except RunFailed as error:
-                found = why_failed.out_of_memory(first, server)
+                found = why_failed.out_of_memory(first, server, lived_on=not server.ended())
                 said = f"out of memory, {found.told}" if found else why_failed.told(first, server, error)
                 raise RunFailed(said) from None
     except RunFailed as error:

@@ -294,7 +294,7 @@ def _started(
 
 def _broken(record: RunRecord, cell: Cell, folder: RunFolder, server: Serving, error: RunFailed) -> RunRecord:
     """A run that ended early: an OutOfMemoryError is a result, everything else is a failure that says why."""
-    found = why_failed.out_of_memory(folder, server)
+    found = why_failed.out_of_memory(folder, server, lived_on=not server.ended())
     if found is not None:
         return dataclasses.replace(_out_of_memory(record, found), state="oom", **_until(folder, cell, found.at_ns))
     return dataclasses.replace(record, state="failed", reason=why_failed.told(folder, server, error))

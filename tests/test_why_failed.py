@@ -9,7 +9,8 @@ from typing import Any, cast
 import pytest
 
 from ingest_bench import runner, why_failed
-from ingest_bench.errors import RunAborted
+from ingest_bench.errors import RunAborted, RunFailed
+from ingest_bench.model.experiment import Cell
 from ingest_bench.model.results import RunRecord
 from ingest_bench.serving import Serving
 from ingest_bench.store import RunFolder
@@ -17,6 +18,7 @@ from ingest_bench.store import RunFolder
 THROWN = (
     "[2026-11-22T07:38:4{}.000+0000][info][exceptions] Exception <a 'java/lang/OutOfMemoryError'{{0x1}}: {}> (0x1)\n"
 )
+RECORD = RunRecord(run="c/1", replicate=1, cell="c", levels={}, instrumented=False, state="started", started_utc="")
 
 
 @pytest.fixture
@@ -31,7 +33,7 @@ def folder(tmp_path: Path) -> RunFolder:
 
 
 def server(nodes: int = 2) -> Serving:
-    return cast(Serving, SimpleNamespace(nodes=(None,) * nodes, is_ours=True))
+    return cast(Serving, SimpleNamespace(nodes=(None,) * nodes, is_ours=True, ended=lambda: ()))
 
 
 def throws(folder: RunFolder, node: int, second: int, words: str) -> None:
@@ -64,13 +66,18 @@ def test_what_a_server_that_lives_on_writes_of_somebody_elses_error_is_none_of_i
     assert found(folder, lived_on=True) == said
 
 
+def test_a_run_that_failed_beside_a_server_that_lives_has_the_failure_as_its_reason(folder: RunFolder) -> None:
+    folder.log.write_text('took {"message":"java.lang.OutOfMemoryError: Java heap space"}\n')
+    failed = runner._broken(RECORD, cast(Cell, None), folder, server(), RunFailed("a load worker died"))
+    assert (failed.state, failed.reason) == ("failed", "a load worker died")
+
+
 def test_a_run_that_was_given_up_tells_of_the_error_that_its_server_survived(folder: RunFolder) -> None:
-    record = RunRecord(run="c/1", replicate=1, cell="c", levels={}, instrumented=False, state="started", started_utc="")
     hopeless = RunAborted("aborted by errors > 5% for 10s")
-    aborted = runner._aborted(record, folder, server(), hopeless)
+    aborted = runner._aborted(RECORD, folder, server(), hopeless)
     assert (aborted.state, aborted.reason, aborted.out_of_memory) == ("aborted", str(hopeless), "")
     throws(folder, 0, 7, "Direct buffer memory")
-    aborted = runner._aborted(record, folder, server(), hopeless)
+    aborted = runner._aborted(RECORD, folder, server(), hopeless)
     assert (aborted.state, aborted.out_of_memory) == ("aborted", "direct")
     assert aborted.reason == (
         f"{hopeless}; the server had an OutOfMemoryError: direct: Direct buffer memory (exceptions.log)"
