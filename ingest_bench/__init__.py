@@ -12,8 +12,9 @@
 Imports run downward only (tests/test_architecture.py):
 
     cli      -> everything
-    runner   -> earlier serving footprint | targets network probes load | jvm store ledger system facts model errors
-    earlier  -> procedure serving | load store model errors (what a server has in its files when it starts)
+    runner   -> earlier serving footprint why_failed | targets network probes load | jvm store ledger system facts model
+    earlier  -> parts procedure serving why_failed | load probes store model errors (what a server finds in its files)
+    why_failed -> serving | probes jvm store errors (what a server's nodes say when a run ends early)
     serving  -> addresses attaching | targets network jvm (a server that we start, or one that is there)
     addresses -> attaching targets (where a server is that runs already)
     attaching -> targets jvm (the server of a JVM that is there)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 
-from ingest_bench import load, procedure, serving
-from ingest_bench.errors import RunFailed
+from ingest_bench import load, probes, procedure, serving, why_failed
+from ingest_bench.errors import InvalidRun, RunFailed
 from ingest_bench.load import LoadPlan
 from ingest_bench.model.experiment import Cell
-from ingest_bench.model.load import Arrivals, WorkerReport
+from ingest_bench.model.load import Arrivals, LoadOptions, WorkerReport
 from ingest_bench.model.network import Profile
+from ingest_bench.parts import Procedure
 from ingest_bench.store import RunFolder
 
 # The middle of what ten digits can say: no document of the run itself has such an id.
@@ -30,7 +32,14 @@ def leave(cell: Cell, folder: RunFolder, *, netem: str, java_home: Path | None) 
     try:
         with contextlib.ExitStack() as stack:
             server = stack.enter_context(
-                serving.opened(_alone(cell), first, _untimed, lambda _jdk, _raw: (), netem=netem, java_home=java_home)
+                serving.opened(
+                    _alone(cell),
+                    first,
+                    _untimed,
+                    lambda jdk, raw: probes.jvm_options((), raw, jdk.version),
+                    netem=netem,
+                    java_home=java_home,
+                )
             )
             to_do = procedure.of(_alone(cell), server.place, first.load, may_delete=True, target=server.target)
 
@@ -39,24 +48,44 @@ def leave(cell: Cell, folder: RunFolder, *, netem: str, java_home: Path | None) 
                 stack.callback(sender.stop)
                 return [sender.wait(lambda _: None)]
 
-            procedure.carry_out(to_do, lambda asked: server.target.ask(server.http, asked), send, _untimed, first.load)
-            serving.flush(server, to_do.indices)
+            try:
+                ask = functools.partial(server.target.ask, server.http)
+                procedure.carry_out(to_do, ask, send, _untimed, first.load)
+                serving.flush(server, to_do.indices)
+            except RunFailed as error:
+                found = why_failed.out_of_memory(first, server, lived_on=not server.ended())
+                said = f"out of memory, {found.told}" if found else why_failed.told(first, server, error)
+                raise RunFailed(said) from None
     except RunFailed as error:
         raise RunFailed(f"target.earlier_documents: the run before failed: {error}") from None
     folder.take_homes(first, cell.target.nodes)
 
 
+def check(cell: Cell, to_do: Procedure, counted: int | None) -> None:
+    """InvalidRun where the cell's server has fewer documents at its start than it is to have, as far as it is known."""
+    wanted = cell.target.earlier_documents
+    if to_do.indices_known and counted is not None and counted < wanted:
+        raise InvalidRun(
+            f"target.earlier_documents: the server has {counted:,} documents at its start, {wanted:,} were asked for; "
+            "where they have ids of their own, one that comes again is no other document"
+        )
+
+
 def _alone(cell: Cell) -> Cell:
-    """The cell whose run leaves the documents of another one's start."""
+    """The cell whose run leaves the documents of another one's start. Each of them is a new one."""
+    usual = LoadOptions()
     options = dataclasses.replace(
         cell.load,
         warm_up_ns=0,
         ramp_up_ns=0,
         think_time_ns=0,
+        action=dataclasses.replace(cell.load.action, conflicts="none"),
         arrivals=Arrivals(),
         measure_documents=cell.target.earlier_documents,
         query_users=0,
         query_arrivals=Arrivals(),
+        timeout_ns=usual.timeout_ns,
+        retries=usual.retries,
         on_error="abort",
         abort=(),
     )

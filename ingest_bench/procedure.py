@@ -154,9 +154,8 @@ def _of_workload(cell: Cell, target: Target, place: Place, out: Path, mark: str)
         options=options,
         out=out,
     )
-    # Those of an earlier run are there.
-    makes = prepared.requests and not cell.target.earlier_documents
-    asked = (Ask(name="index", requests=prepared.requests),) if makes else ()
+    requests = prepared.requests_again if cell.target.earlier_documents else prepared.requests
+    asked = (Ask(name="index", requests=requests),) if requests else ()
     return Procedure(
         parts=(*asked, Send(name="load", plan=plan)),
         indices=prepared.indices,

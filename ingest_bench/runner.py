@@ -16,16 +16,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from ingest_bench import earlier, faults, footprint, load, network, probes, procedure, serving
+from ingest_bench import earlier, faults, footprint, load, network, probes, procedure, serving, why_failed
 from ingest_bench.analysis import steady, summary
 from ingest_bench.errors import InvalidRun, RunAborted, RunFailed
-from ingest_bench.jvm import process
 from ingest_bench.load import Exporter, Fleet, LoadPlan, LoadProcess, Progress, reports, together
 from ingest_bench.model.experiment import Cell, Run
 from ingest_bench.model.load import WorkerReport
 from ingest_bench.model.results import Happened, RunRecord, Stage
 from ingest_bench.model.target import Endpoint
 from ingest_bench.parts import Procedure
+from ingest_bench.probes import OutOfMemory
 from ingest_bench.serving import Serving
 from ingest_bench.store import RunFolder
 
@@ -141,6 +141,7 @@ def _carry_out(
             )
             record = _known(record, server, to_do)
             with footprint.removed(server, to_do, mark) as counted_before:
+                earlier.check(cell, to_do, counted_before)
                 with _watched(cell, server, folder, procedure.longest_s(to_do)):
                     flush = functools.partial(serving.flush, server, to_do.indices)
                     stage = faults.Stage(server.links, server.jvm_pids, flush)
@@ -157,9 +158,9 @@ def _carry_out(
                     ask = functools.partial(server.target.ask, server.http)
                     procedure.carry_out(to_do, ask, send, stages.stage, folder.load)
                 with stages.stage("count"):
-                    record = _out_of_memory(_counted(record, server, to_do, counted_before, folder), folder, server)
+                    record = _survived(_counted(record, server, to_do, counted_before, folder), folder, server)
         except RunAborted as error:
-            record = dataclasses.replace(record, state="aborted", reason=str(error))
+            record = _aborted(record, folder, server, error)
             return dataclasses.replace(record, faults=tuple(happened), **_window(folder, cell))
         except RunFailed as error:
             return _broken(record, cell, folder, server, error)
@@ -293,27 +294,26 @@ def _started(
 
 def _broken(record: RunRecord, cell: Cell, folder: RunFolder, server: Serving, error: RunFailed) -> RunRecord:
     """A run that ended early: an OutOfMemoryError is a result, everything else is a failure that says why."""
-    nodes = folder.nodes(len(server.nodes))
-    ended = _out_of_memory(record, folder, server)
-    if (at_ns := ended.out_of_memory_realtime_ns) is not None:
-        return dataclasses.replace(ended, state="oom", **_until(folder, cell, at_ns))
-    reason = str(error)
-    for place in server.ended():
-        which = "the server" if len(nodes) == 1 else f"node {place + 1}"
-        log = f"; its log ends:\n{process.last_lines(nodes[place].log)}" if server.is_ours else ""
-        reason = f"{which} ended during the run{log}\n{reason}"
-    return dataclasses.replace(record, state="failed", reason=reason)
+    found = why_failed.out_of_memory(folder, server, lived_on=not server.ended())
+    if found is not None:
+        return dataclasses.replace(_out_of_memory(record, found), state="oom", **_until(folder, cell, found.at_ns))
+    return dataclasses.replace(record, state="failed", reason=why_failed.told(folder, server, error))
 
 
-def _out_of_memory(record: RunRecord, folder: RunFolder, server: Serving) -> RunRecord:
-    """With the first OutOfMemoryError of its nodes, where one had any: a server may live on after it."""
-    nodes = folder.nodes(len(server.nodes))
-    found = next(filter(None, (probes.find_oom(node.raw, node.log) for node in nodes)), None)
-    if found is None:
-        return record
+def _aborted(record: RunRecord, folder: RunFolder, server: Serving, error: RunAborted) -> RunRecord:
+    """A run that was given up, with the OutOfMemoryError that its server survived until then."""
+    record = _survived(record, folder, server)
+    had = f"; the server had an OutOfMemoryError: {record.reason}" if record.out_of_memory else ""
+    return dataclasses.replace(record, state="aborted", reason=f"{error}{had}")
+
+
+def _survived(record: RunRecord, folder: RunFolder, server: Serving) -> RunRecord:
+    """With the OutOfMemoryError of a server that lives on, where it had one."""
+    found = why_failed.out_of_memory(folder, server, lived_on=True)
+    return record if found is None else _out_of_memory(record, found)
+
+
+def _out_of_memory(record: RunRecord, found: OutOfMemory) -> RunRecord:
     return dataclasses.replace(
-        record,
-        reason=f"{found.kind}: {found.text} ({found.source})",
-        out_of_memory=found.kind,
-        out_of_memory_realtime_ns=found.at_ns,
+        record, reason=found.told, out_of_memory=found.kind, out_of_memory_realtime_ns=found.at_ns
     )

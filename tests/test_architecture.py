@@ -80,8 +80,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "attaching": {"jvm", "targets", *PARTS},
     "addresses": {"attaching", "targets", *PARTS},
     "serving": {"addresses", "attaching", "faults", "targets", "network", "jvm", "store", *PARTS},
-    "earlier": {"load", "procedure", "serving", "store", *BASE},
-    "runner": {"earlier", "faults", "footprint", "parts", "procedure", "serving", *PARTS, *REACHED},
+    "why_failed": {"jvm", "probes", "serving", "store", *BASE},
+    "earlier": {"load", "parts", "probes", "procedure", "serving", "store", "why_failed", *BASE},
+    "runner": {"earlier", "faults", "footprint", "parts", "procedure", "serving", "why_failed", *PARTS, *REACHED},
     "advise": {"analysis", "store", "model"},
     "analyse": {"advise", "report", "visible", *PARTS, *REACHED},
     "conduct": {

@@ -89,6 +89,20 @@ def test_a_server_whose_own_folder_is_closed_may_walk_through_it_all_the_same(
         assert server_user.reachable(plan) == (mode == 0o711)
 
 
+def test_a_link_into_a_closed_folder_leads_through_it() -> None:
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        Path(folder).chmod(0o711)
+        there, link = Path(folder) / "closed" / "there", Path(folder) / "link"
+        there.mkdir(parents=True)
+        # Two links, of which the second is in no closed folder.
+        (Path(folder) / "again").symlink_to("link")
+        link.symlink_to(there)
+        plan = LaunchPlan(argv=("/bin/true",), env={}, cwd=Path(folder), writable=(Path(folder) / "again" / "home",))
+        assert server_user.reachable(plan)
+        there.parent.chmod(0o700)
+        assert not server_user.reachable(plan)
+
+
 def boot(folder: Path, argv: tuple[str, ...], port: int, timeout_s: float = LIMIT_S) -> None:
     """A start of such a server as if it were OpenSearch."""
     target, listen = targets.named("opensearch"), Endpoint("127.0.0.1", port)

@@ -230,6 +230,9 @@ def test_a_warning_stands_before_what_is_said() -> None:
         frame(cql.RESULT, b""),
         frame(cql.RESULT, cql.ROWS.to_bytes(4, "big")),
         frame(cql.READY, b""),
+        # To another request than ours, and what a connection was answered at its beginning.
+        frame(cql.RESULT, cql.VOID.to_bytes(4, "big"), stream=7),
+        frame(cql.RESULT, cql.prepared(insert("k", "i")) + b"metadata"),
         frame(cql.ERROR, b"\0\0"),
         frame(cql.ERROR, b"\0\0\0\0\xff\xffx"),
         done() + b"\0",
@@ -268,8 +271,9 @@ def test_no_bytes_of_a_server_do_more_than_break_its_rows(data: bytes) -> None:
 def test_answers_may_come_in_any_order_and_byte_by_byte() -> None:
     statements = [insert("k", index) for index in INDICES]
     frames = Frames()
-    frames.wanted = tuple(map(known, statements))
-    answer = b"".join(frame(cql.RESULT, cql.prepared(text) + b"meta") for text in reversed(statements))
+    frames.wanted = tuple(known(stream, text) for stream, text in enumerate(statements))
+    asked = reversed([*enumerate(statements)])
+    answer = b"".join(frame(cql.RESULT, cql.prepared(text) + b"meta", stream=stream) for stream, text in asked)
     for place in range(len(answer)):
         assert not frames.is_whole
         frames.room()[:1] = answer[place : place + 1]

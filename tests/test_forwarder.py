@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import json
+import socketserver
+import struct
+import threading
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+from running import free_port
 from test_run import carried_out
 
 from ingest_bench import gate, spec, targets
+from ingest_bench.analysis import delivery
 from ingest_bench.errors import RunFailed, SpecError
+from ingest_bench.jvm.process import Launch, serve
 from ingest_bench.model.results import Summary
+from ingest_bench.model.target import Endpoint, TargetOptions
 from ingest_bench.targets.forwarder import Forwarder
+from ingest_bench.targets.http import ask
+
+FORWARDER = Forwarder()
 
 TWO = """
 probes = []
@@ -123,6 +135,59 @@ def test_what_a_peer_that_is_gone_does_not_take_is_lost_or_there_twice(tmp_path:
     # The peer stood still with a batch in its socket, and took it when it went on.
     assert number(found, "delivered_twice") > 0
     assert number(found, "forwards_failed") > 0
+
+
+class Peer(socketserver.StreamRequestHandler):
+    """Takes each batch, and answers what its server says."""
+
+    def handle(self) -> None:
+        while self.rfile.readline():
+            size = 0
+            while head := self.rfile.readline().strip():
+                name, _, value = head.partition(b":")
+                size = int(value) if name.lower() == b"content-length" else size
+            body, at = self.rfile.read(size), 0
+            while at < len(body):
+                number, _, length = struct.unpack_from(">qqi", body, at)
+                at += 20 + length
+                self.server.taken.append(number)  # type: ignore[attr-defined]
+            self.wfile.write(self.server.answer)  # type: ignore[attr-defined]
+
+
+@pytest.mark.jvm
+@pytest.mark.parametrize(
+    "nonsense", [b"this is not HTTP\r\n\r\n", b"HTTP/1.1 200 OK\r\ncontent-length: -5\r\n\r\n"], ids=["text", "length"]
+)
+def test_a_peer_that_answers_nonsense_may_have_taken_its_batch(tmp_path: Path, nonsense: bytes) -> None:
+    settings = {"batch_delay": "20ms", "batch_size": "100", "buffer_size": "5000", "forwarding_batch_timeout": "0ms"}
+    asked = TargetOptions(name="forwarder", nodes=2, heap_bytes=64 << 20, setting=settings)
+    with ExitStack() as stack:
+        peer = stack.enter_context(socketserver.ThreadingTCPServer(("127.0.0.1", 0), Peer))
+        peer.daemon_threads, peer.taken, peer.answer = True, [], nonsense  # type: ignore[attr-defined]
+        threading.Thread(target=peer.serve_forever, daemon=True).start()
+        stack.callback(peer.shutdown)
+        nodes = (Endpoint("127.0.0.1", free_port()), Endpoint("127.0.0.1", peer.server_address[1]))
+        java = targets.fetch(FORWARDER.requirements(asked), None)
+        plan = FORWARDER.launch_plan(asked, java, tmp_path, 0, nodes, ())
+        http = stack.enter_context(ask(tuple, nodes[0]))
+        launch = Launch(
+            plan=plan,
+            enter=tuple,
+            log=tmp_path / "server.log",
+            listen=nodes[0],
+            ready=lambda _: FORWARDER.is_ready(0, (http,)),
+        )
+        stack.enter_context(serve(launch, timeout_s=30))
+        for first in range(0, 2000, 100):
+            documents = [{"sequence": f"{first + number:010}"} for number in range(100)]
+            assert http.request("POST", "/records", json.dumps(documents).encode()).status == 200
+        found = FORWARDER.counters((http,))
+    assert found["accepted"] == 2000
+    # Nobody knows that of those which the peer has: they are here once more.
+    taken = len(peer.taken)  # type: ignore[attr-defined]
+    assert found["unsure"] >= taken > 0
+    assert found["delivered"] + found["inside"] + found["dropped"] == 2000
+    assert delivery.complaints(found | {"delivered": found["delivered"] + taken}) == []
 
 
 @pytest.mark.parametrize(

@@ -82,6 +82,13 @@ def test_a_crash_of_another_kind_is_no_lack_of_memory(tmp_path: Path) -> None:
     assert find_oom(tmp_path, tmp_path / "no.log") is None
 
 
+def test_another_exception_that_says_the_words_of_one_is_none(tmp_path: Path) -> None:
+    said = THROWN.format("Java heap space")
+    parsing = f"[2026-11-22T07:38:46.274+0000][info][exceptions] Exception <a 'a/ParseException'{{0x1}}: near {said}"
+    (tmp_path / "exceptions.log").write_text(parsing + f"near {said}")
+    assert find_oom(tmp_path) is None
+
+
 def test_an_error_in_unknown_words_is_of_another_kind(tmp_path: Path) -> None:
     (tmp_path / "hs_err.log").write_text(CRASH.format("Something new"))
     found = find_oom(tmp_path)

@@ -13,6 +13,7 @@ from ingest_bench.jvm.java import Java
 from ingest_bench.model.experiment import Cell
 from ingest_bench.model.network import LinkName
 from ingest_bench.model.target import Endpoint, TargetOptions
+from ingest_bench.model.track import AdminRequest
 from ingest_bench.network import places
 from ingest_bench.targets import node_answers, node_options
 from ingest_bench.targets.elasticsearch import ELASTICSEARCH
@@ -140,6 +141,26 @@ def test_an_index_has_a_copy_on_each_node_and_waits_for_all_of_them(replicas: in
     given = OPENSEARCH.index_body(asked, {"settings": {"number_of_replicas": 5}})["settings"]
     # A track is done as it is written, unless the target says else.
     assert ("index.number_of_replicas" not in given) == (replicas is None)
+
+
+def test_indices_that_nodes_have_in_their_files_wait_for_their_copies_too() -> None:
+    def again(*names: str, replicas: int | None = None) -> tuple[AdminRequest, ...]:
+        mapping = {"settings": {"number_of_shards": 2}}
+        return OPENSEARCH.prepare(TargetOptions(nodes=3, replicas=replicas), names, mapping).requests_again
+
+    green, first, last = again("rides", "more")
+    assert green == last
+    assert (green.until_path, green.until_value, green.accept) == ("status", "green", (200, 408))
+    assert green.path.startswith("/_cluster/health/rides,more?wait_for_status=green&")
+    assert first.body is not None
+    given_up = [tuple(command["cancel"].values()) for command in first.body["commands"]]
+    assert given_up == [
+        (name, shard, node, True) for name in ("rides", "more") for shard in (0, 1) for node in ("node-2", "node-3")
+    ]
+    # Where not each node has a copy nobody knows yet which ones do; and files may name no index before they are sent.
+    (only,) = again("rides", replicas=1)
+    assert only.until_value == "green"
+    assert again() == ()
 
 
 def test_the_first_copy_is_on_the_first_node_and_all_copies_are_there_before_a_load() -> None:

@@ -167,6 +167,17 @@ def test_a_keyspace_that_is_there_later_is_named_again() -> None:
     assert server.connections == 2
 
 
+def test_what_a_connection_was_answered_at_its_beginning_is_no_answer_to_a_later_request() -> None:
+    both = returned("set_keyspace") + returned()
+    with thrift_server(lambda _body, number: both if number == 2 else returned()) as server:
+        user, kept = started(server.address, protocol=SPEECH.protocol)
+        for _ in range(2):
+            gevent.spawn(user.send, PLANNED_NS, SPEECH.body()).get(timeout=60)
+        user.on_stop()
+        user.way.deadlines.close()
+    assert [sample.documents_acked for sample in kept.samples] == [10, 0]
+
+
 @pytest.mark.parametrize(
     "broken",
     [

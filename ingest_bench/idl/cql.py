@@ -57,6 +57,8 @@ class Answer(NamedTuple):
     opcode: int
     body: bytes
     """Without warnings."""
+    stream: int
+    """That of the request."""
 
 
 class Rows(NamedTuple):
@@ -118,7 +120,7 @@ def length(head: bytes | bytearray | memoryview, place: int = 0) -> int:
 
 def answer(frame: bytes) -> Answer:
     """What this frame says; RaisedError for what the server raised, BrokenMessageError for what is no frame."""
-    _, flags, _, opcode, _ = HEAD.unpack_from(frame)
+    _, flags, stream, opcode, _ = HEAD.unpack_from(frame)
     reader = _Reader(frame, HEAD.size)
     if flags & ~(_TRACING | _WARNING):
         raise BrokenMessageError(f"flags {flags:#04x}, and nothing was asked for that has such")
@@ -131,7 +133,7 @@ def answer(frame: bytes) -> Answer:
         code = reader.number()
         name = _ERRORS.get(code, f"Error {code:#06x}")
         raise RaisedError(name, reader.take(reader.short()).decode("utf-8", "replace"))
-    return Answer(opcode, reader.rest())
+    return Answer(opcode, reader.rest(), stream)
 
 
 def rows(body: bytes) -> Rows:

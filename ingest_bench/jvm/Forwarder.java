@@ -475,7 +475,8 @@ public final class Forwarder {
         protected void channelRead0(ChannelHandlerContext from, FullHttpResponse answer) {
             Exchange its = exchange;
             if (its != null) {
-                its.end(answer.status().code());
+                // Who answers nonsense may have taken it.
+                its.end(answer.decoderResult().isSuccess() ? answer.status().code() : 0);
             }
         }
 

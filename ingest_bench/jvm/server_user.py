@@ -10,6 +10,8 @@ from ingest_bench import system
 from ingest_bench.jvm import cache
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ingest_bench.model.target import LaunchPlan
 
 # The traditional uid of nobody. OpenSearch, Elasticsearch and Cassandra refuse to run as root.
@@ -40,9 +42,17 @@ def reachable(plan: LaunchPlan) -> bool:
     Root's own folders are often closed (/root). A server with results there may then read and search, not write.
     """
     places = [*plan.writable, *plan.readable, plan.cwd, Path(plan.argv[0]), cache.folder()]
-    parents = {parent for place in places for parent in place.absolute().parents if parent.exists()}
+    way = {folder for place in places for folder in _way_to(place.absolute()) if folder.exists()}
     files = all(file.stat().st_mode & 0o004 for file in plan.readable)
-    return files and all(_may_enter(folder) for folder in {plan.cwd, *parents})
+    return files and all(_may_enter(folder) for folder in {plan.cwd, *way})
+
+
+def _way_to(place: Path) -> Iterator[Path]:
+    """Each folder on the way to a place, those that a link leads through too."""
+    for step in (*reversed(place.parents), place):
+        yield step.parent
+        if step.is_symlink():
+            yield from _way_to(step.parent / step.readlink())
 
 
 def _may_enter(folder: Path) -> bool:

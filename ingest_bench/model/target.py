@@ -163,6 +163,8 @@ class Preparation:
     """What a server is asked before a load, and what is there afterwards."""
 
     requests: tuple[AdminRequest, ...] = ()
+    requests_again: tuple[AdminRequest, ...] = ()
+    """In their place of a server that has what they made in its files."""
     indices: tuple[str, ...] = ()
     """What the load fills, and whose documents are counted."""
     search_path: str = ""

@@ -29,9 +29,10 @@ EXCEPTIONS = Log(name="exceptions.log", what="exceptions=info", rotation="fileco
 
 _CRASH = re.compile(r"OutOfMemory encountered: (?P<text>.*)")
 # "[2.485s][info][exceptions] Exception <a 'java/lang/OutOfMemoryError'{0x…}: Direct buffer memory>", and in a server's
-# own log "java.lang.OutOfMemoryError: Direct buffer memory".
+# own log "java.lang.OutOfMemoryError: Direct buffer memory". Behind the first exception of a line stand its words,
+# which may be what somebody sent.
 _THROWN = re.compile(
-    r"^(?:\[(?P<at>[\dT:.+-]+)\])?.*?"
+    r"^(?:\[(?P<at>[\dT:.+-]+)\])?(?:\[[^\]]*\])+ *"
     r"Exception <a '(?:[\w/$]*/)?(?:OutOfMemoryError|OutOfDirectMemoryError)'[^:>]*(?:: (?P<text>[^>]*))?>"
 )
 _LOGGED = re.compile(r"\b(?:OutOfMemoryError|OutOfDirectMemoryError): (?P<text>.*)")
@@ -59,6 +60,11 @@ class OutOfMemory:
     """The file that says so."""
     at_ns: int = 0
     """When it happened (CLOCK_REALTIME): as the line says, or when the file was written last."""
+
+    @property
+    def told(self) -> str:
+        """As a person reads it."""
+        return f"{self.kind}: {self.text} ({self.source})"
 
 
 def jvm_options(raw: Path) -> tuple[str, ...]:

@@ -73,6 +73,7 @@ class Connection(Channel):
                 before_ns = time.monotonic_ns()
                 self.deadline_ns = before_ns + timeout_ns
                 self.bytes_sent = self.first_byte_ns = self.sent_ns = self.local_port = 0
+                self._usual = _none_usual(self._buffer)
                 self._sock = self._connect()
                 timeout_ns -= time.monotonic_ns() - before_ns
             if self._begin(head, body, timeout_ns):

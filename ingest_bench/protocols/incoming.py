@@ -79,6 +79,8 @@ class Frames(ABC):
     """How much of a frame has to be there before its length is known."""
 
     def __init__(self) -> None:
+        self.greets = False
+        """Whether a connection begins with what is asked: no later request has an answer like that one."""
         self.buffer = bytearray(_BUFFER_BYTES)
         self.view = memoryview(self.buffer)
         self.begin()
@@ -105,7 +107,7 @@ class Frames(ABC):
     @property
     def same_bytes(self) -> int | None:
         """All of it: an answer that says that all went well has no words."""
-        return self.filled if self.head is not None and self.head.status == 200 else None
+        return self.filled if self.head is not None and self.head.status == 200 and not self.greets else None
 
     def room(self) -> memoryview:
         """Where the next bytes go."""

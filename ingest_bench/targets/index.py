@@ -76,6 +76,35 @@ def copied(prepared: Preparation, first: str) -> Preparation:
     return dataclasses.replace(prepared, requests=tuple(requests))
 
 
+def found_again(prepared: Preparation, nodes: Sequence[str], replicas: int) -> Preparation:
+    """The same indices, which nodes of these names find in their files: then, too, all copies are there before a load.
+
+    Where each node has one the first one is on the first node. After a start that is chance again: the others are given
+    up, and come back from what their nodes have.
+    """
+    if not prepared.indices:
+        return prepared
+    green = AdminRequest(
+        method="GET",
+        path=f"/_cluster/health{urls.path(prepared.indices)}?wait_for_status=green&timeout=50s",
+        accept=(200, 408),
+        until_path="status",
+        until_value="green",
+    )
+    if replicas != len(nodes) - 1:
+        return dataclasses.replace(prepared, requests_again=(green,))
+    given = (prepared.requests[0].body or {})["settings"]
+    shards = given.get("index.number_of_shards") or given.get("index", given)["number_of_shards"]
+    others = [
+        {"cancel": {"index": name, "shard": shard, "node": node, "allow_primary": True}}
+        for name in prepared.indices
+        for shard in range(int(shards))
+        for node in nodes[1:]
+    ]
+    first = AdminRequest(method="POST", path="/_cluster/reroute", body={"commands": others})
+    return dataclasses.replace(prepared, requests_again=(green, first, green))
+
+
 def _replace(mapping: dict[str, Any], version: Version) -> None:
     """Other field types and analyzers, in place, where the version has not those of the mapping."""
     for key, value in list(mapping.items()):

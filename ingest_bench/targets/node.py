@@ -127,7 +127,10 @@ class Node:
         """These indices are made; of several nodes the first one has the first copy."""
         # A workload is published for one node: it has no copies.
         made = index.creation(indices, self.index_body(asked, mapping, whatever_it_says=asked.nodes > 1))
-        return made if asked.nodes == 1 else index.copied(made, node_options.name(0))
+        if asked.nodes == 1:
+            return made
+        names = [node_options.name(number) for number in range(asked.nodes)]
+        return index.found_again(index.copied(made, names[0]), names, settings.copies(asked) - 1)
 
     def track_request(self, asked: TargetOptions, operation: Operation, request: AdminRequest) -> AdminRequest:
         """The same request; an index is made as this version understands it."""

@@ -33,19 +33,20 @@ _HINTS = "Too many in flight hints"
 
 
 class Wanted(NamedTuple):
-    """A success: its opcode, and what its body begins with."""
+    """A success: its opcode, what its body begins with, and the stream of the request."""
 
     opcode: int
     begins: bytes = b""
+    stream: int = 0
 
 
 READY = Wanted(cql.READY)
 VOID = Wanted(cql.RESULT, cql.VOID.to_bytes(4, "big"))
 
 
-def known(statement: str) -> Wanted:
-    """The answer that this statement has been prepared."""
-    return Wanted(cql.RESULT, cql.prepared(statement))
+def known(stream: int, statement: str) -> Wanted:
+    """The answer that this statement has been prepared, as it was asked for on that stream."""
+    return Wanted(cql.RESULT, cql.prepared(statement), stream)
 
 
 class Frames(incoming.Frames):
@@ -85,10 +86,11 @@ class Frames(incoming.Frames):
                 return _raised(error)
             if answer.opcode == cql.AUTHENTICATE:
                 return Said(401, b"Authenticate: the server wants a name and a password, and this protocol sends none")
-            found = [one for one in left if (answer.opcode, answer.body[: len(one.begins)]) == one]
+            found = [one for one in left if (answer.opcode, answer.body[: len(one.begins)], answer.stream) == one]
             if not found:
                 raise BrokenAnswerError(
-                    f"broken CQL: {answer.body[:40]!r} (opcode {answer.opcode}) is no answer to this"
+                    f"broken CQL: {answer.body[:40]!r} (opcode {answer.opcode}, stream {answer.stream}) is no answer "
+                    "to this"
                 )
             left.remove(found[0])
         return Said(200)

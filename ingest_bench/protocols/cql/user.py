@@ -29,7 +29,8 @@ class Batching(pumped.Caller):
         """Of the requests that are under way."""
         self._frames = Frames()
         preparing = b"".join(cql.prepare(statement, stream) for stream, statement in enumerate(self.statements))
-        self._greetings = ((cql.startup(), (READY,)), (preparing, tuple(map(known, self.statements))))
+        known_all = tuple(known(stream, statement) for stream, statement in enumerate(self.statements))
+        self._greetings = ((cql.startup(), (READY,)), (preparing, known_all))
         return self._frames
 
     def exchange(self, body: Body) -> Answer:
@@ -39,6 +40,7 @@ class Batching(pumped.Caller):
         if connection.is_open:
             return connection.exchange(b"", body.data, self.timeout_ns)
         until_ns, before_bytes = time.monotonic_ns() + self.timeout_ns, 0
+        self._frames.greets = True
         try:
             for greeting, wanted in self._greetings:
                 self._frames.wanted = wanted
@@ -47,7 +49,7 @@ class Batching(pumped.Caller):
                     connection.close()
                     return answer
                 before_bytes += connection.bytes_sent
-            self._frames.wanted = (VOID,)
+            self._frames.wanted, self._frames.greets = (VOID,), False
             return connection.exchange(b"", body.data, until_ns - time.monotonic_ns())
         finally:
             connection.bytes_sent += before_bytes

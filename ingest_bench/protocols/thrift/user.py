@@ -29,8 +29,8 @@ class Caller(pumped.Caller):
         self.connection.drop_ended()
         if self.connection.is_open:
             return self.connection.exchange(b"", body.data, self.timeout_ns)
-        self._frames.calls = ("set_keyspace", "batch_mutate")
+        self._frames.calls, self._frames.greets = ("set_keyspace", "batch_mutate"), True
         try:
             return self.connection.exchange(self.greeting, body.data, self.timeout_ns)
         finally:
-            self._frames.calls = ("batch_mutate",)
+            self._frames.calls, self._frames.greets = ("batch_mutate",), False
