@@ -101,6 +101,10 @@ class RunFolder(NodeFolder):
         for own, its in zip(self.nodes(nodes), other.nodes(nodes), strict=True):
             own.path.mkdir(parents=True, exist_ok=True)
             shutil.rmtree(own.home, ignore_errors=True)
+            # Root writes there again, and a link that the server left would lead it elsewhere.
+            for path in its.home.rglob("*"):
+                if path.is_symlink():
+                    path.unlink()
             its.home.rename(own.home)
 
     def create(self) -> None:

@@ -18,7 +18,7 @@ def test_a_promise_that_was_not_measured_is_not_kept(
     said = capsys.readouterr().out
     assert "kept" not in said
     assert "4 kB: ingest-bench / wrk was not measured" in said
-    fast = {sending.OWN: [1.0], sending.POOL: [1.0], sending.WRK: [1.0], sending.FAST: [10.0]}
+    fast = {sending.OWN: [1.0], sending.POOL: [1.0], sending.WRK: [1.0], sending.WRK_POOL: [1.0], sending.FAST: [10.0]}
     assert sending.judged(dict.fromkeys(sending.BODIES, fast)).told() == 0
     slow = {**fast, sending.WRK: [0.1]}
     assert sending.judged(dict.fromkeys(sending.BODIES, slow)).told() == 1
