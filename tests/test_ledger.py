@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import os
+import resource
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -174,3 +177,73 @@ def test_a_setting_is_read_as_it_must_be_written() -> None:
 def test_a_host_setting_is_a_file_of_the_kernel(path: str) -> None:
     with pytest.raises(SpecError, match=r"host setting|no such setting"):
         setting_step(Path(path), "1")
+
+
+def test_on_a_full_disk_nothing_is_changed_and_everything_is_put_back(state: Path, tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    for path in (first, second):
+        path.write_text("old", encoding="ascii")
+    ledger = made(state)
+    ledger.change(writes(first, "new"), lambda _: None)
+    # As on a full disk, a part of the line is written, and then nothing more.
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (ledger.path.stat().st_size + 30, hard))
+    try:
+        with pytest.raises(RunFailed, match="cannot be noted"):
+            ledger.change(writes(second, "new"), lambda _: None)
+        assert second.read_text(encoding="ascii") == "old"
+        assert sessions.restore() == [f"echo old > {first}"]
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))
+        with pytest.raises(RunFailed, match="cannot be noted"):
+            made(state, "other")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert first.read_text(encoding="ascii") == "old\n"
+    assert list(state.glob("*.jsonl")) == []
+
+
+@pytest.mark.parametrize(
+    ("look", "is_gone"),
+    [(("ls", "{nowhere}"), True), (("no-such-program",), False), (("ls", "--no-such-option"), False)],
+)
+def test_only_what_says_so_is_gone_and_any_other_failure_is_told(
+    state: Path, tmp_path: Path, look: tuple[str, ...], *, is_gone: bool
+) -> None:
+    touched = tmp_path / "touched"
+    asked = tuple(word.format(nowhere=tmp_path / "nowhere") for word in look)
+    undo = Undo(action=Action(argv=("touch", str(touched))), look=asked, shows="x", gone=("No such file or directory",))
+    ledger = made(state)
+    ledger.change(Step(name="step", do=Action(argv=("true",)), undo=(undo,)), lambda _: None)
+    if is_gone:
+        assert sessions.restore() == []
+    else:
+        with pytest.raises(RunFailed, match="not put back"):
+            sessions.restore()
+    assert ledger.path.exists() == (not is_gone)
+    assert not touched.exists()
+
+
+def test_of_a_process_that_has_ended_nothing_is_left_to_undo() -> None:
+    def needed(pid: int) -> bool:
+        return Undo(action=Action(argv=("true",)), look=("echo", "on"), shows="on", pid=pid).is_needed()
+
+    with subprocess.Popen(("sleep", "60")) as process:
+        assert needed(process.pid)
+        process.kill()
+        limit = time.monotonic() + 10
+        # Nobody has asked for its status yet: it stands there, dead.
+        while needed(process.pid):
+            assert time.monotonic() < limit
+    assert not needed(process.pid)
+
+
+def test_no_change_follows_once_the_time_is_over_though_nobody_has_put_anything_back(
+    state: Path, tmp_path: Path
+) -> None:
+    setting = tmp_path / "setting"
+    setting.write_text("old", encoding="ascii")
+    assert sessions.state_folder() == state
+    ledger = book.Ledger.create(state / "key.jsonl", book.new_header("a session", 1e-9))
+    with pytest.raises(RunFailed, match="time is over"):
+        ledger.change(writes(setting, "new"), lambda _: None)
+    assert setting.read_text(encoding="ascii") == "old"

@@ -69,7 +69,7 @@ def observed(jvm: Attached, into: Path, *, settings: Path | None, logs: Sequence
 def _folder(folder: Path) -> Step:
     """It is made by mkdir and by no other means: a name that somebody else has taken is an error."""
     away = Action(argv=("rm", "-r", "--", str(folder)))
-    undo = Undo(action=away, look=("ls", "-d", str(folder)), shows=str(folder))
+    undo = Undo(action=away, look=("ls", "-d", str(folder)), shows=str(folder), gone=("No such file",))
     return Step(name=str(folder), do=Action(argv=("mkdir", "-m", "700", str(folder))), undo=(undo,))
 
 
@@ -80,6 +80,7 @@ def _recording(jvm: Attached, name: str, settings: Path, file: Path, duration_s:
         action=Action(argv=jvm.command("JFR.stop", f"name={name}"), says="Stopped recording"),
         look=jvm.command("JFR.check"),
         shows=f"name={name}",
+        pid=jvm.pid,
     )
     start = Action(argv=jvm.command("JFR.start", *options), says="Started recording")
     return Step(name=f"recording of pid {jvm.pid}", do=start, undo=(undo,))
@@ -90,6 +91,7 @@ def _log(jvm: Attached, log: Log, folder: Path) -> Step:
         action=Action(argv=jvm.command(*log.switch_off(folder)), says=_DONE),
         look=jvm.command("VM.log", "list"),
         shows=str(folder / log.name),
+        pid=jvm.pid,
     )
     on = Action(argv=jvm.command(*log.switch_on(folder)), says=_DONE)
     return Step(name=f"{log.name} of pid {jvm.pid}", do=on, undo=(undo,))

@@ -12,6 +12,7 @@ middle of `tc` lets go of the lock only when `tc` has ended.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
 SCHEMA = 1
 # A change is one netlink message and takes milliseconds. Only a stopped process holds the lock for longer.
 _PATIENCE_S = 10.0
+# The mode of a session's file, and the bit that says that it is closed: to set one needs no room on a full disk.
+_OPEN = 0o600
+_CLOSED = 0o100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,8 +64,13 @@ class Ledger:
     def create(cls, path: Path, header: Header) -> Ledger:
         """A new file with its header, on disk."""
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
-        made = cls(path, os.open(path, flags, 0o600))
-        made._append({"header": to_json(header)})
+        made = cls(path, os.open(path, flags, _OPEN))
+        try:
+            made._append({"header": to_json(header)})
+        except BaseException:
+            made.close()
+            path.unlink()
+            raise
         folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(folder)
@@ -70,10 +79,15 @@ class Ledger:
         return made
 
     def change(self, step: Step, on_stage: Stage) -> None:
-        """Note the undo, then make the change. RunFailed when the session was closed: its time is over."""
+        """Note the undo, then make the change.
+
+        RunFailed when the session was closed or its time is over, and when the undo cannot be noted: nothing is
+        changed then.
+        """
         fcntl.flock(self.descriptor, fcntl.LOCK_EX)
         try:
-            if self.is_closed():
+            # Without a session's file a watchdog whose time has come finds nothing to undo, and has ended.
+            if self.is_closed() or self._is_late():
                 raise RunFailed(f"{step.name}: not done, the time is over and everything was put back")
             if step.undo:
                 self._append({"step": step.name, "undo": to_json(step.undo)})
@@ -85,20 +99,34 @@ class Ledger:
 
     def is_closed(self) -> bool:
         """Whether somebody put everything back, or began to."""
-        return os.fstat(self.descriptor).st_nlink == 0 or any("closed" in line for line in lines_of(self.path))
+        status = os.fstat(self.descriptor)
+        return status.st_nlink == 0 or bool(status.st_mode & _CLOSED)
 
     def mark_closed(self) -> None:
-        """Let no change follow. The line before may have been cut off."""
-        os.write(self.descriptor, b"\n")
-        self._append({"closed": True})
+        """Let no change follow. It takes no room: the disk may be full."""
+        os.fchmod(self.descriptor, _OPEN | _CLOSED)
 
     def close(self) -> None:
         """Give the descriptor back; the file stays."""
         os.close(self.descriptor)
 
+    def _is_late(self) -> bool:
+        header = header_of(self.path)
+        return header is not None and time.clock_gettime_ns(time.CLOCK_BOOTTIME) >= header.until_boottime_ns
+
     def _append(self, line: dict[str, Any]) -> None:
-        os.write(self.descriptor, f"{json.dumps(line)}\n".encode())
-        os.fsync(self.descriptor)
+        """The whole line is on disk; RunFailed when it is not, and then nothing of it."""
+        text, before_bytes = f"{json.dumps(line)}\n".encode(), os.fstat(self.descriptor).st_size
+        failed = ""
+        try:
+            if os.write(self.descriptor, text) < len(text):
+                failed = os.strerror(errno.ENOSPC)
+            os.fsync(self.descriptor)
+        except OSError as error:
+            failed = error.strerror or str(error)
+        if failed:
+            os.ftruncate(self.descriptor, before_bytes)
+            raise RunFailed(f"{self.path}: how to undo it cannot be noted ({failed}); it was not done")
 
 
 def finish(path: Path, on_stage: Stage = lambda _: None, *, patience_s: float = _PATIENCE_S) -> list[str]:

@@ -44,18 +44,25 @@ class Undo:
     action: Action
     look: tuple[str, ...] = ()
     shows: str = ""
+    gone: tuple[str, ...] = ()
+    """What `look` says where the thing itself is not there any more, and everything that was changed of it."""
+    pid: int | None = None
+    """The process that was changed: when it has ended, so has the change."""
 
     def is_needed(self) -> bool:
-        """Whether there is still something to undo."""
+        """Whether there is still something to undo; RunFailed when nobody can tell."""
         if self.action.path:
             return Path(self.action.path).exists()
+        if self.pid is not None and not _runs(self.pid):
+            return False
         if not self.look:
             return True
         try:
             return self.shows in system.run(self.look)
-        except RunFailed:
-            # The device itself is gone, and everything on it.
-            return False
+        except RunFailed as error:
+            if any(words in str(error) for words in self.gone):
+                return False
+            raise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +72,15 @@ class Step:
     name: str
     do: Action
     undo: tuple[Undo, ...] = ()
+
+
+def _runs(pid: int) -> bool:
+    """Whether there is a process of that number that has not ended; a dead one may stand there for long."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"
 
 
 def setting_step(path: Path, value: str) -> Step:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 # nothing to the kernel (include/uapi/linux/rtnetlink.h); /etc/iproute2/rt_protos has no 198.
 ROOT, INGRESS = "5be7:", "ffff:"
 ROUTE_PROTOCOL = "198"
+# What ip and tc say of a device that is not there any more.
+_GONE = ("Cannot find device", "does not exist")
 # More than any link of today, so that the class itself never shapes; the burst is what it sends in 0.1 ms.
 _CLASS = ("rate", "100gbit", "burst", "1m", "cburst", "1m", "quantum", "200000")
 # The length of htb's direct queue is the device's txqueuelen, which may be 0; 1000 is Ethernet's.
@@ -127,7 +129,7 @@ def _to_client(found: Found, asked: Asked) -> Iterator[Step]:
     yield Step(
         name="ifb",
         do=_command("ip", "link", "add", "name", ifb, "type", "ifb"),
-        undo=(Undo(action=_command("ip", "link", "del", "dev", ifb), look=there, shows=f'"{ifb}"'),),
+        undo=(Undo(action=_command("ip", "link", "del", "dev", ifb), look=there, shows=f'"{ifb}"', gone=_GONE),),
     )
     for line in netem.lines(ifb, asked.profile.to_client, asked.profile.mtu_bytes):
         yield Step(name=f"queue to client: {_kind(line)}", do=_tc(*line.split()))
@@ -157,6 +159,7 @@ def _route(found: Found, asked: Asked) -> Iterator[Step]:
         action=_command("ip", family, "route", "del", *way, *ours),
         look=("ip", family, "-j", "route", "show", target, *ours, "dev", found.interface),
         shows=f'"{found.address}"',
+        gone=_GONE,
     )
     yield Step(name="route", do=_command("ip", family, "route", "add", *way, *source, *ours, *words), undo=(undo,))
 
@@ -182,13 +185,14 @@ def _qdisc_gone(device: str, handle: str, place: str) -> Undo:
         action=_tc("qdisc", "del", "dev", device, *(("root", "handle", handle) if place == "root" else (place,))),
         look=("tc", "-j", "qdisc", "show", "dev", device),
         shows=f'"handle":"{handle}"',
+        gone=_GONE,
     )
 
 
 def _while_there(found: Found, *argv: str) -> Undo:
     """An undo that is needed as long as the interface exists."""
     look = ("ip", "-j", "link", "show", "dev", found.interface)
-    return Undo(action=_command(*argv), look=look, shows=f'"ifname":"{found.interface}"')
+    return Undo(action=_command(*argv), look=look, shows=f'"ifname":"{found.interface}"', gone=_GONE)
 
 
 def _tc(*words: str) -> Action:
