@@ -1,23 +1,14 @@
-"""The child process that asks a node of Cassandra 5 inside a namespace: one question on stdin, its answer on stdout.
-
-Both are JSON; an answer with "error" or "unanswered" is none.
-
-Started by its path, so that it imports little and is there soon.
-"""
+"""The child process that asks a node of Cassandra 5 inside a namespace. `idl.node` says how."""
 
 from __future__ import annotations
 
-import json
-import signal
-import socket
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from types import FrameType
 from typing import Any
 
 from ingest_bench import idl
 from ingest_bench.idl import cql
+from ingest_bench.idl.node import Connection, answer_question
 
 # Of rows that are read as twelve bytes each, however long their documents are.
 _PAGE_ROWS = 5000
@@ -28,13 +19,11 @@ _TRIES = 5
 _AGAIN_S = 0.05
 
 
-class Node:
-    """A node, asked over one connection."""
+class Node(Connection):
+    """A node, asked in its own protocol."""
 
     def __init__(self, host: str, port: int) -> None:
-        self._sock = socket.create_connection((host, port))
-        self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._file = self._sock.makefile("rb")
+        super().__init__(host, port)
         self._answer(cql.startup())
 
     def rows(self, text: str) -> Iterator[tuple[bytes | None, ...]]:
@@ -51,11 +40,6 @@ class Node:
         """Carries out a statement without rows."""
         self._answer(cql.query(text))
 
-    def close(self) -> None:
-        """No connection."""
-        self._file.close()
-        self._sock.close()
-
     def _page(self, text: str, page: bytes | None) -> cql.Rows:
         for attempt in range(_TRIES):
             try:
@@ -67,34 +51,12 @@ class Node:
         raise AssertionError("the last try returned or raised")
 
     def _answer(self, request: bytes) -> bytes:
-        self._sock.sendall(request)
-        head = self._read(cql.HEAD.size)
-        answer = cql.answer(head + self._read(cql.length(head) - cql.HEAD.size))
+        self.send(request)
+        head = self.read(cql.HEAD.size)
+        answer = cql.answer(head + self.read(cql.length(head) - cql.HEAD.size))
         if answer.opcode not in (cql.READY, cql.RESULT):
             raise idl.BrokenMessageError(f"opcode {answer.opcode} is no answer to this")
         return answer.body
-
-    def _read(self, size_bytes: int) -> bytes:
-        data = self._file.read(size_bytes)
-        if len(data) < size_bytes:
-            raise ConnectionError("the node closed the connection")
-        return data
-
-
-def main(host: str, port: int, limit_s: float) -> None:
-    """Answer the question on stdin."""
-    question = json.loads(sys.stdin.read())
-    signal.signal(signal.SIGALRM, _over)
-    try:
-        # For all of it: a socket's own timeout begins anew with each read.
-        signal.setitimer(signal.ITIMER_REAL, limit_s)
-        answer = QUESTIONS[question["ask"]](Node(host, port), question)
-    except TimeoutError as error:
-        answer = {"unanswered": f"TimeoutError: {error}"}
-    except (OSError, idl.RaisedError, idl.BrokenMessageError) as error:
-        answer = {"error": f"{type(error).__name__}: {error}"}
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    sys.stdout.write(json.dumps(answer))
 
 
 def describe(node: Node, _question: Mapping[str, Any]) -> dict[str, Any]:
@@ -138,10 +100,6 @@ def _text(value: bytes | None) -> str:
     return "" if value is None else value.decode()
 
 
-def _over(_signal: int, _frame: FrameType | None) -> None:
-    raise TimeoutError("timed out")
-
-
 QUESTIONS: Mapping[str, Callable[[Node, Mapping[str, Any]], dict[str, Any]]] = {
     "describe": describe,
     "create": create,
@@ -149,4 +107,4 @@ QUESTIONS: Mapping[str, Callable[[Node, Mapping[str, Any]], dict[str, Any]]] = {
 }
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]))
+    answer_question(Node, QUESTIONS)

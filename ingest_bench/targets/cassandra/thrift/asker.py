@@ -1,21 +1,12 @@
-"""The child process that asks a node of Cassandra 0.7 inside a namespace: one question on stdin, its answer on stdout.
-
-Both are JSON; an answer with "error" or "unanswered" is none.
-
-Started by its path, so that it imports little and is there soon.
-"""
+"""The child process that asks a node of Cassandra 0.7 inside a namespace. `idl.node` says how."""
 
 from __future__ import annotations
 
-import json
-import signal
-import socket
-import sys
 from collections.abc import Callable, Mapping
-from types import FrameType
 from typing import Any
 
 from ingest_bench import idl
+from ingest_bench.idl.node import Connection, answer_question
 
 # A page of rows: so many at first, then as many as have about so many bytes. An answer of Cassandra 0.7 is made in the
 # heap, and its frame may have 15 MB (thrift_framed_transport_size_in_mb).
@@ -26,49 +17,20 @@ _MOST_ROWS = 5000
 _TRIES = 5
 
 
-class Node:
-    """A node, asked over one connection."""
+class Node(Connection):
+    """A node, asked in its own protocol."""
 
     def __init__(self, host: str, port: int) -> None:
-        self._sock = socket.create_connection((host, port))
-        self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._file = self._sock.makefile("rb")
+        super().__init__(host, port)
         self.answer_bytes = 0
         """Of the last answer."""
 
     def call(self, name: str, **arguments: Any) -> Any:
         """What it returned."""
-        self._sock.sendall(idl.call(name, **arguments))
-        (length,) = idl.LENGTH.unpack(self._read(idl.LENGTH.size))
+        self.send(idl.call(name, **arguments))
+        (length,) = idl.LENGTH.unpack(self.read(idl.LENGTH.size))
         self.answer_bytes = length
-        return idl.answer(name, self._read(length))
-
-    def close(self) -> None:
-        """No connection."""
-        self._file.close()
-        self._sock.close()
-
-    def _read(self, size_bytes: int) -> bytes:
-        data = self._file.read(size_bytes)
-        if len(data) < size_bytes:
-            raise ConnectionError("the node closed the connection")
-        return data
-
-
-def main(host: str, port: int, limit_s: float) -> None:
-    """Answer the question on stdin."""
-    question = json.loads(sys.stdin.read())
-    signal.signal(signal.SIGALRM, _over)
-    try:
-        # For all of it: a socket's own timeout begins anew with each read.
-        signal.setitimer(signal.ITIMER_REAL, limit_s)
-        answer = QUESTIONS[question["ask"]](Node(host, port), question)
-    except TimeoutError as error:
-        answer = {"unanswered": f"TimeoutError: {error}"}
-    except (OSError, idl.RaisedError, idl.BrokenMessageError) as error:
-        answer = {"error": f"{type(error).__name__}: {error}"}
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    sys.stdout.write(json.dumps(answer))
+        return idl.answer(name, self.read(length))
 
 
 def describe(node: Node, _question: Mapping[str, Any]) -> dict[str, Any]:
@@ -137,10 +99,6 @@ def _page(node: Node, family: str, start: bytes, rows: int) -> list[Any]:
     raise AssertionError("the last try returned or raised")
 
 
-def _over(_signal: int, _frame: FrameType | None) -> None:
-    raise TimeoutError("timed out")
-
-
 QUESTIONS: Mapping[str, Callable[[Node, Mapping[str, Any]], dict[str, Any]]] = {
     "describe": describe,
     "create": create,
@@ -148,4 +106,4 @@ QUESTIONS: Mapping[str, Callable[[Node, Mapping[str, Any]], dict[str, Any]]] = {
 }
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]))
+    answer_question(Node, QUESTIONS)
