@@ -19,10 +19,9 @@ from ingest_bench.model.server import Count, Delivered, Ready, Server, Start
 from ingest_bench.model.target import TargetOptions
 from ingest_bench.protocols import PROTOCOLS
 from ingest_bench.protocols.bulk import BulkKeys
-from ingest_bench.protocols.cql import CqlKeys
 from ingest_bench.protocols.json_array import JsonArrayKeys
 from ingest_bench.protocols.kafka import KafkaKeys
-from ingest_bench.protocols.thrift import ThriftKeys
+from ingest_bench.protocols.rows import RowKeys
 
 README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
 WORDS = set(re.findall(r"[\w.-]+", README))
@@ -39,8 +38,7 @@ RECORDS = [
     BulkKeys,
     JsonArrayKeys,
     KafkaKeys,
-    CqlKeys,
-    ThriftKeys,
+    RowKeys,
 ]
 GROUP = typer.main.get_command(app)
 

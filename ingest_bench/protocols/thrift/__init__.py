@@ -10,26 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from ingest_bench import idl, records
-from ingest_bench.documents.ids import DIGITS, Template, drawn_old
-from ingest_bench.errors import SpecError
-from ingest_bench.model.values import Form
-from ingest_bench.protocols.verdict import HTTP_ERROR, REJECTED, SAID_BYTES, Verdict, all_acked
+from ingest_bench.documents.ids import DIGITS, Template
+from ingest_bench.protocols.rows import RowKeys, Rows
 
 if TYPE_CHECKING:
-    from ingest_bench.documents.body import Body
     from ingest_bench.model.load import LoadOptions, Wire
-    from ingest_bench.model.workload import BulkAction
     from ingest_bench.protocols.thrift.user import Caller
-    from ingest_bench.protocols.verdict import Answer
 
-# DatabaseDescriptor of Cassandra 0.7 takes \w+ as a keyspace's name.
-Keyspace = Annotated[str, Form(r"[A-Za-z0-9_]{1,48}", "a keyspace's name: A-Z, a-z, 0-9 and underscore")]
 COLUMN = b"document"
 # Of every column: a row that is sent again is the same row, and of two with one key the greater document stays.
 _TIMESTAMP = 1
@@ -41,47 +33,22 @@ _MARK = b"\xff\xfe\xfd"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ThriftKeys:
-    """The keys of the protocol `thrift`."""
-
-    keyspace: Keyspace
-    """Where the column families are, which are called as the indices."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Thrift:
+class Thrift(Rows):
     """Rows for column families of Cassandra 0.7, in turn; an answer for all. A row has an id of ours as its key."""
 
-    picks_nodes: ClassVar[bool] = False
-    most_documents: ClassVar[None] = None
+    protocol: ClassVar[str] = "thrift"
+    table: ClassVar[str] = "column family"
 
     keyspace: str
     families: tuple[str, ...]
-    action: BulkAction
 
     @classmethod
     def on(cls, wire: Wire, index: str, options: LoadOptions) -> Thrift:
         """The protocol for a load with these options; SpecError for a key that it has not, or that cannot be."""
-        keys = records.from_toml(ThriftKeys, wire.keys, wire.written)
-        action = options.action
-        if options.gzip:
-            raise SpecError("load.gzip: thrift sends no compressed bodies")
-        if action.pipeline is not None or action.refresh is not None or action.operation == "create":
-            raise SpecError("load.action: thrift has no pipelines, no refresh and no create; these are of the bulk API")
-        if action.conflicts != "none" and action.indices != 1:
-            raise SpecError(
-                "load.action: a key that comes again may come to another column family, and thrift does not say which "
-                "rows are new; take out conflicts or indices"
-            )
-        families = tuple(map(idl.column_family, action.index_names(index)))
-        return cls(keyspace=keys.keyspace, families=families, action=action)
-
-    def of_file(self, path: Path, *, ready: bool, index: str | None, stream: bool = False) -> Thrift:
-        """The same for the documents of a file; SpecError for ready bulk bodies."""
-        del index, stream
-        if ready:
-            raise SpecError(f"{path}: these are ready bulk bodies, and this server takes documents alone (thrift)")
-        return self
+        keys = records.from_toml(RowKeys, wire.keys, wire.written)
+        cls.check(options)
+        families = tuple(map(idl.column_family, options.action.index_names(index)))
+        return cls(keyspace=keys.keyspace, families=families, action=options.action)
 
     @property
     def overhead_bytes(self) -> int:
@@ -109,8 +76,7 @@ class Thrift:
         sizes[0] += len(first)
         sizes[-1] += len(last)
         idl.LENGTH.pack_into(data, 0, len(data) - idl.LENGTH.size)
-        conflicts = self.action.conflicts != "none"
-        old = drawn_old(len(documents), self.action.conflict_probability_ppm if conflicts else 0, seed)
+        old = self.old(len(documents), seed)
         return Template(data, np.array(places, dtype=np.int64), old, sizes=np.array(sizes, dtype=np.int64))
 
     def user(self) -> type[Caller]:
@@ -120,21 +86,6 @@ class Thrift:
 
         own = {"abstract": True, "greeting": idl.call("set_keyspace", keyspace=self.keyspace)}
         return type("ThriftCaller", (Caller,), own)
-
-    def judge(self, answer: Answer, body: Body, is_unsure: bool = False) -> Verdict:
-        """What became of each document: the answer is about all. Each row has a key of ours, so all may go again."""
-        del is_unsure
-        status, words = answer.status, answer.body[:SAID_BYTES].decode("utf-8", "replace")
-        if status == 200:
-            return all_acked(body.documents)
-        kinds = {f"{status} {words.partition(':')[0]}": body.documents}
-        if status in (503, 504):
-            everything = tuple(range(body.documents))
-            # UnavailableException: no replica was asked. TimedOutException: one may have written it.
-            outcome = REJECTED if status == 503 else HTTP_ERROR
-            return Verdict(outcome=outcome, rejected=everything, rejections=kinds, is_unsure=status == 504, said=words)
-        in_doubt = body.documents if status >= 500 else 0
-        return Verdict(outcome=HTTP_ERROR, failed=body.documents, in_doubt=in_doubt, failures=kinds, said=words)
 
 
 def _call(*rows: tuple[str, bytes]) -> bytes:
