@@ -15,9 +15,9 @@ from ingest_bench.errors import RunFailed
 from ingest_bench.jvm import options
 from ingest_bench.model.load import Wire
 from ingest_bench.model.target import LaunchPlan
-from ingest_bench.targets import counters, ours, settings
+from ingest_bench.targets import counters, ours, peer_forwarder, settings
 from ingest_bench.targets.plain import Plain
-from ingest_bench.targets.settings import Settings, name_of_field, one_of, time_between, whole_number
+from ingest_bench.targets.settings import Settings, name_of_field, one_of, time_between
 from ingest_bench.targets.version import Requirements, chosen
 
 if TYPE_CHECKING:
@@ -28,45 +28,15 @@ if TYPE_CHECKING:
     from ingest_bench.targets.http import Http
 
 MAIN = "Forwarder"
-_HOUR_NS = 3600 * 10**9
-_MS_NS = 10**6
-_MOST = 10**6
-# Those of Data Prepper have its names: of `peer_forwarder`, of the pipeline (`workers`) and of its buffer
-# (`bounded_blocking`).
+# What pull request 6394 changed has settings of its own, and so has the field that says whose a document is.
 SETTINGS: Settings = {
-    "batch_size": ("forwarder.batch_size", whole_number(1, _MOST)),
-    "batch_delay": ("forwarder.batch_delay_ns", time_between(0, _HOUR_NS)),
-    "buffer_size": ("forwarder.buffer_size", whole_number(1, _MOST)),
-    # PeerForwarderConfiguration.MAX_FORWARDING_BATCH_SIZE.
-    "forwarding_batch_size": ("forwarder.forwarding_batch_size", whole_number(1, 15_000)),
-    "forwarding_batch_timeout": ("forwarder.forwarding_batch_timeout_ns", time_between(0, _HOUR_NS)),
-    "client_thread_count": ("forwarder.client_thread_count", whole_number(1, 10_000)),
-    "client_timeout": ("forwarder.client_timeout_ns", time_between(_MS_NS, _HOUR_NS)),
-    "request_timeout": ("forwarder.request_timeout_ns", time_between(_MS_NS, _HOUR_NS)),
-    "workers": ("forwarder.workers", whole_number(1, 1024)),
-    "bounded_blocking.buffer_size": ("forwarder.source_buffer_size", whole_number(1, _MOST)),
-    "bounded_blocking.batch_size": ("forwarder.source_batch_size", whole_number(1, _MOST)),
+    **peer_forwarder.settings(time_between, prefix="forwarder."),
     "key": ("forwarder.key", name_of_field),
     "waiting": ("forwarder.waiting", one_of("blocking", "asynchronous")),
     "receive_delay": ("forwarder.receive_delay", one_of("fixed", "adaptive")),
 }
-# PeerForwarderConfiguration and BlockingBufferConfig of Data Prepper 2.17, and what was there before pull request 6394.
-_DEFAULTS = {
-    "batch_size": 48,
-    "batch_delay_ns": 3_000_000_000,
-    "buffer_size": 512,
-    "forwarding_batch_size": 1500,
-    "forwarding_batch_timeout_ns": 3_000_000_000,
-    "client_thread_count": 200,
-    "client_timeout_ns": 60_000_000_000,
-    "request_timeout_ns": 10_000_000_000,
-    "workers": 1,
-    "source_buffer_size": 12_800,
-    "source_batch_size": 200,
-    "key": "sequence",
-    "waiting": "blocking",
-    "receive_delay": "fixed",
-}
+# The last two: what was there before that pull request.
+_DEFAULTS = {**peer_forwarder.DEFAULTS, "key": "sequence", "waiting": "blocking", "receive_delay": "fixed"}
 _NO_CHOICE = ("receive_predictor_bytes", "allocator", "socket_receive_buffer_bytes", "replicas")
 # Beyond this it has not come to rest: half a second for room, and the rest of a round.
 _LATE_S = 10.0

@@ -1,7 +1,4 @@
-"""What a node of Data Prepper is told: its two files, from the settings that were asked for. Pure, but for its home.
-
-Names and defaults are those of Data Prepper 2.15 (PeerForwarderConfiguration, BlockingBufferConfig, PipelineModel).
-"""
+"""What a node of Data Prepper is told: its two files, from the settings that were asked for. Pure, but for its home."""
 
 from __future__ import annotations
 
@@ -10,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ingest_bench.targets import settings
-from ingest_bench.targets.settings import Settings, time_between, whole_number
+from ingest_bench.targets import peer_forwarder, settings
+from ingest_bench.targets.settings import Settings, time_between
 
 if TYPE_CHECKING:
     from ingest_bench.model.target import Endpoint, TargetOptions
@@ -30,7 +27,6 @@ _JAR = "data-prepper-main-*.jar"
 _FIRST = (2, 1)
 _HOUR_NS = 3600 * 10**9
 _MS_NS = 10**6
-_MOST = 10**6
 
 
 def _milliseconds(least_ns: int, most_ns: int) -> Callable[[str], int]:
@@ -68,34 +64,10 @@ def _home(text: str) -> str:
 
 SETTINGS: Settings = {
     "home": ("home", _home),
-    "batch_size": ("batch_size", whole_number(1, _MOST)),
-    "batch_delay": ("batch_delay_ns", _milliseconds(0, _HOUR_NS)),
-    "buffer_size": ("buffer_size", whole_number(1, _MOST)),
-    # PeerForwarderConfiguration.MAX_FORWARDING_BATCH_SIZE.
-    "forwarding_batch_size": ("forwarding_batch_size", whole_number(1, 15_000)),
-    "forwarding_batch_timeout": ("forwarding_batch_timeout_ns", _milliseconds(0, _HOUR_NS)),
-    "client_thread_count": ("client_thread_count", whole_number(1, 10_000)),
-    "client_timeout": ("client_timeout_ns", _milliseconds(_MS_NS, _HOUR_NS)),
-    "request_timeout": ("request_timeout_ns", _milliseconds(2 * _MS_NS, _HOUR_NS)),
-    "workers": ("workers", whole_number(1, 1024)),
+    **peer_forwarder.settings(_milliseconds, least_request_timeout_ns=2 * _MS_NS),
     "delay": ("delay_ns", _milliseconds(_MS_NS, _HOUR_NS)),
-    "bounded_blocking.buffer_size": ("source_buffer_size", whole_number(1, _MOST)),
-    "bounded_blocking.batch_size": ("source_batch_size", whole_number(1, _MOST)),
 }
-_DEFAULTS = {
-    "batch_size": 48,
-    "batch_delay_ns": 3_000_000_000,
-    "buffer_size": 512,
-    "forwarding_batch_size": 1500,
-    "forwarding_batch_timeout_ns": 3_000_000_000,
-    "client_thread_count": 200,
-    "client_timeout_ns": 60_000_000_000,
-    "request_timeout_ns": 10_000_000_000,
-    "workers": 1,
-    "delay_ns": 3_000_000_000,
-    "source_buffer_size": 12_800,
-    "source_batch_size": 200,
-}
+_DEFAULTS = {**peer_forwarder.DEFAULTS, "delay_ns": 3_000_000_000}
 
 
 def parsed(asked: TargetOptions) -> dict[str, str]:
