@@ -13,8 +13,23 @@ import java.lang.management.GarbageCollectorMXBean;
 import java.lang.management.ManagementFactory;
 import java.nio.charset.StandardCharsets;
 
-/** What the small servers have in common: how they answer over HTTP, and what they say of their JVM. */
+/** What the small servers have in common: how they begin, how they answer over HTTP, and what they say of their JVM. */
 final class Answers {
+    /** What a server does to begin. */
+    interface Start {
+        void serve() throws Exception;
+    }
+
+    /** Begins; ends the JVM when that fails: Netty's threads would live on, and nobody would hear why it never answers. */
+    static void start(Start server) {
+        try {
+            server.serve();
+        } catch (Throwable error) {
+            error.printStackTrace();
+            System.exit(1);
+        }
+    }
+
     static void respond(ChannelHandlerContext context, boolean alive, HttpResponseStatus status, String json) {
         respond(context, alive, status, Unpooled.copiedBuffer(json, StandardCharsets.UTF_8), HttpHeaderValues.APPLICATION_JSON);
     }

@@ -90,13 +90,7 @@ public final class DirectMemory {
     }
 
     public static void main(String[] arguments) {
-        try {
-            serve();
-        } catch (Throwable error) {
-            error.printStackTrace();
-            // The threads of Netty would live on, and nobody would hear why it never answers.
-            System.exit(1);
-        }
+        Answers.start(DirectMemory::serve);
     }
 
     private static void serve() throws Exception {

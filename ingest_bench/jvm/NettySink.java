@@ -99,13 +99,7 @@ public final class NettySink {
     private static EventLoopGroup loops;
 
     public static void main(String[] arguments) {
-        try {
-            serve();
-        } catch (Throwable error) {
-            error.printStackTrace();
-            // The threads of Netty would live on, and nobody would hear why it never answers.
-            System.exit(1);
-        }
+        Answers.start(NettySink::serve);
     }
 
     private static void serve() throws Exception {
