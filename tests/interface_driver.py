@@ -18,7 +18,7 @@ from ingest_bench.errors import IngestBenchError
 from ingest_bench.ledger import watchdog
 from ingest_bench.model.network import Impairment, Profile
 from ingest_bench.model.target import Endpoint
-from ingest_bench.network import interface
+from ingest_bench.network.act import interface
 
 SLOW = Impairment(rate_bps=8 * 10**6, burst_bytes=10_000)
 FULL = Profile(

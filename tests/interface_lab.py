@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from ingest_bench.network import offload
+from ingest_bench.network.plan import commands
 
 CLIENT, SERVER, PORT = "198.18.40.1", "198.18.40.2", 9200
 HAS_IPV6 = Path("/proc/sys/net/ipv6").exists()
@@ -47,7 +47,7 @@ ip link set eth1 up
 _SNAPSHOT = f"""
 ip -j -d link show; ip -j addr show; ip -j -4 route show table all; ip -j -6 route show table all; ip -j rule show
 tc -j qdisc show; tc -j filter show dev eth0; tc -j filter show dev eth0 ingress
-{shlex.join(offload.argv("eth0", {}))}; sysctl -e net.ipv4.tcp_rmem net.ipv4.tcp_wmem net.ipv6.conf.eth0.mtu
+{shlex.join(commands.offloads("eth0", {}))}; sysctl -e net.ipv4.tcp_rmem net.ipv4.tcp_wmem net.ipv6.conf.eth0.mtu
 """
 
 

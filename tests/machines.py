@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 
 from ingest_bench.errors import MissingCapability, RunFailed
-from ingest_bench.network.sandbox import Namespace, sandbox
+from ingest_bench.network.act.sandbox import Namespace, sandbox
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from ingest_bench.jvm.process import Launch, ServerProcess, serve
 from ingest_bench.model.network import Medium, Profile
 from ingest_bench.model.target import Endpoint, TargetOptions
 from ingest_bench.model.workload import Workload
-from ingest_bench.network.link import Link, link
+from ingest_bench.network.act.link import Link, link
 from ingest_bench.targets import Target
 from ingest_bench.targets.http import Answer, Http, ask
 

@@ -162,9 +162,9 @@ STARTERS = (
 OF_SUBPROCESS = {f"subprocess.{name}" for name in ("PIPE", "DEVNULL", "STDOUT", "TimeoutExpired")}
 ALLOWED = {
     # A child that becomes User-Mode Linux: `system` chose its environment and its folder when it started it.
-    "network/packet_sockets.py": {"os.execvp"},
+    "network/act/packet_sockets.py": {"os.execvp"},
     # Typed on the console of User-Mode Linux, and made of constants alone.
-    "network/uml.py": {'"-c" setup_script()'},
+    "network/act/uml.py": {'"-c" guest.setup_script()'},
 }
 # A program by its place, and a Python by its name.
 PROGRAM = re.compile(r"/(usr/)?(local/)?s?bin/|(.*/)?python[0-9.]+$")
@@ -192,6 +192,19 @@ def test_imports_run_downward_and_stay_inside_the_fences(path: Path) -> None:
         if first == "ingest_bench" and rest and part in MAY_IMPORT:
             assert rest[0] in {part, *MAY_IMPORT[part]}, f"{part} may not import {name}"
         assert part in FENCES.get(first, (part,)), f"{first} stays in {FENCES[first]}"
+
+
+# What each floor of `network` may import of the others: a plan is pure, and who acts does not measure.
+FLOORS = {"plan": {"plan"}, "act": {"plan", "act"}, "measure": {"plan", "act", "measure"}}
+
+
+@pytest.mark.parametrize("floor", FLOORS)
+def test_the_floors_of_network_are_used_downward_only(floor: str) -> None:
+    paths = sorted((PACKAGE / "network" / floor).glob("*.py"))
+    assert 3 <= len(paths) - 1 <= 13
+    names = {name for path in paths for name in imports(path) if name.startswith("ingest_bench.network.")}
+    # Not by the front page either, which has all of them.
+    assert {name.split(".")[2] for name in names} <= FLOORS[floor]
 
 
 def test_every_part_has_its_line_in_the_map() -> None:

@@ -73,7 +73,7 @@ def test_options_for_every_jvm_are_not_for_ours(monkeypatch: pytest.MonkeyPatch)
 def test_options_for_every_python_are_not_for_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONWARNINGS", "error")
     monkeypatch.setenv("PYTHONINSPECT", "1")
-    said = system.run(system.python("ingest_bench.network.wire"), check=False)
+    said = system.run(system.python("ingest_bench.network.measure.wire"), check=False)
     # It is imported before it is run, of which Python warns.
     assert "RuntimeWarning" in said
     assert "not enough values to unpack" in said

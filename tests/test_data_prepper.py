@@ -22,7 +22,7 @@ from ingest_bench.jvm.java import Java
 from ingest_bench.model.load import LoadOptions
 from ingest_bench.model.results import RunRecord, Summary
 from ingest_bench.model.target import Endpoint, TargetOptions
-from ingest_bench.network import places
+from ingest_bench.network.plan import places
 from ingest_bench.protocols.json_array import JsonArray
 from ingest_bench.protocols.verdict import Answer
 from ingest_bench.targets import counting

@@ -15,7 +15,8 @@ from ingest_bench import probes, system, targets
 from ingest_bench.errors import MissingCapability, RunFailed
 from ingest_bench.jvm import java
 from ingest_bench.model.capability import Capability
-from ingest_bench.network import box, capabilities, uml
+from ingest_bench.network import capabilities
+from ingest_bench.network.act import box, uml
 from ingest_bench.targets.capabilities import capabilities as server_capabilities
 from ingest_bench.trials import PACKAGES, Trial, tried
 

@@ -3,9 +3,10 @@ from __future__ import annotations
 import pytest
 
 from ingest_bench.errors import MissingCapability, RunFailed, SpecError
-from ingest_bench.network import features, offload
-from ingest_bench.network.features import State
-from ingest_bench.network.sandbox import sandbox
+from ingest_bench.network.act import offload
+from ingest_bench.network.act.sandbox import sandbox
+from ingest_bench.network.plan import commands, features
+from ingest_bench.network.plan.features import State
 
 ON, OFF = State(on=True, wanted=True, fixed=False), State(on=False, wanted=False, fixed=False)
 FIXED_ON, FIXED_OFF = State(on=True, wanted=False, fixed=True), State(on=False, wanted=False, fixed=True)
@@ -91,11 +92,11 @@ def test_features_are_set_and_read_back_and_put_back_by_what_was_asked_of_them_b
     with sandbox() as opened:
         place = opened.add()
         place.run(("ip", "link", "add", "name", "d", "type", "veth", "peer", "name", "e"))
-        before = features.answer(place.run(offload.argv("d", {}))).before
+        before = features.answer(place.run(commands.offloads("d", {}))).before
         assert before["tx-tcp-segmentation"].on
         # Without checksums there is no segmentation offload, though nobody asked for that.
         old = offload.apply(place, "d", {"tx": False, "gro": True})
-        now = features.answer(place.run(offload.argv("d", {}))).before
+        now = features.answer(place.run(commands.offloads("d", {}))).before
         assert not now["tx-checksum-ip-generic"].on
         assert now["rx-gro"].on
         assert now["tx-tcp-segmentation"] == HELD_OFF
@@ -103,7 +104,7 @@ def test_features_are_set_and_read_back_and_put_back_by_what_was_asked_of_them_b
         with pytest.raises(MissingCapability, match="on this link tso cannot be on: the kernel did not take it"):
             offload.apply(place, "d", {"tso": True})
         offload.apply(place, "d", old)
-        assert features.answer(place.run(offload.argv("d", {}))).before == before
+        assert features.answer(place.run(commands.offloads("d", {}))).before == before
 
 
 @pytest.mark.netns
@@ -112,7 +113,7 @@ def test_a_name_that_means_nothing_changes_nothing() -> None:
         place = opened.add()
         with pytest.raises(SpecError, match='unknown feature "tsoo"; did you mean "tso"'):
             offload.apply(place, "lo", {"gro": False, "tsoo": False})
-        assert features.answer(place.run(offload.argv("lo", {}))).before["rx-gro"].on
+        assert features.answer(place.run(commands.offloads("lo", {}))).before["rx-gro"].on
 
 
 @pytest.mark.netns
@@ -121,4 +122,4 @@ def test_a_name_that_means_nothing_changes_nothing() -> None:
 )
 def test_a_device_that_is_not_there_is_an_error(device: str, said: str) -> None:
     with sandbox() as opened, pytest.raises(RunFailed, match=said):
-        opened.add().run(offload.argv(device, {"tso": False}))
+        opened.add().run(commands.offloads(device, {"tso": False}))

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from interface_lab import PORT, SERVER, Lab, lab
 
-from ingest_bench.network.box import kernel_complaint
+from ingest_bench.network.act.box import kernel_complaint
 
 pytestmark = pytest.mark.netem
 

@@ -13,11 +13,11 @@ from ingest_bench import system
 from ingest_bench.errors import SpecError
 from ingest_bench.ledger import Action, Step
 from ingest_bench.model.network import Impairment, Profile
-from ingest_bench.network import features
-from ingest_bench.network.features import State
-from ingest_bench.network.interface_facts import qdiscs, ssh_ends
-from ingest_bench.network.interface_plan import plan
-from ingest_bench.network.interface_rules import Asked, Found, Qdisc
+from ingest_bench.network.act.interface_facts import qdiscs, ssh_ends
+from ingest_bench.network.plan import features
+from ingest_bench.network.plan.features import State
+from ingest_bench.network.plan.interface_plan import plan
+from ingest_bench.network.plan.interface_rules import Asked, Found, Qdisc
 
 GOLDEN = Path(__file__).parent / "golden"
 SLOW = Impairment(rate_bps=8 * 10**6, burst_bytes=10_000)

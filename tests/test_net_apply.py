@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from interface_lab import Lab, lab
 
-from ingest_bench.network.box import kernel_complaint
+from ingest_bench.network.act.box import kernel_complaint
 
 pytestmark = pytest.mark.netns
 

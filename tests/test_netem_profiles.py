@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from ingest_bench import catalog, data
-from ingest_bench.network import check, link, readings, uml
-from ingest_bench.network.link import Link
+from ingest_bench.network import check, link, readings
+from ingest_bench.network.act import uml
+from ingest_bench.network.act.link import Link
 
 pytestmark = pytest.mark.netem
 

@@ -14,8 +14,9 @@ import pytest
 
 from ingest_bench import catalog
 from ingest_bench.model.network import Impairment, Profile
-from ingest_bench.network import box, capabilities, check, link, readings, watch_wire
-from ingest_bench.network.link import Link
+from ingest_bench.network import capabilities, check, link, readings, watch_wire
+from ingest_bench.network.act import box
+from ingest_bench.network.act.link import Link
 
 pytestmark = pytest.mark.netns
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from ingest_bench.model.network import Profile
-from ingest_bench.network import commands, features, offload, places
+from ingest_bench.network.plan import commands, features, places
 
 
 def test_a_device_gets_only_what_the_profile_says() -> None:
@@ -38,5 +38,5 @@ def test_socket_buffers_are_set_with_one_command() -> None:
 
 
 def test_offloads_are_set_with_one_command() -> None:
-    *_, program, device, first, second = offload.argv("d", {"tso": False, "tx-checksum": True})
+    *_, program, device, first, second = commands.offloads("d", {"tso": False, "tx-checksum": True})
     assert (program, device, first, second) == (features.__file__, "d", "tso=off", "tx-checksum=on")

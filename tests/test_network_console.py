@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ingest_bench.errors import RunFailed
-from ingest_bench.network.console import Answer, Console, command_text
+from ingest_bench.network.act.console import Answer, Console, command_text
 
 
 @pytest.fixture

@@ -10,8 +10,9 @@ import pytest
 from ingest_bench import catalog, data, network, system
 from ingest_bench.errors import MissingCapability
 from ingest_bench.model.network import Impairment, Profile
-from ingest_bench.network import link_plan, uml
-from ingest_bench.network.box import choose
+from ingest_bench.network.act import uml
+from ingest_bench.network.act.box import choose
+from ingest_bench.network.plan import link_plan
 
 SLOW = Impairment(rate_bps=10**7)
 MADE_UP = Profile(

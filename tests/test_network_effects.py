@@ -12,8 +12,9 @@ import pytest
 from ingest_bench import catalog
 from ingest_bench.errors import MissingCapability
 from ingest_bench.model.network import Impairment, Profile, Promise
-from ingest_bench.network import box, check, link, readings
-from ingest_bench.network.link import Link
+from ingest_bench.network import check, link, readings
+from ingest_bench.network.act import box
+from ingest_bench.network.act.link import Link
 
 pytestmark = pytest.mark.netem
 

@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 
 from ingest_bench.model.network import Impairment, Profile
-from ingest_bench.network import expected, frames, lanes
-from ingest_bench.network.check import typical_rtt
-from ingest_bench.network.lanes import Seen, fastest_bps, tried
-from ingest_bench.network.readings import median, parse
+from ingest_bench.network.measure import expected, frames, lanes
+from ingest_bench.network.measure.check import typical_rtt
+from ingest_bench.network.measure.lanes import Seen, fastest_bps, tried
+from ingest_bench.network.measure.readings import median, parse
 
 MS = 10**6
 

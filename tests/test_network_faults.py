@@ -17,8 +17,10 @@ import pytest
 from ingest_bench import catalog, network
 from ingest_bench.errors import SpecError
 from ingest_bench.model.network import Impairment, Profile
-from ingest_bench.network import faults, holes, link, resets, uml
-from ingest_bench.network.link import Link
+from ingest_bench.network import faults, link, resets
+from ingest_bench.network.act import uml
+from ingest_bench.network.act.link import Link
+from ingest_bench.network.plan import holes
 
 # Sends back what comes, and says how each connection ended.
 ECHO = """

@@ -16,9 +16,10 @@ import pytest
 from ingest_bench import catalog
 from ingest_bench.errors import MissingCapability, SpecError
 from ingest_bench.model.network import Impairment, Profile
-from ingest_bench.network import features, link, offload
-from ingest_bench.network.link import End, Link
-from ingest_bench.network.sandbox import Namespace, sandbox
+from ingest_bench.network import link
+from ingest_bench.network.act.link import End, Link
+from ingest_bench.network.act.sandbox import Namespace, sandbox
+from ingest_bench.network.plan import commands, features
 
 pytestmark = pytest.mark.netns
 
@@ -58,7 +59,7 @@ def details(place: Namespace, device: str) -> dict[str, Any]:
 
 
 def features_of(end: End) -> features.States:
-    return features.answer(end.namespace.run(offload.argv(end.device, {}))).after
+    return features.answer(end.namespace.run(commands.offloads(end.device, {}))).after
 
 
 def call(made: Link, timeout_s: float = 20) -> list[str]:

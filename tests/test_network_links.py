@@ -17,8 +17,9 @@ from ingest_bench import catalog, faults, network
 from ingest_bench.errors import MissingCapability
 from ingest_bench.model.experiment import Fault
 from ingest_bench.model.network import Impairment, LinkName, Profile
-from ingest_bench.network import Links, uml
-from ingest_bench.network.sandbox import Namespace
+from ingest_bench.network import Links
+from ingest_bench.network.act import uml
+from ingest_bench.network.act.sandbox import Namespace
 
 pytestmark = pytest.mark.netns
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from ingest_bench.model.network import Impairment
-from ingest_bench.network import netem
+from ingest_bench.network.plan import netem
 
 MS = 10**6
 

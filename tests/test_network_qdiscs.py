@@ -5,7 +5,7 @@ import json
 import pytest
 
 from ingest_bench.model.network import Impairment
-from ingest_bench.network import qdiscs
+from ingest_bench.network.measure import qdiscs
 
 MS = 10**6
 COUNTS = {"bytes": 9, "packets": 5, "drops": 2, "overlimits": 0, "requeues": 0, "backlog": 0, "qlen": 1}

@@ -17,8 +17,10 @@ import pytest
 
 from ingest_bench.errors import MissingCapability, RunFailed, SpecError
 from ingest_bench.model.network import Impairment, Profile
-from ingest_bench.network import link, packet_sockets, uml
-from ingest_bench.network.link import Link
+from ingest_bench.network import link
+from ingest_bench.network.act import packet_sockets, uml
+from ingest_bench.network.act.link import Link
+from ingest_bench.network.plan import guest
 
 MS = 10**6
 NAMES = ("to-server", "to-client")
@@ -169,7 +171,7 @@ def within(tries: int, attempt: Callable[[], tuple[bool, Any]]) -> None:
 
 
 def test_the_guest_boots_with_these_words() -> None:
-    assert uml.guest_argv(9000) == (
+    assert guest.guest_argv(9000) == (
         "linux.uml",
         "mem=256M",
         "rootfstype=hostfs",
@@ -190,7 +192,7 @@ def test_the_guest_boots_with_these_words() -> None:
 
 
 def test_the_guest_makes_itself_a_router_with_netem() -> None:
-    assert uml.setup_script().split(" && ") == [
+    assert guest.setup_script().split(" && ") == [
         "busybox mount -t proc none /proc",
         "modules=/usr/lib/uml/modules/$(busybox uname -r)/kernel/net/sched",
         "busybox insmod $modules/sch_netem.ko",
@@ -220,7 +222,7 @@ def test_the_guest_makes_itself_a_router_with_netem() -> None:
     ],
 )
 def test_what_the_box_cannot_carry_is_refused(profile: Profile, said: str) -> None:
-    assert uml.refusal(profile) == said
+    assert guest.refusal(profile) == said
 
 
 def test_the_box_says_what_it_makes_of_a_profile() -> None:
@@ -230,7 +232,7 @@ def test_the_box_says_what_it_makes_of_a_profile() -> None:
         to_server=Impairment(rate_bps=10**8, delay_ns=MS),
         to_client=Impairment(rate_bps=10**5),
     )
-    assert uml.carried(profile) == Profile(
+    assert guest.carried(profile) == Profile(
         name="x",
         gso_max_segs=1,
         offloads={"gro": True, "tx": False},
@@ -238,7 +240,7 @@ def test_the_box_says_what_it_makes_of_a_profile() -> None:
         to_client=Impairment(rate_bps=10**5, burst_bytes=2 * 1514),
     )
     chosen = Profile(name="x", to_server=Impairment(rate_bps=10**8, burst_bytes=5000))
-    assert uml.carried(chosen).to_server == chosen.to_server
+    assert guest.carried(chosen).to_server == chosen.to_server
 
 
 def test_each_device_gets_the_number_of_its_socket() -> None:
@@ -314,7 +316,7 @@ class TestWithPackets:
 
             within(5, attempt)
 
-    @pytest.mark.parametrize("mtu_bytes", [9000, uml.LARGEST_MTU_BYTES])
+    @pytest.mark.parametrize("mtu_bytes", [9000, guest.LARGEST_MTU_BYTES])
     def test_a_full_packet_of_a_large_mtu_passes(self, mtu_bytes: int) -> None:
         with link(both(Impairment(delay_ns=MS), mtu_bytes=mtu_bytes), netem="uml") as made:
             took = ping(made, 20, size_bytes=min(mtu_bytes - 28, 65507))

@@ -13,8 +13,8 @@ from ingest_bench.analysis.columns import COLUMNS
 from ingest_bench.model.network import LinkName
 from ingest_bench.model.results import Histogram, Measured, Reading, Remark, Series
 from ingest_bench.network import waited
-from ingest_bench.network.waits import longest
-from ingest_bench.network.wire import Asked, Seen
+from ingest_bench.network.measure.waits import longest
+from ingest_bench.network.measure.wire import Asked, Seen
 from ingest_bench.report import plots_nodes, tables
 
 MS = 10**6

@@ -21,8 +21,8 @@ from ingest_bench import catalog, records, spec
 from ingest_bench.errors import SpecError
 from ingest_bench.model.network import Flow, Impairment, Profile
 from ingest_bench.model.target import Endpoint
-from ingest_bench.network import commands, interface_plan, link_plan, netem
-from ingest_bench.network.interface_rules import Asked, Found
+from ingest_bench.network.plan import commands, interface_plan, link_plan, netem
+from ingest_bench.network.plan.interface_rules import Asked, Found
 
 # A value that is right, for each key that reaches a command.
 RIGHT = {

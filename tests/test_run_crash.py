@@ -30,9 +30,12 @@ VETH = (*ONE_RUN, "--set", "network=ethernet")
 # What tells that the stage is under way, and who must be running then besides the command.
 STAGES = {
     "link": (("stage link", "ip -batch"), ("cat",)),
-    "check": (("stage check", "ingest_bench.network.meter"), ("cat",)),
+    "check": (("stage check", "ingest_bench.network.measure.meter"), ("cat",)),
     "boot": (("stage boot", "NettySink"), ("cat", "asker.py")),
-    "warm-up": (("load warm-up",), ("NettySink", "ingest_bench.load.fleet.sender", "ingest_bench.network.wire")),
+    "warm-up": (
+        ("load warm-up",),
+        ("NettySink", "ingest_bench.load.fleet.sender", "ingest_bench.network.measure.wire"),
+    ),
     "measure": (("load measure",), ("NettySink", "ingest_bench.load.fleet.sender", "ingest_bench.probes.proc")),
     "stop": (("stage stop",), ("NettySink", "cat")),
     "analysis": (("stage analysis", "JfrReader"), ()),

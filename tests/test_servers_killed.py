@@ -30,7 +30,7 @@ import sys, time
 from pathlib import Path
 from ingest_bench.jvm import process
 from ingest_bench.model.target import Endpoint, LaunchPlan
-from ingest_bench.network.sandbox import sandbox
+from ingest_bench.network.act.sandbox import sandbox
 folder = Path(sys.argv[1])
 argv = ("sh", "-c", f"{folder}/java 600 & {folder}/java-child 600 & sleep 1; echo up; wait")
 log = folder / "log"

@@ -14,7 +14,7 @@ from ingest_bench.model.experiment import Cell
 from ingest_bench.model.network import LinkName
 from ingest_bench.model.target import Endpoint, TargetOptions
 from ingest_bench.model.track import AdminRequest
-from ingest_bench.network import places
+from ingest_bench.network.plan import places
 from ingest_bench.targets import node_answers, node_options
 from ingest_bench.targets.elasticsearch import ELASTICSEARCH
 from ingest_bench.targets.http import Answer

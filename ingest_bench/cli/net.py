@@ -15,9 +15,10 @@ from ingest_bench.errors import InvalidRun, SpecError
 from ingest_bench.ledger import Step
 from ingest_bench.model.network import Flow, Profile, Promise
 from ingest_bench.model.target import Endpoint
-from ingest_bench.network import inside, interface, link_plan
-from ingest_bench.network.box import choose
-from ingest_bench.network.sandbox import has_ipv6
+from ingest_bench.network.act import inside, interface
+from ingest_bench.network.act.box import choose
+from ingest_bench.network.act.sandbox import has_ipv6
+from ingest_bench.network.plan import link_plan
 
 app = typer.Typer(
     help="Shape a link of your own, or one flow of a real interface, and take it back.",

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from ingest_bench import system
 from ingest_bench.errors import MissingCapability
 from ingest_bench.model.network import Profile
-from ingest_bench.network import offload
-from ingest_bench.network.box import BOXES
-from ingest_bench.network.link import link
-from ingest_bench.network.sandbox import sandbox
+from ingest_bench.network.act import offload
+from ingest_bench.network.act.box import BOXES
+from ingest_bench.network.act.link import link
+from ingest_bench.network.act.sandbox import sandbox
 from ingest_bench.trials import PACKAGES, Trial, installing, not_tried, tried
 
 if TYPE_CHECKING:

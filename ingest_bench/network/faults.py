@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING
 
 from ingest_bench import system
 from ingest_bench.errors import MissingCapability, RunFailed, SpecError
-from ingest_bench.network import commands, holes
+from ingest_bench.network.plan import commands, holes
 
 if TYPE_CHECKING:
     from ingest_bench.model.network import Profile
-    from ingest_bench.network.link import End, Link
-    from ingest_bench.network.places import Direction
+    from ingest_bench.network.act.link import End, Link
+    from ingest_bench.network.plan.places import Direction
 
 # How long a busy machine may take to reset what answers twice a second.
 _RESET_LIMIT_S = 20

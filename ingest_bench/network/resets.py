@@ -18,7 +18,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from ingest_bench.network import diag
+from ingest_bench.network.measure import diag
 
 if TYPE_CHECKING:
     from collections.abc import Set

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from ingest_bench import records, system
 from ingest_bench.errors import RunFailed, SpecError
-from ingest_bench.network import features, offload
-from ingest_bench.network.interface_rules import Found, Qdisc
+from ingest_bench.network.plan import commands, features
+from ingest_bench.network.plan.interface_rules import Found, Qdisc
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -79,7 +79,7 @@ def qdiscs(listed: Iterable[Mapping[str, Any]]) -> tuple[Qdisc, ...]:
 
 def features_of(interface: str) -> features.States:
     """Its features as they are now."""
-    return features.answer(system.run(offload.argv(interface, {}))).after
+    return features.answer(system.run(commands.offloads(interface, {}))).after
 
 
 def ssh_ends(connection: str) -> tuple[str, str] | None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ingest_bench.network import places
+from ingest_bench import system
+from ingest_bench.network.plan import features, places
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ingest_bench.model.network import Profile
 
 Lines = tuple[str, ...]
@@ -132,6 +135,11 @@ def sysctl(profile: Profile) -> tuple[str, ...]:
     """The argv that sets what the profile says about TCP in a namespace; -e: there may be no IPv6."""
     asked = (f"net.ipv4.{name}={value}" for name, value in buffers(profile).items())
     return ("sysctl", "-q", "-e", "-w", *_QUIET, *asked)
+
+
+def offloads(device: str, asked: Mapping[str, bool]) -> tuple[str, ...]:
+    """The argv that sets a device's offloads all at once and tells what came of it; without any it only tells."""
+    return system.program(features.__file__, device, *features.words(asked))
 
 
 def buffers(profile: Profile) -> dict[str, str]:

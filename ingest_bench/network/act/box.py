@@ -13,16 +13,18 @@ from typing import TYPE_CHECKING, Protocol
 
 from ingest_bench import system
 from ingest_bench.errors import MissingCapability, SpecError
-from ingest_bench.network import commands, places, uml
-from ingest_bench.network.sandbox import has_ipv6, sandbox
+from ingest_bench.network.act import uml
+from ingest_bench.network.act.sandbox import has_ipv6, sandbox
+from ingest_bench.network.plan import commands, places
+from ingest_bench.network.plan.backends import BACKENDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from ingest_bench.model.network import Profile
-    from ingest_bench.network.places import Box, Ends
-    from ingest_bench.network.sandbox import Namespace, Sandbox
+    from ingest_bench.network.act.sandbox import Namespace, Sandbox
+    from ingest_bench.network.plan.places import Box, Ends
 
 
 @contextmanager
@@ -72,18 +74,12 @@ class BoxKind:
 
     complaint: Callable[[], str]
     open: Opener
-    refusal: Callable[[Profile], str] = lambda _: ""
-    """Why it cannot carry such a profile; empty: it can."""
-    has_fixed_mtu: bool = False
-    """Whether its own devices keep the MTU that it was opened with: then only the ends' devices have the profile's."""
-    carried: Callable[[Profile], Profile] = lambda profile: profile
-    """The profile with what the box itself decides where the profile left it open."""
 
 
 # In the order of preference.
 BOXES: Mapping[str, BoxKind] = {
     "kernel": BoxKind(kernel_complaint, kernel_box),
-    "uml": BoxKind(uml.complaint, uml.uml_box, uml.refusal, has_fixed_mtu=True, carried=uml.carried),
+    "uml": BoxKind(uml.complaint, uml.uml_box),
 }
 
 
@@ -95,7 +91,7 @@ def choose(wanted: str, states: Sequence[Profile]) -> str:
     complaints = []
     for name, kind in BOXES.items():
         if wanted in ("auto", name):
-            said = kind.complaint() or next(filter(None, map(kind.refusal, states)), "")
+            said = kind.complaint() or next(filter(None, map(BACKENDS[name].refusal, states)), "")
             if not said:
                 return name
             complaints.append(said)

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
     from ingest_bench.model.network import LinkName
     from ingest_bench.model.results import Value
-    from ingest_bench.network.wire import Seen
+    from ingest_bench.network.measure.wire import Seen
 
 # The least of links._NODES_PORTS: whoever has such a port of its own has opened the connection, and awaits an answer to
 # what it sends on it. Its peer only awaits the next question.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
-from ingest_bench.network import commands, netem, offload, places, uml
-from ingest_bench.network.box import BOXES
+from ingest_bench.network.plan import commands, guest, netem, places
+from ingest_bench.network.plan.backends import BACKENDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,7 +28,7 @@ def lines(profile: Profile, backend: str, *, has_ipv6: bool = True) -> tuple[str
     `backend` is a link's: "plain", "kernel" or "uml". The namespaces themselves have no name and no command: they
     are those of processes that do nothing.
     """
-    profile = profile if backend == "plain" else BOXES[backend].carried(profile)
+    profile = profile if backend == "plain" else BACKENDS[backend].carried(profile)
     made = _loopback(profile) if profile.medium == "loopback" else _veth(profile, backend, has_ipv6)
     return tuple(f"{place}: {command}" for place, command in made)
 
@@ -51,7 +51,7 @@ def _veth(profile: Profile, backend: str, has_ipv6: bool) -> Iterator[tuple[str,
         via = None if backend == "plain" else gateway
         yield from _ip(place, (*commands.device(device, profile), *commands.route(device, address, peer, via, profile)))
         yield from _rest(place, device, profile)
-    if backend != "plain" and not BOXES[backend].has_fixed_mtu:
+    if backend != "plain" and not BACKENDS[backend].has_fixed_mtu:
         yield from _ip("box", commands.box_mtu(profile.mtu_bytes))
     for direction, impairment in (("to-server", profile.to_server), ("to-client", profile.to_client)):
         sender = "client" if direction == "to-server" else "server"
@@ -72,10 +72,10 @@ def _middle(profile: Profile, backend: str, has_ipv6: bool) -> Iterator[tuple[st
         yield "box", f"sysctl -q -w net.ipv4.ip_forward=1 {commands.ROUTE_LOCALNET}"
         yield from _ip("box", commands.box_sides(places.ENDS, has_ipv6=has_ipv6))
     else:
-        for side, place in zip(uml.SIDES, ("server", "client"), strict=True):
-            yield from _ip("around the box", uml.wiring(side, _ENDS[place][0], place, has_ipv6=has_ipv6))
-        yield "box", shlex.join(uml.guest_argv(profile.mtu_bytes))
-        yield "box", uml.setup_script()
+        for side, place in zip(guest.SIDES, ("server", "client"), strict=True):
+            yield from _ip("around the box", guest.wiring(side, _ENDS[place][0], place, has_ipv6=has_ipv6))
+        yield "box", shlex.join(guest.guest_argv(profile.mtu_bytes))
+        yield "box", guest.setup_script()
         yield from _ip("box", commands.box_sides(places.ENDS, has_ipv6=False))
 
 
@@ -87,7 +87,7 @@ def _pair(here: tuple[str, str], there: tuple[str, str], where: str) -> tuple[st
 def _rest(place: str, device: str, profile: Profile) -> Iterator[tuple[str, str]]:
     yield place, shlex.join(commands.sysctl(profile))
     if profile.offloads:
-        yield place, shlex.join(offload.argv(device, profile.offloads))
+        yield place, shlex.join(commands.offloads(device, profile.offloads))
 
 
 def _ip(place: str, batch: tuple[str, ...]) -> Iterator[tuple[str, str]]:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ingest_bench.network import qdiscs
-from ingest_bench.network.places import DIRECTIONS
-from ingest_bench.network.wire import seen as wire_seen
+from ingest_bench.network.act.link import Counted
+from ingest_bench.network.measure import qdiscs
+from ingest_bench.network.measure.wire import seen as wire_seen
+from ingest_bench.network.plan.places import DIRECTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
     from ingest_bench.model.results import Value
-    from ingest_bench.network.link import Link
+    from ingest_bench.network.act.link import Link
 
 _MILLION = 10**6
 
@@ -59,16 +59,6 @@ def readings(*links: Link, wires: Sequence[Path] = (), clients: bool = True) -> 
         "idle_rtt_ms": statistics.median(idle) if idle else None,
         **(_seen(wires) if wires else {}),
     }
-
-
-@dataclass(frozen=True, slots=True)
-class Counted:
-    """What was counted until some moment."""
-
-    queues: dict[str, int]
-    """By direction: "packets to-server", "drops to-client" …"""
-    tcp: dict[int, dict[str, int]]
-    """Of each namespace, by the process that holds it."""
 
 
 def counters(link: Link) -> Counted:

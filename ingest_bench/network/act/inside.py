@@ -20,8 +20,8 @@ from ingest_bench.errors import RunFailed
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ingest_bench.network.link import Link
-    from ingest_bench.network.sandbox import Namespace
+    from ingest_bench.network.act.link import Link
+    from ingest_bench.network.act.sandbox import Namespace
 
 _PROCESSES = ("unshare", "--pid", "--fork", "--kill-child=KILL")
 # The first process of a namespace is deaf to signals that it does not handle. It stays a shell; the command is the

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 from ingest_bench import records, system
 from ingest_bench.errors import RunFailed
 from ingest_bench.model.results import Histogram
-from ingest_bench.network import diag, frames
+from ingest_bench.network.measure import diag, frames
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ingest_bench.network.link import End, Link
+    from ingest_bench.network.act.link import End, Link
 
 _LOOK_EVERY_S = 0.02
 _ASK_TCP_EVERY_S = 0.25
@@ -90,7 +90,7 @@ def frame_sizes(raw: Path) -> tuple[Histogram, ...]:
 
 
 def _start(end: End, sampled: int, stack: ExitStack) -> subprocess.Popen[bytes]:
-    argv = system.python("ingest_bench.network.wire", end.device, end.address, end.peer, str(sampled))
+    argv = system.python("ingest_bench.network.measure.wire", end.device, end.address, end.peer, str(sampled))
     pipe = subprocess.PIPE
     watcher = system.start(end.namespace.command(argv), stdin=pipe, stdout=pipe, stderr=pipe)
     stack.callback(_close, watcher)

@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING
 from ingest_bench import system
 from ingest_bench.errors import MissingCapability, RunFailed, SpecError
 from ingest_bench.model.network import Impairment, Profile
-from ingest_bench.network import box as boxes
-from ingest_bench.network import commands, netem, offload, places
-from ingest_bench.network.readings import Counted
-from ingest_bench.network.sandbox import Namespace, Sandbox, has_ipv6, sandbox
+from ingest_bench.network.act import box as boxes
+from ingest_bench.network.act import offload
+from ingest_bench.network.act.sandbox import Namespace, Sandbox, has_ipv6, sandbox
+from ingest_bench.network.plan import commands, netem, places
+from ingest_bench.network.plan.backends import BACKENDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from ingest_bench.network.places import Box, Direction
+    from ingest_bench.network.plan.places import Box, Direction
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,16 @@ class End:
     gateway: str | None
     next_mac: str
     """The device that takes its frames: the peer's own or the gateway's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """What was counted until some moment."""
+
+    queues: dict[str, int]
+    """By direction: "packets to-server", "drops to-client" …"""
+    tcp: dict[int, dict[str, int]]
+    """Of each namespace, by the process that holds it."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -109,12 +120,12 @@ class Link:
         if profile.needs_netem and self.box is None:
             raise SpecError(f'profile "{profile.name}" needs netem, which this link was not made with')
         if self.box is not None:
-            said = boxes.BOXES[self.backend].refusal(profile)
+            said = BACKENDS[self.backend].refusal(profile)
             if profile.mtu_bytes > self.largest_mtu_bytes:
                 said = f"this link was made for MTUs of at most {self.largest_mtu_bytes}, not {profile.mtu_bytes}"
             if said:
                 raise SpecError(f'profile "{profile.name}": {said}')
-            profile = boxes.BOXES[self.backend].carried(profile)
+            profile = BACKENDS[self.backend].carried(profile)
         before, self.profile = self.profile, profile
         self._settle(before)
 
@@ -151,7 +162,7 @@ class Link:
             kernels = self._kernels_offloads.setdefault(end.address, {})
             changed = offload.apply(end.namespace, end.device, {**kernels, **profile.offloads})
             self._kernels_offloads[end.address] = {**changed, **kernels}
-        if self.box is not None and not boxes.BOXES[self.backend].has_fixed_mtu:
+        if self.box is not None and not BACKENDS[self.backend].has_fixed_mtu:
             _ip(self.box, commands.box_mtu(profile.mtu_bytes))
         pairs: tuple[tuple[Direction, Impairment, Impairment], ...] = (
             ("to-server", before.to_server, profile.to_server),
@@ -201,7 +212,7 @@ def joined(
             box = None
             if backend != "plain":
                 kind = boxes.BOXES[backend]
-                profile = kind.carried(profile)
+                profile = BACKENDS[backend].carried(profile)
                 box = stack.enter_context(kind.open(opened, client, server, at, mtu_bytes=mtu_bytes))
             made = Link(profile=profile, client=client, server=server, backend=backend, box=box, at=at, name=name)
             made.largest_mtu_bytes = mtu_bytes

@@ -15,7 +15,7 @@ from ingest_bench.errors import RunFailed
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ingest_bench.network.link import End, Link
+    from ingest_bench.network.act.link import End, Link
 
 _ANSWER_S = 60.0
 
@@ -105,7 +105,7 @@ def meters(link: Link, *, pairs: int = 1) -> Iterator[list[tuple[Remote, Remote]
 
 
 def _start(end: End, stack: ExitStack) -> subprocess.Popen[bytes]:
-    argv = system.python("ingest_bench.network.meter", end.address, end.device)
+    argv = system.python("ingest_bench.network.measure.meter", end.address, end.device)
     pipe = subprocess.PIPE
     process = system.start(end.namespace.command(argv), stdin=pipe, stdout=pipe, stderr=pipe)
     stack.callback(_close, process)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from ingest_bench import records, system
+from ingest_bench import records
 from ingest_bench.errors import MissingCapability, SpecError
-from ingest_bench.network import features
+from ingest_bench.network.plan import commands, features
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -19,11 +19,6 @@ class Place(Protocol):
         """What the command, run inside, wrote to its standard output."""
 
 
-def argv(device: str, offloads: Mapping[str, bool]) -> tuple[str, ...]:
-    """The argv that sets them all at once and tells what came of it; without any it only tells."""
-    return system.program(features.__file__, device, *features.words(offloads))
-
-
 def apply(place: Place, device: str, offloads: Mapping[str, bool]) -> dict[str, bool]:
     """The features that were changed, with what was asked of them before. Proven by reading them back.
 
@@ -31,7 +26,7 @@ def apply(place: Place, device: str, offloads: Mapping[str, bool]) -> dict[str, 
     """
     if not offloads:
         return {}
-    answer = features.answer(place.run(argv(device, offloads)))
+    answer = features.answer(place.run(commands.offloads(device, offloads)))
     for name in answer.unknown:
         raise SpecError(f'offloads: unknown feature "{name}"; {records.nearest(name, features.names(answer.before))}')
     for reason in features.unmet(offloads, answer.after):

@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ingest_bench.network import losses
-from ingest_bench.network.netem import ETHERNET_HEADER_BYTES, burst_bytes
+from ingest_bench.network.measure import losses
+from ingest_bench.network.plan.netem import ETHERNET_HEADER_BYTES, burst_bytes
 
 if TYPE_CHECKING:
     from ingest_bench.model.network import Impairment, Profile

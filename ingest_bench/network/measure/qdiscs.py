@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ingest_bench.network import netem
+from ingest_bench.network.plan import netem
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING
 
 from ingest_bench.errors import MissingCapability, RunFailed
 from ingest_bench.model.network import Impairment, LinkName, Profile
-from ingest_bench.network import box, commands, places
-from ingest_bench.network.link import Link, joined, link
-from ingest_bench.network.sandbox import sandbox
+from ingest_bench.network.act import box
+from ingest_bench.network.act.link import Link, joined, link
+from ingest_bench.network.act.sandbox import sandbox
+from ingest_bench.network.plan import commands, places
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from ingest_bench.network.sandbox import Namespace
+    from ingest_bench.network.act.sandbox import Namespace
 
 # Of what nodes open among themselves. The clients' are below (32768 to 60999, net.ipv4.ip_local_port_range), so that a
 # port alone tells a probe whose connection it sees.

@@ -9,17 +9,18 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from ingest_bench.model.network import Promise
-from ingest_bench.network import expected, netem, qdiscs
-from ingest_bench.network.lanes import Lane, tried
-from ingest_bench.network.probing import Way, meters
-from ingest_bench.network.readings import start
+from ingest_bench.network.measure import expected, qdiscs
+from ingest_bench.network.measure.lanes import Lane, tried
+from ingest_bench.network.measure.probing import Way, meters
+from ingest_bench.network.measure.readings import start
+from ingest_bench.network.plan import netem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ingest_bench.model.network import Impairment
-    from ingest_bench.network.link import Link
-    from ingest_bench.network.places import Direction
+    from ingest_bench.network.act.link import Link
+    from ingest_bench.network.plan.places import Direction
 
 _RTT_SHARE = 0.05
 _RTT_NS = 10**6

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 from ingest_bench import records
 from ingest_bench.errors import SpecError
 from ingest_bench.model.network import Impairment
-from ingest_bench.network import features
-from ingest_bench.network.commands import buffers
+from ingest_bench.network.plan import features
+from ingest_bench.network.plan.commands import buffers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from ipaddress import IPv4Address, IPv6Address
 
     from ingest_bench.model.network import Profile
-    from ingest_bench.network.features import State
+    from ingest_bench.network.plan.features import State
 
 _IPV6_LEAST_MTU = 1280
 

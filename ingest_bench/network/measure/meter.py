@@ -1,8 +1,8 @@
 """The child that measures a link from inside one of its namespaces: JSON lines in, JSON lines out.
 
-`python -m ingest_bench.network.meter ADDRESS DEVICE` first says its ports; then each request is one operation of
-`OPERATIONS` with its arguments, and one answer. Clocks are CLOCK_MONOTONIC, the same in both namespaces, so a one-way
-delay can be told.
+`python -m ingest_bench.network.measure.meter ADDRESS DEVICE` first says its ports; then each request is one operation
+of `OPERATIONS` with its arguments, and one answer. Clocks are CLOCK_MONOTONIC, the same in both namespaces, so a
+one-way delay can be told.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ingest_bench.network import diag
-from ingest_bench.network.frames import Frames
+from ingest_bench.network.measure import diag
+from ingest_bench.network.measure.frames import Frames
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 from ingest_bench import units
 from ingest_bench.model.network import Promise
-from ingest_bench.network import expected, frames, losses
+from ingest_bench.network.measure import expected, frames, losses
 
 if TYPE_CHECKING:
     from ingest_bench.model.network import Impairment, Profile
-    from ingest_bench.network.places import Direction
-    from ingest_bench.network.probing import Way
+    from ingest_bench.network.measure.probing import Way
+    from ingest_bench.network.plan.places import Direction
 
 # How long is waited before each try. A busy machine can spoil a measurement; it does not make a bad link look good.
 _AT_ONCE_S = (0, 0, 0)

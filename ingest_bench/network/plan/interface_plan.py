@@ -13,15 +13,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ingest_bench.ledger import Action, Step, Undo
-from ingest_bench.network import features, netem, offload
-from ingest_bench.network.commands import buffers
-from ingest_bench.network.interface_rules import refuse, shapes, tcp_words, wanted_sizes
+from ingest_bench.network.plan import commands, features, netem
+from ingest_bench.network.plan.commands import buffers
+from ingest_bench.network.plan.interface_rules import refuse, shapes, tcp_words, wanted_sizes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ingest_bench.model.network import Profile
-    from ingest_bench.network.interface_rules import Asked, Found
+    from ingest_bench.network.plan.interface_rules import Asked, Found
 
 # Handles and a route protocol that nobody else has, so that the undo meets only what is ours. Protocols above 3 mean
 # nothing to the kernel (include/uapi/linux/rtnetlink.h); /etc/iproute2/rt_protos has no 198.
@@ -67,8 +67,8 @@ def _offloads(found: Found, profile: Profile) -> Iterator[Step]:
         old = {name: found.features[name].wanted for name in changes}
         yield Step(
             name="offloads",
-            do=Action(argv=offload.argv(found.interface, changes)),
-            undo=(_while_there(found, *offload.argv(found.interface, old)),),
+            do=Action(argv=commands.offloads(found.interface, changes)),
+            undo=(_while_there(found, *commands.offloads(found.interface, old)),),
         )
 
 

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 from ingest_bench import system
 from ingest_bench.errors import MissingCapability, RunFailed
 from ingest_bench.ledger import Applied, book, restore, session, show
-from ingest_bench.network import features, interface_facts, interface_plan, netem
-from ingest_bench.network.interface_rules import Asked, Found, shapes
+from ingest_bench.network.act import interface_facts
+from ingest_bench.network.plan import features, interface_plan, netem
+from ingest_bench.network.plan.interface_rules import Asked, Found, shapes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

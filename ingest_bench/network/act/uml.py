@@ -1,0 +1,148 @@
+"""The box for kernels without netem: a User-Mode Linux guest as the router between the two namespaces.
+
+Load and server keep native speed, and their packets cross the guest's netem. The guest is a process: no root, no KVM
+and no /dev/net/tun is needed. Its two devices are packet sockets of ours on veth pairs. Taps were rejected, because
+ordinary users may rarely open /dev/net/tun, and so was User-Mode Linux's own "raw" transport: its buffers are small,
+and lost up to 1% of the packets of a stream of 50 to 300 Mbit/s on a busy machine.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
+
+from ingest_bench import system
+from ingest_bench.errors import RunFailed
+from ingest_bench.network.act import packet_sockets
+from ingest_bench.network.act import sandbox as sandboxes
+from ingest_bench.network.act.console import Console
+from ingest_bench.network.plan import commands, guest, places
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from ingest_bench.network.act.sandbox import Namespace, Sandbox
+
+REMEDY = "Install it: apt-get install user-mode-linux busybox-static"
+_BOOT_TIMEOUT_S = 60
+_END_TIMEOUT_S = 10
+_ERRORS = "/run/errors"
+
+
+# Pid 1 of a pid namespace: when it dies, the kernel ends the guest and all its helper processes. The tmpfs is in a
+# mount namespace of its own and goes with it; the guest's memory and pid file are there, and nothing is anywhere else.
+# It tells its number outside, and starts nothing before we answer: then we were alive after its death signal was set.
+_PID_1 = """\
+set -e
+mount -t tmpfs none /dev/shm
+read -r pid _ < /proc/self/stat
+echo "ready $pid"
+read -r _
+set +e
+TMPDIR=/dev/shm "$@"
+echo "User-Mode Linux ended with status $?"
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Guest:
+    """A running guest: a `places.Box`."""
+
+    console: Console
+
+    def run(self, argv: Sequence[str], *, stdin: str | None = None, check: bool = True) -> str:
+        """What the command, run in the guest, wrote to its standard output; as `system.run`."""
+        answer = self.console.ask(argv, stdin=stdin or "", errors=_ERRORS)
+        if not check:
+            return answer.stdout + answer.stderr
+        if answer.status:
+            said = (answer.stderr.strip() or answer.stdout.strip() or "nothing")[-2000:]
+            raise RunFailed(f"User-Mode Linux: {' '.join(argv)}: exit {answer.status}, it said: {said}")
+        return answer.stdout
+
+
+@contextmanager
+def uml_box(
+    opened: Sandbox, client: Namespace, server: Namespace, ends: places.Ends, *, mtu_bytes: int
+) -> Iterator[Guest]:
+    """A guest that routes between the two, with netem on its egresses. It dies with us, and leaves no file."""
+    middle = opened.add()
+    _wire(middle, client, server, ends)
+    process, pid_1 = _start(middle, mtu_bytes)
+    try:
+        assert process.stdin is not None  # noqa: S101 - for the type checker: both were asked for as pipes
+        assert process.stdout is not None  # noqa: S101
+        console = Console(process.stdin.fileno(), process.stdout.fileno())
+        console.greet("busybox mount -t tmpfs none /run", timeout_s=_BOOT_TIMEOUT_S)
+        opened_guest = Guest(console)
+        opened_guest.run(("sh", "-c", guest.setup_script()))
+        opened_guest.run(("ip", "-batch", "-"), stdin=commands.text(commands.box_sides(ends, has_ipv6=False)))
+        yield opened_guest
+    finally:
+        _end(process, pid_1)
+
+
+@cache
+def complaint() -> str:
+    """Why there is no such box on this machine, and the remedy; empty when there is one. Found by trying cheaply."""
+    missing = [program for program in ("linux.uml", "busybox") if system.which(program) is None]
+    if missing:
+        return f"User-Mode Linux: {' and '.join(missing)} not found. {REMEDY}"
+    version = system.run(("linux.uml", "--version")).strip()
+    module = guest.MODULES / version / "kernel/net/sched/sch_netem.ko"
+    if not module.is_file():
+        return f"User-Mode Linux {version}: its module {module} is missing. {REMEDY}"
+    with sandboxes.sandbox() as opened:
+        tried = ("unshare", "--mount", "--pid", "--fork", "mount", "-t", "tmpfs", "none", "/dev/shm")  # noqa: S108
+        said = opened.add().run(tried, check=False).strip()
+    return f"User-Mode Linux: no namespaces for its processes and files ({said})." if said else ""
+
+
+def _wire(middle: Namespace, client: Namespace, server: Namespace, ends: places.Ends) -> None:
+    """A veth pair for each side, its outer end down in the client's or the server's namespace."""
+    has_ipv6 = sandboxes.has_ipv6()
+    outer = ((ends.server_device, server), (ends.client_device, client))
+    for side, (device, place) in zip(guest.SIDES, outer, strict=True):
+        lines = guest.wiring(side, device, str(place.pid), has_ipv6=has_ipv6)
+        middle.run(("ip", "-batch", "-"), stdin=commands.text(lines))
+
+
+def _start(middle: Namespace, mtu_bytes: int) -> tuple[subprocess.Popen[bytes], int]:
+    sockets = system.script(packet_sockets.__file__, *(side.outside for side in guest.SIDES), "--")
+    killed_with = ("setpriv", "--pdeathsig", "KILL")
+    own = ("unshare", "--mount", "--pid", "--fork", "--kill-child=KILL")
+    process = system.start(
+        middle.command((*sockets, *killed_with, *own, "sh", "-c", _PID_1, "pid-1", *guest.guest_argv(mtu_bytes))),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert process.stdin is not None  # noqa: S101 - for the type checker: both were asked for as pipes
+    assert process.stdout is not None  # noqa: S101
+    said = process.stdout.readline()
+    ready, _, pid = said.partition(b" ")
+    if ready != b"ready":
+        rest = process.stdout.read()
+        _end(process, pid_1=None)
+        raise RunFailed(f"User-Mode Linux: it did not start, it said: {(said + rest).decode(errors='replace')}")
+    process.stdin.write(b"go\n")
+    process.stdin.flush()
+    return process, int(pid)
+
+
+def _end(process: subprocess.Popen[bytes], pid_1: int | None) -> None:
+    """Nothing left: `unshare` ends after pid 1 of its namespace, and that one after all others there."""
+    if process.poll() is None:
+        with suppress(ProcessLookupError):
+            os.kill(process.pid if pid_1 is None else pid_1, signal.SIGKILL)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_END_TIMEOUT_S)
+    process.kill()
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            pipe.close()
