@@ -14,7 +14,6 @@ from ingest_bench import (
     analyse,
     attaching,
     downloads,
-    faults,
     footprint,
     network,
     probes,
@@ -28,6 +27,7 @@ from ingest_bench.analysis import cells
 from ingest_bench.documents import tracks
 from ingest_bench.errors import SpecError
 from ingest_bench.facts import memory_bytes
+from ingest_bench.faults import checks
 from ingest_bench.jvm.artifacts import Progress as Download
 from ingest_bench.jvm.attach import reader
 from ingest_bench.load import Progress
@@ -67,7 +67,7 @@ def preflight(plan: Plan, options: runner.RunOptions) -> tuple[str, ...]:
             told += _reach(cell, options)
             continue
         probes.require(cell.probes)
-        states = faults.states(cell)
+        states = checks.states(cell)
         if states not in links:
             network.require(states, options.netem)
             links.append(states)
@@ -91,7 +91,7 @@ def check(plan: Plan, options: runner.RunOptions | None = None) -> tuple[str, ..
     lines: dict[str, None] = {}
     for cell in unique_cells(plan):
         probes.check(cell.probes)
-        faults.check(cell)
+        checks.check(cell)
         if not cell.target.runs_already:
             targets.of(cell.target).requirements(cell.target)
             _fits(cell)

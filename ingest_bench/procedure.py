@@ -62,8 +62,11 @@ def _check_files(cell: Cell) -> None:
     if cell.target.runs_already:
         return
     keeps_files = targets.of(cell.target).flush is not None
-    if not keeps_files and any(fault.kind == "flush" for fault in cell.faults):
+    kinds = {fault.kind for fault in cell.faults}
+    if not keeps_files and "flush" in kinds:
         raise SpecError(f"fault flush: {cell.target.name} cannot be told to write what it has in memory")
+    if not keeps_files and "kill" in kinds:
+        raise SpecError(f"fault kill: {cell.target.name} keeps no documents in files: none would be there afterwards")
     if not cell.target.earlier_documents:
         return
     if not keeps_files:

@@ -16,9 +16,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from ingest_bench import earlier, faults, footprint, load, network, probes, procedure, serving, why_failed
+from ingest_bench import earlier, footprint, load, network, probes, procedure, serving, why_failed
 from ingest_bench.analysis import steady, summary
 from ingest_bench.errors import InvalidRun, RunAborted, RunFailed
+from ingest_bench.faults import stage as faults_stage
+from ingest_bench.faults import timeline
 from ingest_bench.load import Exporter, Fleet, LoadPlan, LoadProcess, Progress, reports, together
 from ingest_bench.model.experiment import Cell, Run
 from ingest_bench.model.load import WorkerReport
@@ -143,8 +145,7 @@ def _carry_out(
             with footprint.removed(server, to_do, mark) as counted_before:
                 earlier.check(cell, to_do, counted_before)
                 with _watched(cell, server, folder, procedure.longest_s(to_do)):
-                    flush = functools.partial(serving.flush, server, to_do.indices)
-                    stage = faults.Stage(server.links, server.jvm_pids, flush)
+                    stage = serving.hit_by_faults(server, folder, to_do.indices)
                     send = functools.partial(
                         _load,
                         server=server,
@@ -254,7 +255,7 @@ def _load(
     server: Serving,
     fleet: Fleet,
     exporter: Exporter | None,
-    stage: faults.Stage,
+    stage: faults_stage.Stage,
     cell: Cell,
     on_progress: Callable[[Progress], None],
     happened: list[Happened],
@@ -278,7 +279,7 @@ def _load(
         seen = None
         try:
             measure_ns = cell.load.measure_ns if cell.load.measure_documents is None else None
-            with faults.happening(cell.faults, stage, lambda: sender.measure_start_ns, measure_ns) as seen:
+            with timeline.happening(cell.faults, stage, lambda: sender.measure_start_ns, measure_ns) as seen:
                 return [sender.wait(show)]
         finally:
             happened += seen.records if seen is not None else ()

@@ -14,11 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ingest_bench import addresses, attaching, faults, network, records, targets
+from ingest_bench import addresses, attaching, network, records, targets
 from ingest_bench.errors import MissingCapability, RunFailed, SpecError
+from ingest_bench.faults import checks
+from ingest_bench.faults import stage as faults_stage
 from ingest_bench.jvm import process
 from ingest_bench.jvm.attach import Attached, ours, reader
 from ingest_bench.jvm.java import Java
+from ingest_bench.jvm.process import ServerProcess
 from ingest_bench.model.experiment import Cell
 from ingest_bench.model.network import Promise
 from ingest_bench.model.target import Endpoint, Place, TargetOptions
@@ -51,8 +54,8 @@ class Serving:
     """What it says about itself. `runtime`: the Java that reads its recordings, where it has any."""
     links: Links | None = None
     """None: there is no link of ours, and nothing is promised."""
-    jvm_pids: tuple[int, ...] = ()
-    """The JVM of each node of a server of ours."""
+    processes: tuple[ServerProcess, ...] = ()
+    """Of each node of a server of ours."""
     jvm: Attached | None = None
     """The JVM of a server that ran before, when all probes can watch it."""
     promises: tuple[Promise, ...] = ()
@@ -64,6 +67,16 @@ class Serving:
     def http(self) -> Http:
         """How the first node is asked."""
         return self.nodes[0]
+
+    @property
+    def jvm_pids(self) -> tuple[int, ...]:
+        """The JVM of each node of a server of ours, as it runs now."""
+        return tuple(one.jvm_pid for one in self.processes)
+
+    @property
+    def java(self) -> Java:
+        """The Java that a server of ours runs on."""
+        return records.from_json(Java, self.told["runtime"])
 
     @property
     def is_ours(self) -> bool:
@@ -104,7 +117,7 @@ def _started(
     listens = target.listens(cell.target)
     with contextlib.ExitStack() as stack:
         with stage("link"):
-            states = faults.states(cell)
+            states = checks.states(cell)
             links = stack.enter_context(network.links(states, netem=netem, seen_as_local=listens.seen_as_local))
         with stage("check"):
             promises = tuple(promise for link in links.by_name.values() for promise in network.check(link))
@@ -133,6 +146,7 @@ def _started(
                     listen=endpoints[place],
                     ready=functools.partial(_is_ready, target, place, nodes),
                     name="server" if len(plans) == 1 else f"node {place + 1}",
+                    restarts=checks.restarts(cell, place + 1),
                 )
                 for place, plan in enumerate(plans)
             ]
@@ -147,7 +161,7 @@ def _started(
             nodes=nodes,
             told={**told[0], "runtime": records.to_json(jdk)},
             links=links,
-            jvm_pids=tuple(node.jvm_pid for node in started),
+            processes=started,
             promises=promises,
             ended=lambda: tuple(place for place, node in enumerate(started) if node.popen.poll() is not None),
         )
@@ -161,9 +175,8 @@ def _to(endpoints: Sequence[Endpoint], nodes: int | Literal["all"]) -> Place:
 
 def flush(server: Serving, indices: Sequence[str]) -> None:
     """What a server of ours has in memory of these indices is written to files, all of it at once."""
-    java = records.from_json(Java, server.told["runtime"])
     assert server.target.flush is not None, server.target.name  # noqa: S101 - `procedure.check` refused it
-    server.target.flush(server.nodes, [ours(pid, java) for pid in server.jvm_pids], indices)
+    server.target.flush(server.nodes, [ours(pid, server.java) for pid in server.jvm_pids], indices)
 
 
 def of_links(server: Serving, folder: RunFolder) -> dict[str, Any]:
@@ -174,6 +187,24 @@ def of_links(server: Serving, folder: RunFolder) -> dict[str, Any]:
     wires = [node.raw / network.WIRE for node in folder.nodes(len(links))]
     each = [network.readings(link, wires=(wire,), clients=False) for link, wire in zip(links, wires, strict=True)]
     return {"link": network.readings(*links, wires=wires), "node_links": tuple(each) if len(each) > 1 else ()}
+
+
+def hit_by_faults(server: Serving, folder: RunFolder, indices: Sequence[str]) -> faults_stage.Stage:
+    """What faults act on."""
+
+    def jcmd(pid: int, command: Sequence[str]) -> str:
+        return ours(pid, server.java).ask(*command)
+
+    limit_s = server.target.listens(server.asked).within_s
+    homes = [node.home for node in folder.nodes(len(server.processes))]
+    return faults_stage.Stage(
+        links=server.links,
+        nodes=tuple(
+            faults_stage.Node(number=number, process=one, home=home, jcmd=jcmd, boot_limit_s=limit_s)
+            for number, (one, home) in enumerate(zip(server.processes, homes, strict=True), 1)
+        ),
+        flush=functools.partial(flush, server, indices),
+    )
 
 
 def _is_ready(target: Target, place: int, nodes: Sequence[Http], left_s: float) -> bool:

@@ -50,7 +50,11 @@ def _value(value: Value) -> Value:
 
 def _fault(fault: Happened) -> Happened:
     return dataclasses.replace(
-        fault, kind=one_line(fault.kind), direction=one_line(fault.direction), link=one_line(fault.link)
+        fault,
+        kind=one_line(fault.kind),
+        direction=one_line(fault.direction),
+        link=one_line(fault.link),
+        seen=one_line(fault.seen),
     )
 
 

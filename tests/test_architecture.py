@@ -115,7 +115,7 @@ FENCES = {
     "zmq": ("load",),
     "confluent_kafka": ("protocols", "targets"),
     "prometheus_client": ("load", "targets"),
-    "scapy": ("network", "probes"),
+    "scapy": ("network", "faults", "probes"),
     "pyroute2": ("network", "probes"),
     "matplotlib": ("report",),
     "typer": ("cli",),

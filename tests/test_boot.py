@@ -215,13 +215,13 @@ def test_a_sink_that_cannot_run_ends_at_once_and_says_why(tmp_path: Path, option
 LAUNCHED = """
 import time
 from ingest_bench import system
-from ingest_bench.jvm import process
+from ingest_bench.jvm import ending
 
 popen = system.start(("sh", "-c", "sleep 1000 & wait"))
-while not process._children(popen):
+while not ending.children_of(popen):
     time.sleep(0.01)
 began = time.monotonic()
-process.end(popen, grace_s=1.0)
+ending.end(popen, grace_s=1.0)
 print(time.monotonic() - began)
 """
 

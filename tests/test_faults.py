@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import os
-import signal
+import resource
+import subprocess
 import threading
-from collections.abc import Callable
+import typing
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
 
-from ingest_bench import faults, procedure
+from ingest_bench import procedure
 from ingest_bench.errors import RunFailed, SpecError
+from ingest_bench.faults import FAULTS, checks, timeline
+from ingest_bench.faults.kind import Begun
+from ingest_bench.faults.stage import Node, Stage
 from ingest_bench.model.experiment import Cell, Fault
 from ingest_bench.model.load import LoadOptions
 from ingest_bench.model.network import Impairment, LinkName, Profile
@@ -56,14 +61,14 @@ def happened(monkeypatch: pytest.MonkeyPatch, *what: Fault, measure_s: int | Non
     """When each flush began, in seconds, until 25 s after the start of the measurement."""
     clock = Clock(25 * S)
     monkeypatch.setattr(
-        faults, "time", SimpleNamespace(monotonic_ns=lambda: clock.now_ns, time_ns=lambda: clock.now_ns)
+        timeline, "time", SimpleNamespace(monotonic_ns=lambda: clock.now_ns, time_ns=lambda: clock.now_ns)
     )
 
     def flush() -> None:
         clock.now_ns += takes_s * S
 
-    stage = faults.Stage(None, (), flush)
-    following = faults.Following(what, stage, lambda: 0, None if measure_s is None else measure_s * S)
+    stage = Stage(flush=flush)
+    following = timeline.Following(what, stage, lambda: 0, None if measure_s is None else measure_s * S)
     following.over = clock  # type: ignore[assignment]
     # A fault without a length has a thread of its own. Here it is over at once, by the clock.
     monkeypatch.setattr(threading, "Thread", AtOnce)
@@ -96,16 +101,16 @@ def test_what_is_due_while_a_flush_takes_long_does_not_wait_for_it(monkeypatch: 
     ended, let_go = threading.Event(), threading.Event()
     began: list[str] = []
 
-    def begin(fault: Fault, _stage: faults.Stage) -> Callable[[], object]:
+    def begin(fault: Fault, _stage: Stage) -> Begun:
         began.append(fault.kind)
         if fault.kind == "pause":
-            return ended.set
+            return Begun(end=lambda: ended.set() or "")  # type: ignore[func-returns-value]
         assert let_go.wait(60)
-        return lambda: None
+        return Begun()
 
-    monkeypatch.setattr(faults, "begin", begin)
+    monkeypatch.setattr(timeline, "begin", begin)
     flush, pause = Fault(kind="flush", at_ns=1, every_ns=10**6), Fault(kind="pause", at_ns=2, for_ns=10**6)
-    with faults.happening((flush, pause), faults.Stage(None, ()), lambda: 1) as seen:
+    with timeline.happening((flush, pause), Stage(), lambda: 1) as seen:
         # The pause ends although the flush has not; nor does that begin again before it has.
         assert ended.wait(60)
         assert sorted(began) == ["flush", "pause"]
@@ -124,16 +129,16 @@ def test_a_fault_whose_end_fails_fails_the_run_and_the_others_end_all_the_same(
 ) -> None:
     ended = []
 
-    def begin(fault: Fault, _stage: faults.Stage) -> Callable[[], object]:
-        def end() -> None:
+    def begin(fault: Fault, _stage: Stage) -> Begun:
+        def end() -> str:
             ended.append(fault.at_ns)
             raise error
 
-        return end
+        return Begun(end=end)
 
-    monkeypatch.setattr(faults, "begin", begin)
+    monkeypatch.setattr(timeline, "begin", begin)
     lasting = tuple(Fault(kind="pause", at_ns=at_ns, for_ns=100 * S) for at_ns in (1, 2))
-    following = faults.Following(lasting, faults.Stage(None, ()), lambda: 1)
+    following = timeline.Following(lasting, Stage(), lambda: 1)
     monkeypatch.setattr(following.over, "wait", lambda _: len(following.records) == 2)
     following.follow()
     assert ended == [1, 2]
@@ -142,32 +147,136 @@ def test_a_fault_whose_end_fails_fails_the_run_and_the_others_end_all_the_same(
 
 
 def test_a_fault_that_fails_in_whatever_way_fails_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    def begin(_fault: Fault, _stage: faults.Stage) -> Callable[[], object]:
+    def begin(_fault: Fault, _stage: Stage) -> Begun:
         raise ValueError("no JSON")
 
     def hold(fault: Fault) -> None:
-        with faults.happening((fault,), faults.Stage(None, ()), lambda: 1) as seen:
+        with timeline.happening((fault,), Stage(), lambda: 1) as seen:
             for _ in range(1000):
                 if seen.error is None:
                     seen.over.wait(0.01)
 
-    monkeypatch.setattr(faults, "begin", begin)
+    monkeypatch.setattr(timeline, "begin", begin)
     for fault in (Fault(kind="flush", at_ns=1), Fault(kind="pause", at_ns=1, for_ns=1)):
         with pytest.raises(RunFailed, match="fault: ValueError: no JSON"):
             hold(fault)
 
 
-def test_a_jvm_stands_still_until_the_last_of_its_pauses_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[tuple[int, str]] = []
-    monkeypatch.setattr(os, "kill", lambda pid, what: told.append((pid, signal.Signals(what).name)))
-    stage = faults.Stage(None, (7, 8))
-    of_all = faults.begin(Fault(kind="pause", at_ns=0, for_ns=1), stage)
-    of_one = faults.begin(Fault(kind="pause", at_ns=0, for_ns=1, node=2), stage)
-    assert told == [(7, "SIGSTOP"), (8, "SIGSTOP"), (8, "SIGSTOP")]
-    of_all()
-    assert told[3:] == [(7, "SIGCONT")]
-    of_one()
-    assert told[4:] == [(8, "SIGCONT")]
+class Sleeper:
+    """The process of a node: a real one, which a new one follows when it is killed."""
+
+    def __init__(self) -> None:
+        self.popen = subprocess.Popen(("sleep", "600"))
+
+    @property
+    def jvm_pid(self) -> int:
+        return self.popen.pid
+
+    def kill(self) -> None:
+        self.popen.kill()
+        self.popen.wait()
+
+    def start_again(self, timeout_s: float) -> None:
+        assert timeout_s == 60
+        self.popen = subprocess.Popen(("sleep", "600"))
+
+    def stands_still(self) -> bool:
+        return Path(f"/proc/{self.jvm_pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
+@pytest.fixture
+def sleepers() -> Iterator[tuple[Sleeper, Sleeper]]:
+    both = Sleeper(), Sleeper()
+    yield both
+    for one in both:
+        one.kill()
+
+
+def with_nodes(sleepers: Sequence[Sleeper], jcmd: Callable[[int, Sequence[str]], str] = lambda *_: "") -> Stage:
+    return Stage(
+        nodes=tuple(
+            Node(number=number, process=one, home=Path("/"), jcmd=jcmd, boot_limit_s=60)
+            for number, one in enumerate(sleepers, 1)
+        )
+    )
+
+
+def lasting(kind: Any, **keys: Any) -> Fault:
+    return Fault(kind=kind, at_ns=0, for_ns=1, **keys)
+
+
+def test_a_jvm_stands_still_until_the_last_of_its_pauses_has_ended(sleepers: tuple[Sleeper, Sleeper]) -> None:
+    stage = with_nodes(sleepers)
+    of_all, of_one = (timeline.begin(lasting("pause", node=node), stage) for node in (None, 2))
+    assert [one.stands_still() for one in sleepers] == [True, True]
+    of_all.end()
+    assert [one.stands_still() for one in sleepers] == [False, True]
+    of_one.end()
+    assert [one.stands_still() for one in sleepers] == [False, False]
+
+
+def test_a_node_that_was_killed_is_another_process_with_all_that_lasts(sleepers: tuple[Sleeper, Sleeper]) -> None:
+    stage, pids = with_nodes(sleepers), [one.jvm_pid for one in sleepers]
+    kill, paused = timeline.begin(lasting("kill", node=1), stage), timeline.begin(lasting("pause"), stage)
+    again = timeline.begin(lasting("kill", node=1), stage)
+    assert [node.is_down for node in stage.nodes] == [True, False]
+    kill.end()
+    assert stage.nodes[0].is_down
+    assert again.end().startswith("node 1: ready again 0.")
+    assert [one.stands_still() for one in sleepers] == [True, True]
+    assert [one.jvm_pid == pid for one, pid in zip(sleepers, pids, strict=True)] == [False, True]
+    paused.end()
+    assert [one.stands_still() for one in sleepers] == [False, False]
+
+
+def test_what_is_done_to_a_node_that_is_down_is_not_done_and_said_so(sleepers: tuple[Sleeper, Sleeper]) -> None:
+    stage = dataclasses.replace(with_nodes(sleepers), flush=pytest.fail)
+    kill = timeline.begin(lasting("kill", node=1), stage)
+    assert timeline.begin(Fault(kind="gc", at_ns=0, node=1), stage).seen == "node 1: not done, it is down"
+    assert timeline.begin(Fault(kind="flush", at_ns=0), stage).seen == "not done, node 1 is down"
+    kill.end()
+
+
+def test_a_process_has_few_file_descriptors_left_for_a_while(sleepers: tuple[Sleeper, Sleeper]) -> None:
+    stage, pid = with_nodes(sleepers[:1]), sleepers[0].jvm_pid
+    before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    first, second = (timeline.begin(lasting("file-descriptors"), stage) for _ in range(2))
+    highest = max(int(entry.name) for entry in Path(f"/proc/{pid}/fd").iterdir())
+    assert resource.prlimit(pid, resource.RLIMIT_NOFILE) == (highest + 1 + 4, before[1])
+    assert first.seen == f"node 1: 4 left beside the {highest + 1} that are open"
+    first.end()
+    assert resource.prlimit(pid, resource.RLIMIT_NOFILE) != before
+    second.end()
+    assert resource.prlimit(pid, resource.RLIMIT_NOFILE) == before
+
+
+def test_a_jvm_that_was_told_to_collect_and_does_not_fails_the_run(sleepers: tuple[Sleeper, Sleeper]) -> None:
+    stage = with_nodes(sleepers, lambda _pid, command: "sun.gc.collector.1.invocations=7\n" * (command[0] != "GC.run"))
+    with pytest.raises(RunFailed, match="gc: node 1 was told to collect and did not"):
+        timeline.begin(Fault(kind="gc", at_ns=0), stage)
+
+
+def test_a_pause_that_cannot_be_had_at_one_node_is_at_none(sleepers: tuple[Sleeper, Sleeper]) -> None:
+    sleepers[1].kill()
+    with pytest.raises(ProcessLookupError):
+        timeline.begin(lasting("pause"), with_nodes(sleepers))
+    assert not sleepers[0].stands_still()
+
+
+def test_a_reset_of_no_connection_fails_the_run() -> None:
+    _, stage = on_a_link()
+    with pytest.raises(RunFailed, match="reset: there was no connection to reset"):
+        timeline.begin(Fault(kind="reset", at_ns=0), stage)
+
+
+def test_every_kind_of_fault_that_an_experiment_may_name_is_there() -> None:
+    assert set(typing.get_args(typing.get_type_hints(Fault)["kind"])) == set(FAULTS)
+
+
+def test_a_node_is_started_again_as_often_as_it_is_killed() -> None:
+    kills = (lasting("kill", every_ns=6 * S), lasting("kill", node=2))
+    cell = dataclasses.replace(CELL, faults=kills)
+    assert [checks.restarts(cell, node) for node in (1, 2)] == [4, 5]
 
 
 class Shown(Link):
@@ -185,28 +294,28 @@ class Shown(Link):
         self.told.append(f"mend {direction}")
 
 
-def on_a_link() -> tuple[Any, faults.Stage]:
+def on_a_link() -> tuple[Any, Stage]:
     def run(argv: tuple[str, ...], **_: Any) -> str:
         Shown.told.append(" ".join(argv[:3]))
-        return ""
+        return '{"ports": [], "left": 0}' if "ingest_bench.faults.forged_resets" in argv else ""
 
     place: Any = SimpleNamespace(run=run)
     made = Shown(profile=Profile(name="plain"), client=place, server=place, backend="plain")
     Shown.told.clear()
-    return made, faults.Stage(Links(by_name={LinkName((1,)): made}), ())
+    return made, Stage(links=Links(by_name={LinkName((1,)): made}))
 
 
 def test_a_link_has_the_state_of_all_faults_that_last_and_at_last_its_own() -> None:
     made, stage = on_a_link()
-    slow = faults.begin(Fault(kind="throttle", at_ns=0, for_ns=1, rate_bps=10**6), stage)
-    far = faults.begin(Fault(kind="throttle", at_ns=0, for_ns=1, delay_ns=5), stage)
+    slow = timeline.begin(Fault(kind="throttle", at_ns=0, for_ns=1, rate_bps=10**6), stage)
+    far = timeline.begin(Fault(kind="throttle", at_ns=0, for_ns=1, delay_ns=5), stage)
     assert made.profile.to_server == Impairment(rate_bps=10**6, delay_ns=5)
-    slow()
+    slow.end()
     assert made.profile.to_server == Impairment(delay_ns=5)
-    again = faults.begin(Fault(kind="throttle", at_ns=0, for_ns=1, delay_ns=5), stage)
-    far()
+    again = timeline.begin(Fault(kind="throttle", at_ns=0, for_ns=1, delay_ns=5), stage)
+    far.end()
     assert made.profile.to_server == Impairment(delay_ns=5)
-    again()
+    again.end()
     assert made.profile == Profile(name="plain")
 
 
@@ -220,11 +329,11 @@ def test_a_link_has_the_state_of_all_faults_that_last_and_at_last_its_own() -> N
 def test_silence_lasts_until_the_last_of_its_faults_has_ended(kind: Any, begun: list[str], ended: list[str]) -> None:
     _, stage = on_a_link()
     fault = Fault(kind=kind, at_ns=0, for_ns=1, direction="to-server")
-    first, second = faults.begin(fault, stage), faults.begin(fault, stage)
+    first, second = timeline.begin(fault, stage), timeline.begin(fault, stage)
     assert Shown.told == begun
-    first()
+    first.end()
     assert Shown.told == begun
-    second()
+    second.end()
     assert Shown.told == begun + ended
 
 
@@ -232,7 +341,7 @@ def test_a_flush_that_fails_fails_the_run() -> None:
     def refuse() -> None:
         raise RunFailed("no")
 
-    following = faults.Following((Fault(kind="flush", at_ns=0),), faults.Stage(None, (), refuse), lambda: 0)
+    following = timeline.Following((Fault(kind="flush", at_ns=0),), Stage(flush=refuse), lambda: 0)
     following.follow()
     assert str(following.error) == "no"
 
@@ -258,12 +367,12 @@ def test_a_flush_that_fails_fails_the_run() -> None:
 def test_what_cannot_happen_as_written_is_refused(fault: Fault, load: dict[str, Any], said: str) -> None:
     cell = dataclasses.replace(CELL, faults=(fault,), load=dataclasses.replace(CELL.load, **load))
     with pytest.raises(SpecError, match=said):
-        faults.check(cell)
+        checks.check(cell)
 
 
 def test_a_number_of_documents_goes_with_faults_that_are_repeated() -> None:
     load = dataclasses.replace(CELL.load, measure_documents=10)
-    faults.check(dataclasses.replace(CELL, faults=(Fault(kind="flush", at_ns=30 * S, every_ns=S),), load=load))
+    checks.check(dataclasses.replace(CELL, faults=(Fault(kind="flush", at_ns=30 * S, every_ns=S),), load=load))
 
 
 def test_a_server_that_cannot_flush_is_named_before_anything_starts() -> None:

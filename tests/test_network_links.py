@@ -13,8 +13,10 @@ from dataclasses import replace
 import ordinary_user
 import pytest
 
-from ingest_bench import catalog, faults, network
+from ingest_bench import catalog, network
 from ingest_bench.errors import MissingCapability
+from ingest_bench.faults import timeline
+from ingest_bench.faults.stage import Stage
 from ingest_bench.model.experiment import Fault
 from ingest_bench.model.network import Impairment, LinkName, Profile
 from ingest_bench.network import Links
@@ -127,14 +129,14 @@ def test_the_counts_of_several_links_are_those_of_all_and_of_a_namespace_once(th
 def test_a_partition_of_one_node_cuts_its_peers_off_and_nobody_else(three: Links, direction: str) -> None:
     what = Fault(kind="partition", link="peers", node=2, direction=direction, at_ns=0, for_ns=1)  # type: ignore[arg-type]
     first, second, third = three.clients
-    end = faults.begin(what, faults.Stage(three, ()))
+    begun = timeline.begin(what, Stage(links=three))
     try:
         assert call(first.server, second.server_address, 0.5)[0] == "TimeoutError"
         assert call(second.server, third.server_address, 0.5)[0] == "TimeoutError"
         assert call(first.server, third.server_address)[0] == first.server_address
         assert call(three.client, second.server_address)[0] == "198.18.1.1"
     finally:
-        end()
+        begun.end()
     assert call(first.server, second.server_address)[0] == first.server_address
 
 
@@ -145,13 +147,13 @@ def test_a_throttle_of_one_node_is_on_its_links_while_it_lasts(three: Links) -> 
         }
 
     what = Fault(kind="throttle", link="peers", node=3, rate_bps=10**8, at_ns=0, for_ns=1)
-    end = faults.begin(what, faults.Stage(three, ()))
+    begun = timeline.begin(what, Stage(links=three))
     try:
         assert rates() == {"peers-1-2": None, "peers-1-3": 10**8, "peers-2-3": 10**8}
         promises = {promise.name: promise for promise in network.check(three.by_name[LinkName((1, 3))])}
         assert promises["rate to-client"].kept, promises["rate to-client"]
     finally:
-        end()
+        begun.end()
     assert set(rates().values()) == {None}
 
 

@@ -127,7 +127,7 @@ for = "1s"
     [
         ('kind = "partition"\nat = "1s"', 'how long does it last\\? Add for = "5s"'),
         ('kind = "pause"\nat = "8s"\nfor = "5s"', "it ends after the measurement"),
-        ('kind = "profile"\nat = "1s"\nfor = "1s"', "needs one"),
+        ('kind = "profile"\nat = "1s"\nfor = "1s"', "fault profile: which one"),
         ('kind = "profile"\nprofile = "ethernet"\nat = "1s"\nfor = "1s"', "cannot turn into"),
         ('kind = "parttion"\nat = "1s"', "is not one of"),
     ],

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from ingest_bench import faults, spec
+from ingest_bench import spec
 from ingest_bench.errors import SpecError
+from ingest_bench.faults import checks
 from ingest_bench.jvm.java import Java
 from ingest_bench.model.experiment import Cell
 from ingest_bench.model.network import LinkName
@@ -41,28 +42,28 @@ def cells(folder: Path, text: str, *sets: str) -> tuple[Cell, ...]:
     (folder / "x.toml").write_text(text)
     found = spec.cells(spec.load(str(folder / "x.toml"), sets))
     for cell in found:
-        faults.check(cell)
+        checks.check(cell)
     return found
 
 
 def test_each_node_has_a_link_to_the_clients_and_one_to_each_other_node(tmp_path: Path) -> None:
     (cell,) = cells(tmp_path, THREE + '[network]\nprofile = "ethernet"\n[peers]\nto_server.delay = "5ms"\n')
-    states = {str(name): [state.name for state in found] for name, found in faults.states(cell).items()}
+    states = {str(name): [state.name for state in found] for name, found in checks.states(cell).items()}
     assert states == {
         **{f"clients-{number}": ["ethernet"] for number in (1, 2, 3)},
         **{f"peers-{pair}": ["unshaped"] for pair in ("1-2", "1-3", "2-3")},
     }
-    assert faults.states(cell)[LinkName((1, 2))][0].to_server.delay_ns == 5_000_000
+    assert checks.states(cell)[LinkName((1, 2))][0].to_server.delay_ns == 5_000_000
 
 
 def test_one_node_has_one_link_on_loopback_as_ever(tmp_path: Path) -> None:
     (cell,) = cells(tmp_path, "[load]\nusers = 1\n")
-    assert {name: state.name for name, (state,) in faults.states(cell).items()} == {LinkName((1,)): "loopback"}
+    assert {name: state.name for name, (state,) in checks.states(cell).items()} == {LinkName((1,)): "loopback"}
 
 
 def test_a_throttle_is_a_state_of_the_links_of_its_node_alone(tmp_path: Path) -> None:
     (cell,) = cells(tmp_path, THREE + SLOW)
-    changed = {str(name): found[1:] for name, found in faults.states(cell).items() if found[1:]}
+    changed = {str(name): found[1:] for name, found in checks.states(cell).items() if found[1:]}
     assert list(changed) == ["peers-1-2", "peers-2-3"]
     (state,) = changed["peers-1-2"]
     assert (state.mtu_bytes, state.to_server.rate_bps, state.to_client.delay_ns) == (65534, 20_000_000, 5_000_000)
@@ -86,8 +87,8 @@ def test_a_fault_with_a_name_is_a_level_of_the_factor_fault(tmp_path: Path) -> N
         (THREE + SLOW.replace("node = 2", "node = 4"), "node 4: there are 3"),
         (SLOW.replace("node = 2\n", ""), "link peers: one node has no peers"),
         (THREE + SLOW.replace("node = 2", 'direction = "to-server"'), "to-server of which node"),
-        (THREE + SLOW.replace('rate = "20mbit"\ndelay = "5ms"\n', ""), 'only kind "throttle" has a rate or a delay'),
-        (THREE + SLOW.replace('"throttle"', '"partition"'), 'only kind "throttle" has a rate or a delay'),
+        (THREE + SLOW.replace('rate = "20mbit"\ndelay = "5ms"\n', ""), "fault throttle: to what"),
+        (THREE + SLOW.replace('"throttle"', '"partition"'), "fault partition: it has no rate; take rate out"),
         (THREE + '[[fault]]\nkind = "flush"\nat = "1s"\nnode = 2\n', "flush: it is one of all nodes at once"),
         (THREE + '[[fault]]\nkind = "pause"\nat = "1s"\nfor = "1s"\nlink = "peers"\n', "it is none of a link"),
         (THREE + SLOW.replace('"slow"', '"none"'), '"none" is the level where none happens'),

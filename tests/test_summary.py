@@ -356,6 +356,16 @@ def test_the_seconds_of_a_partition_are_stalled_and_recovery_is_timed() -> None:
     assert row.values["recovery_s"] == 1.5
 
 
+@pytest.mark.parametrize(("missing", "state"), [(0, "measured"), (7, "measured"), (-7, "invalid")])
+def test_what_a_killed_server_does_not_have_any_more_is_a_result(missing: int, state: str) -> None:
+    rows = made.steady()
+    fault = Happened(kind="kill", started=made.START + made.OFFSET, ended=made.START + made.OFFSET + made.SECOND)
+    report = {"bytes_written": len(rows) * 50_000}
+    record = {"faults": (fault,), "documents_counted": len(rows) * 100 - missing}
+    row = summary(rows, report=report, record=record, measured={"bytes_read": len(rows) * 50_000})
+    assert (row.state, row.values["lost_documents"]) == (state, max(0, missing))
+
+
 def test_overrides_of_the_profile_stand_beside_its_name() -> None:
     levels = {"network": "ethernet", "network.mtu": "1400", "gso_max_segs": "1", "heap": "2g", "name": "x"}
     row = summary(cell=made.cell(levels=levels, network=Profile(name="ethernet", mtu_bytes=1400)))

@@ -90,7 +90,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("delivery_ms_p99", "99th percentile of it; both are at most 1% low"),
     Column("delivered_documents", "acknowledged documents that were delivered, from start to end"),
     Column("inside_documents", "those that were still inside when all was at rest after the load: neither is lost"),
-    Column("lost_documents", "those of which no node has anything: a result, not a broken run"),
+    Column("lost_documents", "those of which no node has anything, after a kill at least so many: a result"),
     Column("delivered_twice", "documents that were delivered more than once"),
     Column("delivered_unacknowledged", "documents that were delivered though no answer acknowledged them"),
     Column("forwarded_documents", "documents in the batches that a peer took, from start to end"),

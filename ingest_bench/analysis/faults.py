@@ -1,11 +1,11 @@
-"""What the faults of a run cost: how long throughput took to come back."""
+"""What the faults of a run cost: how long throughput took to come back, and what a killed server forgot."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
 
-from ingest_bench.model.results import Happened, Series
+from ingest_bench.model.results import Happened, Series, Value
 
 # "Back" is this share of the median before the first fault. Not all of it: seconds of a steady run differ too.
 BACK_SHARE = 0.9
@@ -29,3 +29,16 @@ def recovery_s(docs_per_s: Series, faults: Sequence[Happened], start_ns: int, en
     after = (at for at, value in seconds if at + 10**9 > last_ns and at + 10**9 <= end_ns and value >= enough)
     back_ns = next(after, None)
     return None if back_ns is None else (back_ns + 10**9 - last_ns) / 1e9
+
+
+def lost(faults: Sequence[Happened], values: Mapping[str, Value]) -> dict[str, Value]:
+    """Acknowledged documents that a server without some of its memory does not have: at least so many.
+
+    At least, because those whose request broke without an answer may be there in their place. Without a `kill` a
+    document that is missing makes a run invalid; with it that is the result.
+    """
+    acked, counted = values.get("documents_acked"), values.get("documents_counted")
+    if not any(fault.kind == "kill" for fault in faults) or not isinstance(acked, int) or not isinstance(counted, int):
+        return {}
+    repeated = values.get("documents_repeated")
+    return {"lost_documents": max(0, acked - (repeated if isinstance(repeated, int) else 0) - counted)}

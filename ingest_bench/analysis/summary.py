@@ -86,6 +86,7 @@ def summarise(
     values |= dict.fromkeys(blind)
     start_ns, end_ns = _window(record, report)
     values |= written(record.counters, start_ns, end_ns)
+    values |= faults.lost(record.faults, values)
     values |= delivery.own(record, cell.target.nodes, start_ns, end_ns) | dict(delivered or {})
     remarks += tuple(Remark(probe="load", text=text) for text in (*delivery.told(values), *_survived(record)))
     if "docs_per_s" in series and start_ns is not None and end_ns is not None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import os
 import signal
 import subprocess
 import time
@@ -16,7 +14,7 @@ import psutil
 
 from ingest_bench import system
 from ingest_bench.errors import RunFailed
-from ingest_bench.jvm import server_user
+from ingest_bench.jvm import ending, server_user
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,21 +34,10 @@ while [ "$told$status" != "$status" -o "$status" = 143 ] && kill -s 0 -- -1 2>&-
 exit "$status"
 """
 _FAMILY = ("unshare", "--pid", "--fork", "--kill-child=KILL", "--", "sh", "-c", _INIT, "init")
-# A recording of 200 MB is written at the JVM's exit.
-_GRACE_S = 60.0
+# A server that waits for a line: a fault comes from a thread of its own, whose end would be that of what it started.
+_STANDBY = ("sh", "-c", 'read -r _ && exec "$@"', "standby")
 # Of a server that was never ready nobody wants a recording.
 _SHORT_GRACE_S = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class ServerProcess:
-    """A server that is ready."""
-
-    popen: subprocess.Popen[bytes]
-    jvm_pid: int
-    """The JVM itself: for a server with a launcher it is not the process that was started."""
-    log: Path
-    listen: Endpoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +53,44 @@ class Launch:
     """Asks the server, for so many seconds at most; RunFailed from it says why it is not ready."""
     name: str = "server"
     """What it is called in errors."""
+    restarts: int = 0
+    """How often it may be started again after it was killed."""
+
+
+@dataclass(slots=True, kw_only=True)
+class ServerProcess:
+    """A server that is ready."""
+
+    launch: Launch
+    popen: subprocess.Popen[bytes]
+    jvm_pid: int
+    """The JVM itself: for a server with a launcher it is not the process that was started."""
+    standbys: list[subprocess.Popen[bytes]]
+    """Who becomes the server when it is started again."""
+
+    @property
+    def log(self) -> Path:
+        """What it writes."""
+        return self.launch.log
+
+    @property
+    def listen(self) -> Endpoint:
+        """Where it listens."""
+        return self.launch.listen
+
+    def kill(self) -> None:
+        """End it by SIGKILL, with all that it started; nothing of them runs any more."""
+        ending.kill(self.popen)
+
+    def start_again(self, timeout_s: float) -> None:
+        """Start it anew where it was, in any thread; RunFailed unless it is ready in time."""
+        self.popen = self.standbys.pop(0)
+        assert self.popen.stdin is not None  # noqa: S101 - for the type checker: it was asked for as a pipe
+        self.popen.stdin.write(b"\n")
+        self.popen.stdin.close()
+        started = _Started(self.launch, self.popen, None)
+        _wait_until_ready([started], timeout_s)
+        self.jvm_pid = _jvm_pid(started)
 
 
 @contextmanager
@@ -76,19 +101,22 @@ def serve(*launches: Launch, timeout_s: float = 120) -> Iterator[tuple[ServerPro
     time is RunFailed with the last lines of its log.
     """
     started: list[_Started] = []
+    ready: list[ServerProcess] = []
+    standbys: list[subprocess.Popen[bytes]] = []
     grace_s = _SHORT_GRACE_S
     try:
         started.extend(map(_started, launches))
         _wait_until_ready(started, timeout_s)
-        grace_s = _GRACE_S
-        yield tuple(
-            ServerProcess(popen=one.popen, jvm_pid=_jvm_pid(one), log=one.launch.log, listen=one.launch.listen)
-            for one in started
-        )
-    finally:
-        end(*(one.popen for one in started), grace_s=grace_s)
+        grace_s = ending.GRACE_S
         for one in started:
-            _end_orphans(one.entered)
+            its = [_start(one.launch, _STANDBY, stdin=subprocess.PIPE) for _ in range(one.launch.restarts)]
+            standbys += its
+            ready.append(ServerProcess(launch=one.launch, popen=one.popen, jvm_pid=_jvm_pid(one), standbys=its))
+        yield tuple(ready)
+    finally:
+        ending.end(*(one.popen for one in started), *standbys, grace_s=grace_s)
+        for one in started:
+            ending.end_orphans(one.entered)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,17 +129,21 @@ class _Started:
 
 
 def _started(launch: Launch) -> _Started:
-    plan = launch.plan
-    for folder in plan.writable:
+    for folder in launch.plan.writable:
         folder.mkdir(parents=True, exist_ok=True)
         server_user.give(folder)
+    entered = ending.entered(launch.enter)
+    return _Started(launch, _start(launch), entered)
+
+
+def _start(launch: Launch, first: Sequence[str] = (), stdin: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
+    """Its process, which `first` becomes."""
+    plan = launch.plan
     if plan.may_leave:
-        argv = launch.enter(system.with_us((*_FAMILY, *server_user.drop_privileges(plan), *plan.argv)))
+        argv = launch.enter(system.with_us((*_FAMILY, *server_user.drop_privileges(plan), *first, *plan.argv)))
     else:
-        argv = launch.enter((*server_user.drop_privileges(plan), *system.with_us(plan.argv)))
-    entered = _entered(launch.enter)
-    popen = system.start(argv, stdout=launch.log, cwd=plan.cwd, env=environment(plan))
-    return _Started(launch, popen, entered)
+        argv = launch.enter((*server_user.drop_privileges(plan), *system.with_us((*first, *plan.argv))))
+    return system.start(argv, stdin=stdin, stdout=launch.log, cwd=plan.cwd, env=environment(plan))
 
 
 def environment(plan: LaunchPlan) -> dict[str, str]:
@@ -134,92 +166,6 @@ def last_lines(log: Path, count: int = 20) -> str:
 def _is_frame(line: str) -> bool:
     """Whether a line is a part of a Java stack, such as "at a.B.c(B.java:1)" or "... 7 more"."""
     return line.lstrip().startswith(("at ", "... "))
-
-
-def end(*popens: subprocess.Popen[bytes], grace_s: float = _GRACE_S) -> None:
-    """No process of those servers: SIGTERM for all at once, so that recordings are written, SIGKILL after the grace."""
-    told = [(popen, _children(popen)) for popen in popens]
-    for popen, children in told:
-        # The JVM first: a launcher (Elasticsearch 8) ends by itself when its server has ended.
-        for process in reversed(children):
-            _signal(process)
-        _signal(popen)
-    deadline = time.monotonic() + grace_s
-    for popen, children in told:
-        with suppress(subprocess.TimeoutExpired):
-            popen.wait(max(0.0, deadline - time.monotonic()))
-        left = _running(children, deadline)
-        for process in left:
-            with suppress(psutil.NoSuchProcess):
-                process.kill()
-        popen.kill()
-        popen.wait()
-        _running(left, math.inf)
-
-
-def _entered(enter: Callable[[Sequence[str]], tuple[str, ...]]) -> tuple[str, str, int] | None:
-    """Where `enter` leads, and as whom: network, user namespace and uid. None: to no network but ours."""
-    said = system.run(enter(("readlink", "/proc/self/ns/net", "/proc/self/ns/user"))).split()
-    here = str(Path("/proc/self/ns/net").readlink())
-    return None if said[0] == here else (said[0], said[1], os.getuid())
-
-
-def _end_orphans(entered: tuple[str, str, int] | None) -> None:
-    """Nobody in the server's network who is none of ours: what a launcher left behind has another parent now.
-
-    All that we start there is what `enter` makes of it; the server alone is one with fewer privileges.
-    """
-    if entered is None:
-        return
-    left = [one for one in psutil.process_iter() if _is_orphan(one, entered)]
-    for process in left:
-        with suppress(psutil.NoSuchProcess):
-            process.kill()
-    _running(left, math.inf)
-
-
-def _is_orphan(process: psutil.Process, entered: tuple[str, str, int]) -> bool:
-    try:
-        net, user = (str(Path(f"/proc/{process.pid}/ns/{name}").readlink()) for name in ("net", "user"))
-        return net == entered[0] and (user, process.uids().real) != entered[1:]
-    except (OSError, psutil.NoSuchProcess):
-        # It has ended, or it is somebody's whom we may not look at.
-        return False
-
-
-def _running(processes: Sequence[psutil.Process], deadline: float) -> list[psutil.Process]:
-    """Those that still run then, or nobody, as soon as that is so.
-
-    One that has ended is no child of ours, and whose it is now may never ask for its status (psutil.wait_procs would
-    wait for that): a JVM outlives the script that started it, and PID 1 of a container need not be an init.
-    """
-    while left := [process for process in processes if _runs(process)]:
-        if time.monotonic() > deadline:
-            return left
-        time.sleep(_POLL_S)
-    return []
-
-
-def _runs(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-def _signal(process: psutil.Process | subprocess.Popen[bytes]) -> None:
-    with suppress(psutil.NoSuchProcess):
-        process.send_signal(signal.SIGTERM)
-        # A paused server acts on nothing else.
-        process.send_signal(signal.SIGCONT)
-
-
-def _children(popen: subprocess.Popen[bytes]) -> list[psutil.Process]:
-    """What the process started, the youngest last. A process that has ended has nothing."""
-    try:
-        return psutil.Process(popen.pid).children(recursive=True) if popen.poll() is None else []
-    except psutil.NoSuchProcess:
-        return []
 
 
 def _wait_until_ready(started: Sequence[_Started], timeout_s: float) -> None:
@@ -268,7 +214,7 @@ def _jvm_pid(one: _Started) -> int:
         return popen.pid
     jvms: dict[int, int] = {}
     with suppress(psutil.NoSuchProcess):
-        jvms = {process.pid: process.ppid() for process in _children(popen) if process.name() == "java"}
+        jvms = {process.pid: process.ppid() for process in ending.children_of(popen) if process.name() == "java"}
     # Where a launcher is one too (Elasticsearch 8) the server is its child.
     servers = [pid for pid in jvms if pid not in jvms.values()]
     if len(servers) != 1:

@@ -24,7 +24,19 @@ SearchStep = Literal["", "estimate", "ramp", "bisect", "confirm"]
 class Fault:
     """Something that happens at a moment of a run, counted from the start of the measurement."""
 
-    kind: Literal["partition", "profile", "throttle", "reset", "blackhole", "pause", "flush"]
+    kind: Literal[
+        "partition",
+        "blackhole",
+        "profile",
+        "throttle",
+        "reset",
+        "pause",
+        "kill",
+        "gc",
+        "heap-dump",
+        "file-descriptors",
+        "flush",
+    ]
     name: Name | None = None
     """Where `fault` is a factor, it happens in the cells whose level has this name; without a name in all."""
     at_ns: Moment

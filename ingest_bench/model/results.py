@@ -79,6 +79,8 @@ class Happened:
     """Whose links: "clients" or "peers"; empty: it was none of a link."""
     node: int | None = None
     """None: all nodes."""
+    seen: str = ""
+    """What was seen of it, such as how many connections were reset; empty: there is nothing to add."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,13 +3,12 @@
 `plan` turns a profile into what is done to a link or an interface (pure). `act` does it: in namespaces of a `sandbox`
 that die with us, with a `box` in the middle where netem is needed, or on a real `interface` with a ledger. `measure`
 proves that it happened (`check`) and tells what crossed the link while the load ran (`readings`). `capabilities` says
-what this machine can emulate, and `faults` are what may happen to a standing link.
+what this machine can emulate.
 """
 
 from ingest_bench.network.act.link import Link, link
 from ingest_bench.network.act.links import Links, links, require
 from ingest_bench.network.capabilities import capabilities
-from ingest_bench.network.faults import fault
 from ingest_bench.network.measure.check import check
 from ingest_bench.network.measure.readings import readings, start
 from ingest_bench.network.measure.waits import waited
@@ -25,7 +24,6 @@ __all__ = [
     "Links",
     "capabilities",
     "check",
-    "fault",
     "frame_sizes",
     "link",
     "links",

@@ -165,7 +165,7 @@ SHOWN: tuple[Shown, ...] = (
     Shown("forwards_per_s", "forwards/s", short),
     Shown("delivery_ms_p50", "accepted to delivered, p50, ms", short),
     Shown("delivery_ms_p99", "p99, ms", short),
-    Shown("lost_documents", "lost", whole, when_some="lost_documents"),
+    Shown("lost_documents", "lost", whole),
     Shown("delivered_twice", "delivered twice", whole, when_some="delivered_twice"),
     Shown("requests_failed", "failed requests", whole, when_some="requests_failed"),
     Shown("stalled_s", "stalled, s", whole, when_some="stalled_s"),

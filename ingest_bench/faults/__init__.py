@@ -1,0 +1,54 @@
+"""What happens to a link, to a node or to the whole server at a moment of a run, and how it ends again.
+
+| fault | what it does | its end |
+|---|---|---|
+| `partition` | nothing passes in a direction, and no one is told | packets pass; TCP sends the lost ones again |
+| `blackhole` | connections open, but what is sent on them vanishes | as above |
+| `profile`, `throttle` | the link is in another state | the link is in its own state again |
+| `reset` | each established connection is reset at both ends | none: it has no length |
+| `pause` | a JVM stands still | it goes on |
+| `kill` | a node is killed | it is started again on its files, and is ready |
+| `gc` | a JVM collects its whole heap | none |
+| `heap-dump` | a JVM writes its live objects to a file | none; the file is removed |
+| `file-descriptors` | a JVM can open hardly any file or connection | it may open as many as before |
+| `flush` | the server writes to files what it has in memory | none |
+
+Faults may overlap: a link or a node has the state of all that last. What several do alike begins with the first one
+and ends with the last one. Faults of a link live in its namespaces, and those of a node in its process: they go with
+these, also when we are killed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ingest_bench.faults.blackhole import BLACKHOLE
+from ingest_bench.faults.file_descriptors import FILE_DESCRIPTORS
+from ingest_bench.faults.flush import FLUSH
+from ingest_bench.faults.gc import GC
+from ingest_bench.faults.heap_dump import HEAP_DUMP
+from ingest_bench.faults.kill import KILL
+from ingest_bench.faults.partition import PARTITION
+from ingest_bench.faults.pause import PAUSE
+from ingest_bench.faults.profile import PROFILE
+from ingest_bench.faults.reset import RESET
+from ingest_bench.faults.throttle import THROTTLE
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ingest_bench.faults.kind import FaultKind
+
+FAULTS: Mapping[str, FaultKind] = {
+    "partition": PARTITION,
+    "blackhole": BLACKHOLE,
+    "profile": PROFILE,
+    "throttle": THROTTLE,
+    "reset": RESET,
+    "pause": PAUSE,
+    "kill": KILL,
+    "gc": GC,
+    "heap-dump": HEAP_DUMP,
+    "file-descriptors": FILE_DESCRIPTORS,
+    "flush": FLUSH,
+}

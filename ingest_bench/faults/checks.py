@@ -1,0 +1,79 @@
+"""Whether the faults of a cell can happen as they are written, and which states its links will have. Pure."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+from ingest_bench.errors import SpecError
+from ingest_bench.faults import FAULTS
+from ingest_bench.faults.each import concerns
+from ingest_bench.model.experiment import Cell, Fault
+from ingest_bench.model.network import LinkName, Profile
+
+
+def check(cell: Cell) -> None:
+    """Refuse faults that cannot happen as written, before anything starts."""
+    if cell.load.measure_documents is not None and not all(fault.every_ns for fault in cell.faults):
+        raise SpecError(
+            "faults and a number of documents: their moments are counted in a measurement of known length; only one "
+            'that happens again and again needs none: every = "5s"'
+        )
+    for fault in cell.faults:
+        for complaint in (*_of_time(cell, fault), *_of_keys(fault), FAULTS[fault.kind].complaint(cell, fault)):
+            if complaint:
+                raise SpecError(f"fault {fault.kind}: {complaint}")
+
+
+def turns(cell: Cell, fault: Fault) -> int:
+    """How often it may happen in a measurement of known length."""
+    if not fault.every_ns:
+        return 1
+    return max(0, (cell.load.measure_ns - fault.at_ns - max(1, fault.for_ns)) // fault.every_ns + 1)
+
+
+def restarts(cell: Cell, node: int) -> int:
+    """How often a node is started again."""
+    return sum(turns(cell, fault) for fault in cell.faults if fault.kind == "kill" and fault.node in (None, node))
+
+
+def states(cell: Cell) -> dict[LinkName, tuple[Profile, ...]]:
+    """Each link of a run with its states: the one that it begins in, and those that faults will bring it into."""
+    numbers = range(1, cell.target.nodes + 1)
+    begin: dict[LinkName, Profile | None] = {LinkName((number,)): cell.network for number in numbers}
+    begin |= {LinkName(pair): cell.peers for pair in itertools.combinations(numbers, 2)}
+    return {
+        name: (profile, *_changed(profile, name, cell.faults)) for name, profile in begin.items() if profile is not None
+    }
+
+
+def _changed(profile: Profile, name: LinkName, faults: tuple[Fault, ...]) -> Iterator[Profile]:
+    for fault in faults:
+        changed = FAULTS[fault.kind].changed
+        if changed is not None and concerns(fault, name):
+            yield changed(profile, fault)
+
+
+def _of_time(cell: Cell, fault: Fault) -> Iterator[str]:
+    """What is wrong with its moments."""
+    kind = FAULTS[fault.kind]
+    if kind.lasts and fault.for_ns <= 0:
+        yield 'how long does it last? Add for = "5s"'
+    if not kind.lasts and fault.for_ns:
+        yield "it has no length; take for out"
+    if 0 < fault.every_ns <= fault.for_ns:
+        yield "it would begin again before it has ended; every is longer than for"
+    if cell.load.measure_documents is None and fault.at_ns + fault.for_ns > cell.load.measure_ns:
+        yield "it ends after the measurement; measure longer"
+
+
+def _of_keys(fault: Fault) -> Iterator[str]:
+    """Which key it has that only others have."""
+    kind, usual = FAULTS[fault.kind], Fault(kind=fault.kind, at_ns=0)
+    if kind.hits != "link" and fault.link == "peers":
+        yield "it is none of a link; take link out"
+    if kind.hits == "server" and fault.node is not None:
+        yield "it is one of all nodes at once; take node out"
+    for name, key in (("direction", "direction"), ("profile", "profile"), ("rate_bps", "rate"), ("delay_ns", "delay")):
+        if name not in kind.takes and getattr(fault, name) != getattr(usual, name):
+            yield f"it has no {key}; take {key} out"

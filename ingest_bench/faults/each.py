@@ -1,0 +1,77 @@
+"""A fault at each link, or at each node, that it is about."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack
+
+from ingest_bench import network
+from ingest_bench.errors import SpecError
+from ingest_bench.faults.kind import Begun
+from ingest_bench.faults.stage import Act, Node, Stage
+from ingest_bench.model.experiment import Fault
+from ingest_bench.model.network import LinkName
+from ingest_bench.network import Direction, Link
+
+
+def concerns(fault: Fault, name: LinkName) -> bool:
+    """Whether a fault of links is one of that link."""
+    return fault.link == name.kind and (fault.node is None or fault.node in name.nodes)
+
+
+def links(fault: Fault, stage: Stage) -> Iterator[tuple[LinkName, Link]]:
+    """The links that it is about."""
+    if stage.links is None:
+        raise SpecError(f"fault {fault.kind}: it needs a link of ours")
+    return ((name, link) for name, link in stage.links.by_name.items() if concerns(fault, name))
+
+
+def directions(fault: Fault, name: LinkName) -> tuple[Direction, ...]:
+    """The directions of a link that a fault is about. Between nodes the second one is where a server would be."""
+    if fault.direction == "both":
+        return network.DIRECTIONS
+    if name.kind == "peers" and name.nodes[0] == fault.node:
+        return tuple(each for each in network.DIRECTIONS if each != fault.direction)
+    return (fault.direction,)
+
+
+def on_links(
+    fault: Fault, stage: Stage, layer: Callable[[Link, tuple[Direction, ...]], AbstractContextManager[None]]
+) -> Begun:
+    """The layer on each of its links; when one cannot be had, none of them is left."""
+    with ExitStack() as stack:
+        for name, link in links(fault, stage):
+            stack.enter_context(layer(link, directions(fault, name)))
+        return _ending(stack.pop_all())
+
+
+def nodes(fault: Fault, stage: Stage) -> tuple[Node, ...]:
+    """The nodes that it is about."""
+    if not stage.nodes:
+        raise SpecError(f"fault {fault.kind}: it needs the server's process on this machine")
+    return tuple(node for node in stage.nodes if fault.node in (None, node.number))
+
+
+def on_nodes(fault: Fault, stage: Stage, begin: Callable[[Node], tuple[str, Act]]) -> Begun:
+    """What `begin` makes at each of its nodes, and what it says of it; what it returns ends it."""
+    with ExitStack() as stack:
+        seen = []
+        for node in nodes(fault, stage):
+            said, end = begin(node)
+            stack.callback(end)
+            seen.append(f"{node.name}: {said}" if said else "")
+        return _ending(stack.pop_all(), "; ".join(filter(None, seen)))
+
+
+def at_nodes(fault: Fault, stage: Stage, act: Callable[[Node], str]) -> Begun:
+    """What is done at each of its nodes that runs, one after the other, and what was seen of it."""
+    seen = [f"{node.name}: {'not done, it is down' if node.is_down else act(node)}" for node in nodes(fault, stage)]
+    return Begun("; ".join(seen))
+
+
+def _ending(stack: ExitStack, seen: str = "") -> Begun:
+    def end() -> str:
+        stack.close()
+        return ""
+
+    return Begun(seen, end)

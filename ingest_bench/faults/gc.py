@@ -1,0 +1,35 @@
+"""`gc`: a collection of the whole heap, as `System.gc()` asks for it. It has no length."""
+
+from __future__ import annotations
+
+import re
+import time
+
+from ingest_bench.errors import RunFailed
+from ingest_bench.faults import each
+from ingest_bench.faults.kind import Begun, FaultKind
+from ingest_bench.faults.stage import Node, Stage
+from ingest_bench.model.experiment import Fault
+
+_COUNT = re.compile(r"^sun\.gc\.collector\.\d+\.invocations=(\d+)", re.MULTILINE)
+
+
+def _begin(fault: Fault, stage: Stage) -> Begun:
+    return each.at_nodes(fault, stage, _collect)
+
+
+def _collect(node: Node) -> str:
+    """RunFailed when it collected nothing: -XX:+DisableExplicitGC makes the command a success without any effect."""
+    before, began = _collections(node), time.monotonic()
+    node.ask("GC.run")
+    if _collections(node) <= before:
+        raise RunFailed(f"gc: {node.name} was told to collect and did not. Was it started with -XX:+DisableExplicitGC?")
+    return f"collected within {time.monotonic() - began:.2f} s"
+
+
+def _collections(node: Node) -> int:
+    """How often any of its collectors ran (the counters of jdk.internal.perf, in all of HotSpot's collectors)."""
+    return sum(map(int, _COUNT.findall(node.ask("PerfCounter.print"))))
+
+
+GC = FaultKind(hits="node", begin=_begin)

@@ -1,0 +1,64 @@
+"""`kill`: a node is killed, and after `for` it is started again on the files that it left.
+
+It is SIGKILL: nothing is written on the way out, and nobody is told. What the server acknowledged before must be there
+when it is back: `lost_documents` says how many are not.
+"""
+
+from __future__ import annotations
+
+import time
+
+from ingest_bench.faults import each
+from ingest_bench.faults.kind import Begun, FaultKind
+from ingest_bench.faults.stage import Act, Node, Stage, hold
+from ingest_bench.model.experiment import Cell, Fault
+
+
+def _complaint(cell: Cell, fault: Fault) -> str:
+    del fault
+    if cell.load.measure_documents is not None:
+        return "how often a server is started again must be known before; give the measurement a length"
+    if cell.probes:
+        return f"a JVM that is killed leaves no recording; leave out the probes ({', '.join(cell.probes)})"
+    return ""
+
+
+def _begin(fault: Fault, stage: Stage) -> Begun:
+    nodes = each.nodes(fault, stage)
+    said: list[str] = []
+    ends = [_killed(node, said) for node in nodes]
+
+    def end() -> str:
+        for let_go in ends:
+            let_go()
+        return "; ".join(said)
+
+    return Begun("", end)
+
+
+def _killed(node: Node, said: list[str]) -> Act:
+    def kill() -> None:
+        node.is_down = True
+        node.process.kill()
+
+    def start_again() -> None:
+        began = time.monotonic()
+        node.process.start_again(node.boot_limit_s)
+        node.is_down = False
+        for begin, _ in node.lasting.values():
+            begin()
+        said.append(f"{node.name}: ready again {time.monotonic() - began:.1f} s after its start")
+
+    with node.lock:
+        return _locked(node, hold(node.counts, "kill", kill, start_again))
+
+
+def _locked(node: Node, act: Act) -> Act:
+    def locked() -> None:
+        with node.lock:
+            act()
+
+    return locked
+
+
+KILL = FaultKind(hits="node", begin=_begin, lasts=True, is_slow=True, complaint=_complaint)

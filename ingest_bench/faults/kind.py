@@ -1,0 +1,42 @@
+"""What a kind of fault is: what it hits, which keys it takes, and how it begins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from ingest_bench.faults.stage import Stage
+from ingest_bench.model.experiment import Cell, Fault
+from ingest_bench.model.network import Profile
+
+
+def _nothing() -> str:
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A fault that has begun. Words say what was seen of it; empty: there is nothing to add."""
+
+    seen: str = ""
+    end: Callable[[], str] = _nothing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FaultKind:
+    """One kind of fault: one file, and one line in `FAULTS`."""
+
+    hits: Literal["link", "node", "server"]
+    begin: Callable[[Fault, Stage], Begun]
+    """RunFailed when it cannot happen."""
+    lasts: bool = False
+    """Whether it has a length (`for`); one without is over when it has happened."""
+    takes: frozenset[str] = frozenset()
+    """The keys that it takes of `direction`, `profile`, `rate_bps` and `delay_ns`."""
+    is_slow: bool = False
+    """Whether its end may take seconds: others go on meanwhile. One without a length always may."""
+    complaint: Callable[[Cell, Fault], str] = lambda _cell, _fault: ""
+    """Why it cannot happen in such a cell; empty: it can."""
+    changed: Callable[[Profile, Fault], Profile] | None = None
+    """The state of a link of that profile under it; None: the link stays in its state."""

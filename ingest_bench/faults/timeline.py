@@ -1,0 +1,163 @@
+"""When the faults of a run begin and end."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import heapq
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+from ingest_bench.errors import IngestBenchError, RunFailed
+from ingest_bench.faults import FAULTS
+from ingest_bench.faults.kind import Begun
+from ingest_bench.faults.stage import Stage
+from ingest_bench.model.experiment import Fault
+from ingest_bench.model.results import Happened
+
+
+@contextlib.contextmanager
+def happening(
+    faults: tuple[Fault, ...],
+    stage: Stage,
+    measure_start_ns: Callable[[], int | None],
+    measure_ns: int | None = None,
+) -> Iterator[Following]:
+    """While the block lasts, each fault happens at its moment; each that began has ended when the block ends.
+
+    `measure_start_ns` says when the measurement begins (CLOCK_MONOTONIC), None as long as nobody knows; `measure_ns` is
+    its length, None where nobody knows that. One without a length may take long: others go on meanwhile, and its own
+    next turns are left out.
+    """
+    happened = Following(faults, stage, measure_start_ns, measure_ns)
+    if not faults:
+        yield happened
+        return
+    thread = threading.Thread(target=happened.follow, name="faults", daemon=True)
+    thread.start()
+    try:
+        yield happened
+    finally:
+        happened.over.set()
+        thread.join()
+    if happened.error is not None:
+        error = happened.error
+        said = str(error) if isinstance(error, (IngestBenchError, OSError)) else f"{type(error).__name__}: {error}"
+        raise RunFailed(f"fault: {said}")
+
+
+class Following:
+    """The faults of a run, and what became of them."""
+
+    def __init__(
+        self,
+        faults: tuple[Fault, ...],
+        stage: Stage,
+        measure_start_ns: Callable[[], int | None],
+        measure_ns: int | None = None,
+    ) -> None:
+        self.over = threading.Event()
+        self.error: Exception | None = None
+        self.records: list[Happened] = []
+        self._stage = stage
+        self._measure_start_ns = measure_start_ns
+        self._measure_ns = measure_ns
+        self._faults = faults
+        # When, whether it begins, and which: those that end come before those that begin at the same moment.
+        self._moments = [(fault.at_ns, 1, number) for number, fault in enumerate(faults)]
+        heapq.heapify(self._moments)
+        self._ends: dict[int, tuple[Begun, int]] = {}
+        self._busy: dict[int, threading.Thread] = {}
+
+    def follow(self) -> None:
+        """Let each fault begin and end at its moment."""
+        try:
+            while self._moments and self.error is None:
+                at_ns, begins, number = heapq.heappop(self._moments)
+                if (late_ns := self._wait_until(at_ns)) is None:
+                    return
+                fault = self._faults[number]
+                if not begins:
+                    self._end(number)
+                    continue
+                if self._is_too_late(fault, at_ns + late_ns):
+                    continue
+                if number not in self._busy or not self._busy[number].is_alive():
+                    self._begin(number, fault)
+                if fault.for_ns:
+                    heapq.heappush(self._moments, (at_ns + fault.for_ns, 0, number))
+                if fault.every_ns:
+                    again_ns = at_ns + (1 + late_ns // fault.every_ns) * fault.every_ns
+                    heapq.heappush(self._moments, (again_ns, 1, number))
+        except Exception as error:  # noqa: BLE001 - it ends the run: nobody would see it in this thread
+            self.error = error
+        finally:
+            for number in list(self._ends):
+                self._end(number)
+            for thread in self._busy.values():
+                thread.join()
+
+    def _is_too_late(self, fault: Fault, begin_ns: int) -> bool:
+        """Whether one turn more would not end within the measurement."""
+        if not fault.every_ns or self._measure_ns is None:
+            return False
+        return begin_ns >= self._measure_ns or begin_ns + fault.for_ns > self._measure_ns
+
+    def _wait_until(self, at_ns: int) -> int | None:
+        """How late it is then, once that moment of the measurement has come; None: the block ended before."""
+        while (start_ns := self._measure_start_ns()) is None:
+            if self.over.wait(0.02):
+                return None
+        late_ns = time.monotonic_ns() - start_ns - at_ns
+        return None if self.over.wait(max(0, -late_ns) / 1e9) else max(0, late_ns)
+
+    def _begin(self, number: int, fault: Fault) -> None:
+        kind = FAULTS[fault.kind]
+        self.records.append(
+            Happened(
+                kind=fault.kind,
+                started=time.time_ns(),
+                direction=fault.direction if "direction" in kind.takes else "",
+                link=fault.link if kind.hits == "link" else "",
+                node=fault.node,
+            )
+        )
+        place = len(self.records) - 1
+        if fault.for_ns:
+            self._ends[number] = (begin(fault, self._stage), place)
+        else:
+            self._meanwhile(number, lambda: self._over(begin(fault, self._stage), place))
+
+    def _end(self, number: int) -> None:
+        if number not in self._ends:
+            return
+        begun, place = self._ends.pop(number)
+        if FAULTS[self._faults[number].kind].is_slow:
+            self._meanwhile(number, lambda: self._over(begun, place))
+        else:
+            self._try(lambda: self._over(begun, place))
+
+    def _meanwhile(self, number: int, act: Callable[[], None]) -> None:
+        """What may take long: what is due meanwhile, such as the end of a pause, must not wait for it."""
+        thread = threading.Thread(target=self._try, args=(act,), name=self._faults[number].kind, daemon=True)
+        self._busy[number] = thread
+        thread.start()
+
+    def _over(self, begun: Begun, place: int) -> None:
+        """End it, and write down when that was and what was seen."""
+        seen = begun.end()
+        words = "; ".join(filter(None, (begun.seen, seen)))
+        self.records[place] = dataclasses.replace(self.records[place], ended=time.time_ns(), seen=words)
+
+    def _try(self, act: Callable[[], None]) -> None:
+        """An error ends the run, and the other faults have to end all the same."""
+        try:
+            act()
+        except Exception as error:  # noqa: BLE001 - nobody would see it in this thread
+            self.error = self.error or error
+
+
+def begin(fault: Fault, stage: Stage) -> Begun:
+    """Let a fault begin; `end` of what is returned ends it."""
+    return FAULTS[fault.kind].begin(fault, stage)

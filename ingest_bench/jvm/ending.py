@@ -1,0 +1,120 @@
+"""The end of servers: nothing of them is left, whatever they started and wherever it went."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import subprocess
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+
+from ingest_bench import system
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+_POLL_S = 0.05
+# A recording of 200 MB is written at the JVM's exit.
+GRACE_S = 60.0
+
+
+def end(*popens: subprocess.Popen[bytes], grace_s: float = GRACE_S) -> None:
+    """No process of those servers: SIGTERM for all at once, so that recordings are written, SIGKILL after the grace."""
+    told = [(popen, children_of(popen)) for popen in popens]
+    for popen, children in told:
+        # The JVM first: a launcher (Elasticsearch 8) ends by itself when its server has ended.
+        for process in reversed(children):
+            _signal(process)
+        _signal(popen)
+    deadline = time.monotonic() + grace_s
+    for popen, children in told:
+        with suppress(subprocess.TimeoutExpired):
+            popen.wait(max(0.0, deadline - time.monotonic()))
+        left = running(children, deadline)
+        for process in left:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        popen.kill()
+        popen.wait()
+        running(left, math.inf)
+
+
+def kill(popen: subprocess.Popen[bytes]) -> None:
+    """End a server by SIGKILL, with all that it started; nothing of them runs any more."""
+    processes = children_of(popen)
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    popen.kill()
+    popen.wait()
+    running(processes, math.inf)
+
+
+def entered(enter: Callable[[Sequence[str]], tuple[str, ...]]) -> tuple[str, str, int] | None:
+    """Where `enter` leads, and as whom: network, user namespace and uid. None: to no network but ours."""
+    said = system.run(enter(("readlink", "/proc/self/ns/net", "/proc/self/ns/user"))).split()
+    here = str(Path("/proc/self/ns/net").readlink())
+    return None if said[0] == here else (said[0], said[1], os.getuid())
+
+
+def end_orphans(entered: tuple[str, str, int] | None) -> None:
+    """Nobody in the server's network who is none of ours: what a launcher left behind has another parent now.
+
+    All that we start there is what `enter` makes of it; the server alone is one with fewer privileges.
+    """
+    if entered is None:
+        return
+    left = [one for one in psutil.process_iter() if _is_orphan(one, entered)]
+    for process in left:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    running(left, math.inf)
+
+
+def _is_orphan(process: psutil.Process, entered: tuple[str, str, int]) -> bool:
+    try:
+        net, user = (str(Path(f"/proc/{process.pid}/ns/{name}").readlink()) for name in ("net", "user"))
+        return net == entered[0] and (user, process.uids().real) != entered[1:]
+    except (OSError, psutil.NoSuchProcess):
+        # It has ended, or it is somebody's whom we may not look at.
+        return False
+
+
+def running(processes: Sequence[psutil.Process], deadline: float) -> list[psutil.Process]:
+    """Those that still run then, or nobody, as soon as that is so.
+
+    One that has ended is no child of ours, and whose it is now may never ask for its status (psutil.wait_procs would
+    wait for that): a JVM outlives the script that started it, and PID 1 of a container need not be an init.
+    """
+    while left := [process for process in processes if _runs(process)]:
+        if time.monotonic() > deadline:
+            return left
+        time.sleep(_POLL_S)
+    return []
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _signal(process: psutil.Process | subprocess.Popen[bytes]) -> None:
+    with suppress(psutil.NoSuchProcess):
+        process.send_signal(signal.SIGTERM)
+        # A paused server acts on nothing else.
+        process.send_signal(signal.SIGCONT)
+
+
+def children_of(popen: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    """What the process started, the youngest last. A process that has ended has nothing."""
+    try:
+        return psutil.Process(popen.pid).children(recursive=True) if popen.poll() is None else []
+    except psutil.NoSuchProcess:
+        return []
