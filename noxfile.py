@@ -22,7 +22,10 @@ NETWORKS = "(netns or bpf) and not (netem or jvm or opensearch or elasticsearch)
 PROMISED = "bpf,netns,netem,jvm,opensearch,elasticsearch"
 PROMISED_TO_ANYBODY = "netns,jvm,opensearch,elasticsearch"
 # Beside the quickstart. The tests of networks repeat themselves as an ordinary user, in `real` and `netem`.
-ORDINARY = tuple(f"tests/test_{name}.py" for name in ("run", "run_crash", "nodes", "sink", "load_sink", "attach"))
+ORDINARY = tuple(
+    f"tests/test_{name}.py"
+    for name in ("run", "run_crash", "faults_of_processes", "nodes", "sink", "load_sink", "attach")
+)
 # The uid and gid "nobody" of Debian: an ordinary user without a home.
 NOBODY = "65534"
 TESTS = ("hypothesis", "pytest", "pytest-xdist")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import resource
+import os
 from pathlib import Path
 
+from ingest_bench import system
+from ingest_bench.errors import RunFailed
 from ingest_bench.faults import each
 from ingest_bench.faults.kind import Begun, FaultKind
 from ingest_bench.faults.stage import Act, Node, Stage
@@ -21,26 +22,42 @@ def _begin(fault: Fault, stage: Stage) -> Begun:
 
 def _few(node: Node) -> tuple[str, Act]:
     """The limit is that of the process (prlimit(2)): what is open stays open, and a higher number is refused."""
-    usual: dict[int, int] = {}
+    usual: dict[int, str] = {}
 
     def begin() -> None:
         pid = node.process.jvm_pid
-        usual[pid], hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-        resource.prlimit(pid, resource.RLIMIT_NOFILE, (_open(pid) + LEFT, hard))
+        usual[pid] = _limit(pid)
+        _set(pid, str(_next(pid) + LEFT))
 
     def end() -> None:
         pid = node.process.jvm_pid
-        with contextlib.suppress(ProcessLookupError):
-            _, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-            resource.prlimit(pid, resource.RLIMIT_NOFILE, (usual[pid], hard))
+        if Path(f"/proc/{pid}").exists():
+            _set(pid, usual[pid])
 
     let_go = node.hold("file-descriptors", begin, end)
-    return "" if node.is_down else f"{LEFT} left beside the {_open(node.process.jvm_pid)} that are open", let_go
+    return "" if node.is_down else f"{LEFT} left beside the {_next(node.process.jvm_pid)} that are open", let_go
 
 
-def _open(pid: int) -> int:
-    """The number behind the highest that is open: the limit is one of numbers, not of how many there are."""
-    return max((int(entry.name) for entry in Path(f"/proc/{pid}/fd").iterdir()), default=0) + 1
+def _next(pid: int) -> int:
+    """The number after the highest that is open: the limit is one of numbers, not of how many there are."""
+    return max((int(entry.name) for entry in Path(f"/proc/{pid}/fd").iterdir()), default=-1) + 1
+
+
+def _limit(pid: int) -> str:
+    """The soft limit."""
+    limits = Path(f"/proc/{pid}/limits").read_text(encoding="ascii")
+    return next(line for line in limits.splitlines() if line.startswith("Max open files")).split()[3]
+
+
+def _set(pid: int, soft: str) -> None:
+    """Asked for by the process's own user: root itself may do it only with CAP_SYS_RESOURCE, which containers lack."""
+    owner = Path(f"/proc/{pid}").stat()
+    argv: tuple[str, ...] = ("prlimit", "--pid", str(pid), f"--nofile={soft}:")
+    if owner.st_uid != os.geteuid():
+        argv = ("setpriv", f"--reuid={owner.st_uid}", f"--regid={owner.st_gid}", "--clear-groups", *argv)
+    system.run(argv)
+    if _limit(pid) != soft:
+        raise RunFailed(f"file-descriptors: the limit of process {pid} is {_limit(pid)}, it was set to {soft}")
 
 
 FILE_DESCRIPTORS = FaultKind(hits="node", begin=_begin, lasts=True)

@@ -1,0 +1,75 @@
+"""Faults of a JVM in whole runs, on the sink and on servers that keep their documents in files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from test_run import carried_out
+
+from ingest_bench.model.results import Happened, RunRecord
+
+LOAD = """
+[load]
+workload = "nyc_taxis"
+users = 2
+bulk_documents = 200
+warm_up = "1s"
+measure = "{seconds}s"
+[target]
+name = "{name}"
+heap = "512m"
+"""
+
+
+def happened(folder: Path, text: str) -> tuple[RunRecord, dict[str, object]]:
+    """The record and the values of a run that was measured."""
+    results, (summary,) = carried_out(folder, text)
+    assert summary.state == "measured", summary.reason
+    (record,) = results.records().values()
+    return record, dict(summary.values)
+
+
+def seen(record: RunRecord) -> dict[str, Happened]:
+    assert all(fault.ended is not None and fault.ended > fault.started for fault in record.faults)
+    return {fault.kind: fault for fault in record.faults}
+
+
+@pytest.mark.jvm
+@pytest.mark.netns
+def test_a_jvm_collects_dumps_its_heap_and_has_few_files_while_it_is_loaded(tmp_path: Path) -> None:
+    text = 'probes = ["gc"]' + LOAD.format(name="sink", seconds=9) + '[[fault]]\nkind = "gc"\nat = "1s"\n'
+    text += '[[fault]]\nkind = "heap-dump"\nat = "3s"\n[[fault]]\nkind = "file-descriptors"\nat = "6s"\nfor = "2s"\n'
+    text += '[[fault]]\nkind = "pause"\nat = "7s"\nfor = "500ms"\n'
+    record, values = happened(tmp_path, text)
+    found = seen(record)
+    assert found["gc"].seen.startswith("node 1: collected within ")
+    assert found["heap-dump"].seen.startswith("node 1: ")
+    assert " MB within " in found["heap-dump"].seen
+    assert found["file-descriptors"].seen.startswith("node 1: 4 left beside the ")
+    full = values["full_gcs"]
+    # A dump of live objects collects first.
+    assert isinstance(full, int)
+    assert full == 2
+    assert values["documents_counted"] == values["documents_acked"]
+    assert not list(tmp_path.rglob("*.hprof"))
+
+
+@pytest.mark.opensearch
+@pytest.mark.netns
+def test_a_node_that_is_killed_comes_back_with_all_that_it_acknowledged(tmp_path: Path) -> None:
+    text = LOAD.format(name="opensearch", seconds=60)
+    record, values = happened(tmp_path, text + '[[fault]]\nkind = "kill"\nat = "5s"\nfor = "1s"\n')
+    (killed,) = record.faults
+    assert killed.ended is not None
+    assert killed.ended - killed.started > 10**9
+    assert killed.seen.startswith("node 1: ready again ")
+    counted, acked, failed = (values[name] for name in ("documents_counted", "documents_acked", "requests_failed"))
+    assert isinstance(counted, int)
+    assert isinstance(acked, int)
+    assert isinstance(failed, int)
+    assert failed >= 1
+    assert acked <= counted <= acked + 200 * failed
+    assert values["lost_documents"] == 0
+    # The log goes on where it was: it has two starts.
+    assert (next(tmp_path.rglob("server.log"))).read_text().count("] started") == 2
