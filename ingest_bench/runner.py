@@ -278,8 +278,7 @@ def _load(
         sender = _started(sending[0], server, fleet, stack, tells_figures)
         seen = None
         try:
-            measure_ns = cell.load.measure_ns if cell.load.measure_documents is None else None
-            with timeline.happening(cell.faults, stage, lambda: sender.measure_start_ns, measure_ns) as seen:
+            with timeline.happening(cell.faults, stage, lambda: sender.measure_start_ns, cell.load) as seen:
                 return [sender.wait(show)]
         finally:
             happened += seen.records if seen is not None else ()

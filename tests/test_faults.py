@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import resource
 import subprocess
 import threading
@@ -110,7 +111,7 @@ def test_what_is_due_while_a_flush_takes_long_does_not_wait_for_it(monkeypatch: 
 
     monkeypatch.setattr(timeline, "begin", begin)
     flush, pause = Fault(kind="flush", at_ns=1, every_ns=10**6), Fault(kind="pause", at_ns=2, for_ns=10**6)
-    with timeline.happening((flush, pause), Stage(), lambda: 1) as seen:
+    with timeline.happening((flush, pause), Stage(), lambda: 1, LoadOptions()) as seen:
         # The pause ends although the flush has not; nor does that begin again before it has.
         assert ended.wait(60)
         assert sorted(began) == ["flush", "pause"]
@@ -151,7 +152,7 @@ def test_a_fault_that_fails_in_whatever_way_fails_the_run(monkeypatch: pytest.Mo
         raise ValueError("no JSON")
 
     def hold(fault: Fault) -> None:
-        with timeline.happening((fault,), Stage(), lambda: 1) as seen:
+        with timeline.happening((fault,), Stage(), lambda: 1, LoadOptions()) as seen:
             for _ in range(1000):
                 if seen.error is None:
                     seen.over.wait(0.01)
@@ -273,6 +274,23 @@ def test_every_kind_of_fault_that_an_experiment_may_name_is_there() -> None:
     assert set(typing.get_args(typing.get_type_hints(Fault)["kind"])) == set(FAULTS)
 
 
+def test_at_random_the_seed_decides_when_a_fault_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+    fault = Fault(kind="flush", at_ns=5 * S, every_ns=2 * S, random=True)
+    found = happened(monkeypatch, fault)
+    cell = dataclasses.replace(CELL, faults=(fault,))
+    assert found == sorted(found) == happened(monkeypatch, fault)
+    assert checks.turns(cell, fault) == len(found) >= 2
+    assert min(found) > 5
+    assert max(found) < 20
+    gaps = [
+        list(itertools.islice(checks.moments(lasting("pause", every_ns=10 * S, random=True), 0, seed), 4000))
+        for seed in (1, 2)
+    ]
+    assert gaps[0] != gaps[1]
+    assert all(9.5 * S < moments[-1] / len(moments) < 10.5 * S for moments in gaps)
+    assert all(later - earlier > 1 for earlier, later in itertools.pairwise(gaps[0]))
+
+
 def test_a_node_is_started_again_as_often_as_it_is_killed() -> None:
     kills = (lasting("kill", every_ns=6 * S), lasting("kill", node=2))
     cell = dataclasses.replace(CELL, faults=kills)
@@ -351,6 +369,7 @@ def test_a_flush_that_fails_fails_the_run() -> None:
     [
         (Fault(kind="flush", at_ns=21 * S), {}, "it ends after the measurement"),
         (Fault(kind="pause", at_ns=1, for_ns=2 * S, every_ns=2 * S), {}, "it would begin again before it has ended"),
+        (Fault(kind="flush", at_ns=1, random=True), {}, "at random, how far apart"),
         (Fault(kind="reset", at_ns=1, for_ns=2 * S), {}, "fault reset: it has no length; take for out"),
         (
             Fault(kind="throttle", at_ns=1, for_ns=2 * S, rate_bps=10**6, direction="to-server"),

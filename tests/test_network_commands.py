@@ -1,7 +1,9 @@
 from __future__ import annotations
 
-from ingest_bench.model.network import Profile
+from ingest_bench.model.network import Impairment, Profile
 from ingest_bench.network.plan import commands, features, places
+
+ECN = Impairment(loss_ppm=10_000, ecn=True)
 
 
 def test_a_device_gets_only_what_the_profile_says() -> None:
@@ -17,6 +19,9 @@ def test_the_route_carries_what_tcp_shall_do() -> None:
     assert commands.route("d", "198.18.1.1", "198.18.2.1", None, profile) == (
         "route replace 198.18.2.1/32 dev d src 198.18.1.1 advmss 536 congctl cubic",
     )
+    for marks in (Profile(name="x", to_server=ECN), Profile(name="x", to_client=ECN)):
+        (line,) = commands.route("d", "198.18.1.1", "198.18.2.1", None, marks)
+        assert line.endswith(" congctl cubic features ecn")
     plain = Profile(name="x", congestion_control=None)
     assert commands.route("d", "198.18.1.1", "198.18.2.1", places.CLIENT_GATEWAY, plain) == (
         "route replace 198.18.2.1/32 via 198.18.1.254 dev d onlink src 198.18.1.1",

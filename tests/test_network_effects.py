@@ -13,6 +13,7 @@ from ingest_bench import catalog
 from ingest_bench.errors import MissingCapability
 from ingest_bench.model.network import Impairment, Profile, Promise
 from ingest_bench.network import check, link, readings
+from ingest_bench.network import start as network_start
 from ingest_bench.network.act import box
 from ingest_bench.network.act.link import Link
 
@@ -79,9 +80,9 @@ def test_a_line_that_is_longer_and_worse_than_promised_is_found_out(standing: Li
     assert "loss to-client" not in names
 
 
-def test_losses_show_in_the_readings_as_drops_and_retransmits(standing: Link) -> None:
-    standing.change(state(Impairment(delay_ns=2 * MS, loss_ppm=20_000)))
-    check(standing)
+def poured(standing: Link) -> dict[str, int]:
+    """The readings of 3 MB from the client to the server."""
+    network_start(standing)
     answer = "import socket; l = socket.create_server(('198.18.2.1', 9)); print(1, flush=True); c, _ = l.accept()\n"
     answer += "while c.recv(1 << 20): pass\n"
     pour = "import socket; c = socket.create_connection(('198.18.2.1', 9), timeout=60); c.sendall(bytes(3_000_000))\n"
@@ -94,15 +95,28 @@ def test_losses_show_in_the_readings_as_drops_and_retransmits(standing: Link) ->
             subprocess.run(standing.client.command((sys.executable, "-c", pour)), check=True, timeout=60)
         finally:
             server.kill()
-    told = readings(standing)
-    drops, loss_ppm, retransmits = told["qdisc_drops"], told["loss_ppm"], told["retransmits"]
-    assert isinstance(drops, int)
-    assert isinstance(loss_ppm, int)
-    assert isinstance(retransmits, int)
+    return {name: value for name, value in readings(standing).items() if isinstance(value, int)}
+
+
+def test_losses_show_in_the_readings_as_drops_and_retransmits(standing: Link) -> None:
+    standing.change(state(Impairment(delay_ns=2 * MS, loss_ppm=20_000)))
+    told = poured(standing)
     # About 2100 packets: 42 lost, give or take five standard deviations.
-    assert 10 <= drops <= 80
-    assert 5_000 < loss_ppm < 40_000
-    assert retransmits >= drops / 2
+    assert 10 <= told["qdisc_drops"] <= 80
+    assert 5_000 < told["loss_ppm"] < 40_000
+    assert told["retransmits"] >= told["qdisc_drops"] / 2
+    assert told["ecn_marks"] == 0
+
+
+def test_with_ecn_packets_come_marked_in_place_of_lost(standing: Link) -> None:
+    standing.change(state(Impairment(delay_ns=2 * MS, loss_ppm=20_000, ecn=True)))
+    told = poured(standing)
+    assert 10 <= told["ecn_marks"] <= 80
+    # What asks for the connection cannot carry a mark: it may be lost, and a lost answer is sent again too.
+    assert told["retransmits"] <= 3
+    assert told["qdisc_drops"] >= told["ecn_marks"]
+    standing.change(state(Impairment(delay_ns=2 * MS)))
+    assert poured(standing)["ecn_marks"] == 0
 
 
 @pytest.mark.parametrize("name", ["wan-50ms", "transatlantic", "lossy-wifi", "lte", "satellite", "bufferbloat"])

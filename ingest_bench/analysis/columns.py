@@ -125,6 +125,8 @@ COLUMNS: tuple[Column, ...] = (
     Column("rtt_ms", "median round trip during the load, as the client's TCP saw it"),
     Column("loss_ppm", "packets lost on the link under load"),
     Column("retransmits", "TCP segments sent again; of several nodes by the clients and all of them, on whatever link"),
+    Column("zero_windows", "how often the server told a sender to stop"),
+    Column("ecn_marks", "packets that came with the mark of congestion (CE)"),
     Column(
         "waited_for_ms_mean",
         "of a node: how long a peer waited for answers of it, mean of all looks at the peer that waited longest",

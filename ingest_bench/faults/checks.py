@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from random import Random
 
 from ingest_bench.errors import SpecError
 from ingest_bench.faults import FAULTS
@@ -27,9 +28,25 @@ def check(cell: Cell) -> None:
 
 def turns(cell: Cell, fault: Fault) -> int:
     """How often it may happen in a measurement of known length."""
-    if not fault.every_ns:
-        return 1
-    return max(0, (cell.load.measure_ns - fault.at_ns - max(1, fault.for_ns)) // fault.every_ns + 1)
+    last_ns = cell.load.measure_ns - max(1, fault.for_ns)
+    own = moments(fault, cell.faults.index(fault), cell.load.seed)
+    return sum(1 for _ in itertools.takewhile(lambda at_ns: at_ns <= last_ns, own))
+
+
+def moments(fault: Fault, number: int, seed: int) -> Iterator[int]:
+    """When it begins, from the start of the measurement on, in nanoseconds. `number` is its place among the faults.
+
+    At random the time from its end to its next beginning is exponential, as of what happens at any moment alike: the
+    seed decides it.
+    """
+    if not fault.random:
+        yield from itertools.count(fault.at_ns, fault.every_ns) if fault.every_ns else (fault.at_ns,)
+        return
+    draw, at_ns = Random(f"{seed} {number}"), fault.at_ns  # noqa: S311 - it is no secret
+    while True:
+        at_ns += max(1, round(draw.expovariate(1 / (fault.every_ns - fault.for_ns))))
+        yield at_ns
+        at_ns += fault.for_ns
 
 
 def restarts(cell: Cell, node: int) -> int:
@@ -61,6 +78,8 @@ def _of_time(cell: Cell, fault: Fault) -> Iterator[str]:
         yield 'how long does it last? Add for = "5s"'
     if not kind.lasts and fault.for_ns:
         yield "it has no length; take for out"
+    if fault.random and not fault.every_ns:
+        yield 'at random, how far apart on average? Add every = "10s"'
     if 0 < fault.every_ns <= fault.for_ns:
         yield "it would begin again before it has ended; every is longer than for"
     if cell.load.measure_documents is None and fault.at_ns + fault.for_ns > cell.load.measure_ns:

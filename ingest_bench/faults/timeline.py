@@ -10,10 +10,11 @@ import time
 from collections.abc import Callable, Iterator
 
 from ingest_bench.errors import IngestBenchError, RunFailed
-from ingest_bench.faults import FAULTS
+from ingest_bench.faults import FAULTS, checks
 from ingest_bench.faults.kind import Begun
 from ingest_bench.faults.stage import Stage
 from ingest_bench.model.experiment import Fault
+from ingest_bench.model.load import LoadOptions
 from ingest_bench.model.results import Happened
 
 
@@ -22,15 +23,16 @@ def happening(
     faults: tuple[Fault, ...],
     stage: Stage,
     measure_start_ns: Callable[[], int | None],
-    measure_ns: int | None = None,
+    load: LoadOptions,
 ) -> Iterator[Following]:
     """While the block lasts, each fault happens at its moment; each that began has ended when the block ends.
 
-    `measure_start_ns` says when the measurement begins (CLOCK_MONOTONIC), None as long as nobody knows; `measure_ns` is
-    its length, None where nobody knows that. One without a length may take long: others go on meanwhile, and its own
-    next turns are left out.
+    `measure_start_ns` says when the measurement of that load begins (CLOCK_MONOTONIC), None as long as nobody knows.
+    The load's seed decides the moments of those that come at random. One without a length may take long: others go on
+    meanwhile, and its own next turns are left out.
     """
-    happened = Following(faults, stage, measure_start_ns, measure_ns)
+    measure_ns = load.measure_ns if load.measure_documents is None else None
+    happened = Following(faults, stage, measure_start_ns, measure_ns, load.seed)
     if not faults:
         yield happened
         return
@@ -56,6 +58,7 @@ class Following:
         stage: Stage,
         measure_start_ns: Callable[[], int | None],
         measure_ns: int | None = None,
+        seed: int = 1,
     ) -> None:
         self.over = threading.Event()
         self.error: Exception | None = None
@@ -65,7 +68,8 @@ class Following:
         self._measure_ns = measure_ns
         self._faults = faults
         # When, whether it begins, and which: those that end come before those that begin at the same moment.
-        self._moments = [(fault.at_ns, 1, number) for number, fault in enumerate(faults)]
+        self._turns = [checks.moments(fault, number, seed) for number, fault in enumerate(faults)]
+        self._moments = [(next(turns), 1, number) for number, turns in enumerate(self._turns)]
         heapq.heapify(self._moments)
         self._ends: dict[int, tuple[Begun, int]] = {}
         self._busy: dict[int, threading.Thread] = {}
@@ -87,8 +91,8 @@ class Following:
                     self._begin(number, fault)
                 if fault.for_ns:
                     heapq.heappush(self._moments, (at_ns + fault.for_ns, 0, number))
-                if fault.every_ns:
-                    again_ns = at_ns + (1 + late_ns // fault.every_ns) * fault.every_ns
+                again_ns = next((turn for turn in self._turns[number] if turn > at_ns + late_ns), None)
+                if again_ns is not None:
                     heapq.heappush(self._moments, (again_ns, 1, number))
         except Exception as error:  # noqa: BLE001 - it ends the run: nobody would see it in this thread
             self.error = error

@@ -43,6 +43,8 @@ class Fault:
     for_ns: Moment = 0
     every_ns: Moment = 0
     """It happens again so long after it began, as long as the measurement lasts; 0: once."""
+    random: bool = False
+    """`every_ns` is the mean: it begins at moments that are drawn, each by itself, with the load's seed."""
     link: Literal["clients", "peers"] = "clients"
     """Which links: those of the clients to the nodes, or those between nodes."""
     node: NodeNumber | None = None

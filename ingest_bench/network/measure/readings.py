@@ -31,9 +31,11 @@ def readings(*links: Link, wires: Sequence[Path] = (), clients: bool = True) -> 
     """The numbers of these links together since `start`, while they still stand; `wires` are what `watch_wire` left.
 
     - `wire_packets`: packets that the queues of both directions sent on; None on a loopback link, which has none.
-    - `qdisc_drops`: packets that they dropped, netem's losses among them; `loss_ppm` is their share to the server.
+    - `qdisc_drops`: packets that they dropped, netem's losses among them; `loss_ppm` is their share to the server. What
+      netem marked in place of dropping it counts here too (net/sched/sch_netem.c, netem_enqueue).
     - `retransmits`: TCP segments that either end sent again, on whatever link; without `clients` those of the servers.
     - `zero_windows`: how often a server told a sender to stop.
+    - `ecn_marks`: packets that came with the mark of congestion (CE), at either end, on whatever link.
     - `wire_bytes_p50`: the median frame to a server, Ethernet header included, of those that were sampled.
     - `idle_rtt_ms`: the median round trip that `check` measured before the load; None: nothing was promised about it.
     - `mss`, `rtt_ms`: medians of what the clients' TCP knew of its connections, four times a second.
@@ -56,6 +58,7 @@ def readings(*links: Link, wires: Sequence[Path] = (), clients: bool = True) -> 
         "loss_ppm": round(drops * _MILLION / (packets + drops)) if packets + drops else None,
         "retransmits": sum(counts["RetransSegs"] for pid, counts in tcp.items() if clients or pid in servers),
         "zero_windows": sum(counts["TCPToZeroWindowAdv"] for pid, counts in tcp.items() if pid in servers),
+        "ecn_marks": sum(counts["InCEPkts"] for pid, counts in tcp.items() if clients or pid in servers),
         "idle_rtt_ms": statistics.median(idle) if idle else None,
         **(_seen(wires) if wires else {}),
     }
@@ -73,7 +76,7 @@ def counters(link: Link) -> Counted:
     found = {}
     for place in (link.client, link.server):
         told = parse(place.run(("cat", "/proc/net/snmp", "/proc/net/netstat")))
-        found[place.pid] = {key: told[key] for key in ("RetransSegs", "TCPToZeroWindowAdv")}
+        found[place.pid] = {key: told[key] for key in ("RetransSegs", "TCPToZeroWindowAdv", "InCEPkts")}
     return Counted(queues, found)
 
 

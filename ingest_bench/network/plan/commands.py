@@ -160,4 +160,7 @@ def _tcp(profile: Profile) -> str:
         words += f" advmss {profile.mss_bytes}"
     if profile.congestion_control is not None:
         words += f" congctl {profile.congestion_control}"
+    if profile.to_server.ecn or profile.to_client.ecn:
+        # By default TCP accepts ECN and asks for none (tcp_ecn is 2): no packet could be marked, and all are dropped.
+        words += " features ecn"
     return words
