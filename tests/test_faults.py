@@ -111,7 +111,7 @@ def test_what_is_due_while_a_flush_takes_long_does_not_wait_for_it(monkeypatch: 
 
     monkeypatch.setattr(timeline, "begin", begin)
     flush, pause = Fault(kind="flush", at_ns=1, every_ns=10**6), Fault(kind="pause", at_ns=2, for_ns=10**6)
-    with timeline.happening((flush, pause), Stage(), lambda: 1, LoadOptions()) as seen:
+    with timeline.happening((flush, pause), Stage(), lambda: 1, LoadOptions(measure_documents=1)) as seen:
         # The pause ends although the flush has not; nor does that begin again before it has.
         assert ended.wait(60)
         assert sorted(began) == ["flush", "pause"]
@@ -152,7 +152,7 @@ def test_a_fault_that_fails_in_whatever_way_fails_the_run(monkeypatch: pytest.Mo
         raise ValueError("no JSON")
 
     def hold(fault: Fault) -> None:
-        with timeline.happening((fault,), Stage(), lambda: 1, LoadOptions()) as seen:
+        with timeline.happening((fault,), Stage(), lambda: 1, LoadOptions(measure_documents=1)) as seen:
             for _ in range(1000):
                 if seen.error is None:
                     seen.over.wait(0.01)
