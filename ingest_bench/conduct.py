@@ -16,6 +16,7 @@ from ingest_bench import (
     downloads,
     footprint,
     network,
+    parts,
     probes,
     procedure,
     runner,
@@ -98,6 +99,8 @@ def check(plan: Plan, options: runner.RunOptions | None = None) -> tuple[str, ..
         # Without options nothing is carried out.
         allowed = options is None or options.allow_delete
         to_do = procedure.check(cell, may_delete=allowed or not cell.target.runs_already)
+        for protocol in {one.plan.wire.protocol for part in to_do.parts for one in parts.sends(part)}:
+            checks.check_protocol(cell, protocol)
         lines |= dict.fromkeys(f"skipped: {name}" for name in to_do.skipped)
         lines |= dict.fromkeys(f"note: {note}" for note in to_do.notes)
     return tuple(lines)

@@ -91,6 +91,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "documents",
         "downloads",
         "footprint",
+        "parts",
         "procedure",
         "track_procedure",
         "serving",

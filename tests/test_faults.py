@@ -24,7 +24,7 @@ from ingest_bench.faults.stage import Node, Stage
 from ingest_bench.model.experiment import Cell, Fault
 from ingest_bench.model.load import LoadOptions
 from ingest_bench.model.network import Impairment, LinkName, Profile
-from ingest_bench.model.target import TargetOptions
+from ingest_bench.model.target import Endpoint, TargetOptions
 from ingest_bench.network import Direction, Link, Links
 
 S = 10**9
@@ -172,6 +172,10 @@ class Sleeper:
     @property
     def jvm_pid(self) -> int:
         return self.popen.pid
+
+    @property
+    def listen(self) -> Endpoint:
+        return Endpoint("127.0.0.1", 1)
 
     def kill(self) -> None:
         self.popen.kill()

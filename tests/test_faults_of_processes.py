@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from test_run import carried_out
 
+from ingest_bench.faults import clients
 from ingest_bench.model.results import Happened, RunRecord
 
 LOAD = """
@@ -53,6 +54,24 @@ def test_a_jvm_collects_dumps_its_heap_and_has_few_files_while_it_is_loaded(tmp_
     assert full == 2
     assert values["documents_counted"] == values["documents_acked"]
     assert not list(tmp_path.rglob("*.hprof"))
+
+
+@pytest.mark.jvm
+@pytest.mark.netns
+@pytest.mark.parametrize("kind", clients.CLIENTS)
+def test_the_load_stays_exact_beside_clients_that_misbehave(tmp_path: Path, kind: str) -> None:
+    text = 'probes = ["reads"]' + LOAD.format(name="sink", seconds=5)
+    record, values = happened(tmp_path, text + f'[[fault]]\nkind = "{kind}"\nat = "1s"\nfor = "3s"\nconnections = 8\n')
+    said = seen(record)[kind].seen
+    opened = int(said.removeprefix("node 1: ").split(" connections")[0])
+    assert opened >= 8
+    assert (opened == 8) == (kind in ("slow-bodies", "zero-window"))
+    # Who sends on after the answer 413 may see a reset in its place.
+    assert (" ended by the server" in said or " answers 413" in said) == (kind in ("oversized", "garbage"))
+    assert (" closed windows at a time" in said) == (kind == "zero-window")
+    assert values["bytes_read"] == values["bytes_sent"]
+    assert values["documents_counted"] == values["documents_acked"]
+    assert values["requests_failed"] == 0
 
 
 @pytest.mark.opensearch

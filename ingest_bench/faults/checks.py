@@ -12,6 +12,17 @@ from ingest_bench.faults.each import concerns
 from ingest_bench.model.experiment import Cell, Fault
 from ingest_bench.model.network import LinkName, Profile
 
+# Keys that not every fault takes, by their names in a fault.
+_KEYS = {
+    "direction": "direction",
+    "profile": "profile",
+    "rate_bps": "rate",
+    "delay_ns": "delay",
+    "connections": "connections",
+}
+# The protocols of documents that go over HTTP.
+_OF_HTTP = ("bulk", "json-array")
+
 
 def check(cell: Cell) -> None:
     """Refuse faults that cannot happen as written, before anything starts."""
@@ -24,6 +35,13 @@ def check(cell: Cell) -> None:
         for complaint in (*_of_time(cell, fault), *_of_keys(fault), FAULTS[fault.kind].complaint(cell, fault)):
             if complaint:
                 raise SpecError(f"fault {fault.kind}: {complaint}")
+
+
+def check_protocol(cell: Cell, protocol: str) -> None:
+    """SpecError for clients that misbehave in HTTP where the server does not speak it."""
+    for fault in cell.faults:
+        if FAULTS[fault.kind].needs_http and protocol not in _OF_HTTP:
+            raise SpecError(f"fault {fault.kind}: it is one of HTTP, and {cell.target.name} takes {protocol}")
 
 
 def turns(cell: Cell, fault: Fault) -> int:
@@ -93,6 +111,12 @@ def _of_keys(fault: Fault) -> Iterator[str]:
         yield "it is none of a link; take link out"
     if kind.hits == "server" and fault.node is not None:
         yield "it is one of all nodes at once; take node out"
-    for name, key in (("direction", "direction"), ("profile", "profile"), ("rate_bps", "rate"), ("delay_ns", "delay")):
+    for name, key in (
+        ("direction", "direction"),
+        ("profile", "profile"),
+        ("rate_bps", "rate"),
+        ("delay_ns", "delay"),
+        ("connections", "connections"),
+    ):
         if name not in kind.takes and getattr(fault, name) != getattr(usual, name):
             yield f"it has no {key}; take {key} out"

@@ -33,7 +33,9 @@ class FaultKind:
     lasts: bool = False
     """Whether it has a length (`for`); one without is over when it has happened."""
     takes: frozenset[str] = frozenset()
-    """The keys that it takes of `direction`, `profile`, `rate_bps` and `delay_ns`."""
+    """The keys that it takes of `direction`, `profile`, `rate_bps`, `delay_ns` and `connections`."""
+    needs_http: bool = False
+    """Whether only a server that speaks HTTP can have it."""
     is_slow: bool = False
     """Whether its end may take seconds: others go on meanwhile. One without a length always may."""
     complaint: Callable[[Cell, Fault], str] = lambda _cell, _fault: ""

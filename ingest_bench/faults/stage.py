@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+from ingest_bench.model.target import Endpoint
 from ingest_bench.network import Links
 
 Act = Callable[[], object]
@@ -25,6 +26,10 @@ class Server(Protocol):
     @property
     def jvm_pid(self) -> int:
         """The JVM that runs now."""
+
+    @property
+    def listen(self) -> Endpoint:
+        """Where it takes connections."""
 
     def kill(self) -> None:
         """End it at once; nothing of it is left."""

@@ -36,6 +36,11 @@ class Fault:
         "heap-dump",
         "file-descriptors",
         "flush",
+        "slow-bodies",
+        "garbage",
+        "connection-flood",
+        "oversized",
+        "zero-window",
     ]
     name: Name | None = None
     """Where `fault` is a factor, it happens in the cells whose level has this name; without a name in all."""
@@ -56,6 +61,8 @@ class Fault:
     """Of a throttle: what the link's own profile has in its place, in each direction."""
     delay_ns: Delay | None = None
     """The same."""
+    connections: Annotated[int, Between(1, 10_000, "a server has room for more, our client has not")] | None = None
+    """How many at a time, of clients that misbehave."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
