@@ -18,6 +18,7 @@ from ingest_bench import catalog, network
 from ingest_bench.faults import forged_resets
 from ingest_bench.faults.blackhole import blackhole
 from ingest_bench.faults.layers import other_state
+from ingest_bench.faults.mtu_blackhole import mtu_blackhole
 from ingest_bench.faults.partition import partition
 from ingest_bench.faults.reset import reset
 from ingest_bench.model.network import Impairment, Profile
@@ -282,7 +283,7 @@ def test_a_fault_ends_also_when_its_block_fails() -> None:
 
 def test_a_partition_is_this_program() -> None:
     # ldh [12]; jne #ip, pass; ld [30]; jne #198.18.2.1, pass; ret #TC_ACT_SHOT; pass: ret #TC_ACT_UNSPEC
-    assert holes.bytecode("198.18.2.1", only_data=False) == (
+    assert holes.bytecode("198.18.2.1", "all") == (
         "6,40 0 0 12,21 0 3 2048,32 0 0 30,21 0 1 3323068929,6 0 0 2,6 0 0 4294967295"
     )
 
@@ -315,6 +316,8 @@ def run_program(code: str, frame: bytes) -> int:  # noqa: C901, PLR0912 - a case
                 a += x
             case 0x1C:
                 a -= x
+            case 0x25:
+                at += yes if a > value else no
             case 0x15:
                 at += yes if a == value else no
             case 0x06:
@@ -338,7 +341,7 @@ def frame(
 @pytest.mark.parametrize("options", [b"", bytes(12)])
 @pytest.mark.parametrize("ip_options", [b"", bytes(8)])
 def test_only_data_for_that_address_vanishes_in_a_black_hole(options: bytes, ip_options: bytes) -> None:
-    code = holes.bytecode("198.18.2.1", only_data=True)
+    code = holes.bytecode("198.18.2.1", "data")
 
     def vanishes(made: bytes) -> bool:
         return run_program(code, made) == 2
@@ -349,6 +352,24 @@ def test_only_data_for_that_address_vanishes_in_a_black_hole(options: bytes, ip_
     assert not vanishes(frame(flags=0x02, options=options, ip_options=ip_options))
     assert not vanishes(frame(to="198.18.1.1", data=b"x", options=options, ip_options=ip_options))
     assert not vanishes(bytes(12) + b"\x08\x06" + bytes(46))
+
+
+def test_of_an_mtu_black_hole_only_packets_above_its_size_vanish() -> None:
+    code = holes.bytecode("198.18.2.1", 1000)
+    assert run_program(code, frame(data=bytes(961))) == 2
+    assert run_program(code, frame(data=bytes(960))) != 2
+    assert run_program(code, frame(to="198.18.1.1", data=bytes(1400))) != 2
+
+
+@pytest.mark.netns
+def test_small_packets_pass_an_mtu_black_hole_and_full_ones_do_not() -> None:
+    with link(catalog.profile("ethernet")) as made, talking(made) as talk:
+        with mtu_blackhole(made, ("to-server",), 1000), mtu_blackhole(made, ("to-server",), 1400):
+            assert talk("open", "a", LONG_S) == "ok"
+            assert talk.echo("a", 900) == "ok"
+            assert talk.echo("a", 2000, limit_s=SHORT_S) == "TimeoutError"
+        assert talk("hear", "a", 2000, LONG_S) == "ok"
+        assert filters(made) == ""
 
 
 def ones_complement(data: bytes) -> int:

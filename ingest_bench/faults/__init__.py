@@ -4,6 +4,7 @@
 |---|---|---|
 | `partition` | nothing passes in a direction, and no one is told | packets pass; TCP sends the lost ones again |
 | `blackhole` | connections open, but what is sent on them vanishes | as above |
+| `mtu-blackhole` | packets above a size vanish, and no one is told | as above |
 | `profile`, `throttle` | the link is in another state | the link is in its own state again |
 | `reset` | each established connection is reset at both ends | none: it has no length |
 | `pause` | a JVM stands still | it goes on |
@@ -30,6 +31,7 @@ from ingest_bench.faults.flush import FLUSH
 from ingest_bench.faults.gc import GC
 from ingest_bench.faults.heap_dump import HEAP_DUMP
 from ingest_bench.faults.kill import KILL
+from ingest_bench.faults.mtu_blackhole import MTU_BLACKHOLE
 from ingest_bench.faults.partition import PARTITION
 from ingest_bench.faults.pause import PAUSE
 from ingest_bench.faults.profile import PROFILE
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
 FAULTS: Mapping[str, FaultKind] = {
     "partition": PARTITION,
     "blackhole": BLACKHOLE,
+    "mtu-blackhole": MTU_BLACKHOLE,
     "profile": PROFILE,
     "throttle": THROTTLE,
     "reset": RESET,

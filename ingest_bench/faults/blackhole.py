@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
+from ingest_bench import network
 from ingest_bench.errors import MissingCapability, RunFailed
 from ingest_bench.faults import each
 from ingest_bench.faults.kind import Begun, FaultKind
@@ -14,36 +15,30 @@ from ingest_bench.model.experiment import Fault
 from ingest_bench.network import Direction, Link
 from ingest_bench.network.plan import commands, holes
 
-# The order of our filters on a device; each kind of hole in each direction has its own, so that they may overlap.
-_PREFERENCES: Mapping[tuple[bool, Direction], int] = {
-    (False, "to-server"): 1,
-    (False, "to-client"): 2,
-    (True, "to-server"): 3,
-    (True, "to-client"): 4,
-}
-
 
 @contextmanager
 def blackhole(link: Link, directions: Sequence[Direction]) -> Iterator[None]:
     """A path that carries handshakes and acknowledgements, but no TCP segment with data."""
     with ExitStack() as stack:
         for direction in directions:
-            stack.enter_context(hole(link, direction, only_data=True))
+            stack.enter_context(hole(link, direction, "data"))
         yield
 
 
 @contextmanager
-def hole(link: Link, direction: Direction, *, only_data: bool) -> Iterator[None]:
-    """A filter at the receiver in which packets vanish: all of them, or those with data."""
+def hole(link: Link, direction: Direction, what: holes.What) -> Iterator[None]:
+    """A filter at the receiver in which packets vanish: see `holes.swallow`."""
     receiver = link.ends[1 if direction == "to-server" else 0]
     device, place = receiver.device, receiver.namespace
-    preference = _PREFERENCES[only_data, direction]
+    # The order of our filters on a device; each hole in each direction has its own, so that they may overlap.
+    order = {"all": 0, "data": 1}.get(str(what), what)
+    preference = 1 + 2 * int(order) + network.DIRECTIONS.index(direction)
 
     def swallow() -> None:
         # It may be there already, for another hole; without any filter it does nothing.
         place.run(("tc", "qdisc", "add", "dev", device, "clsact"), check=False)
         try:
-            lines = holes.swallow(device, receiver.address, only_data=only_data, preference=preference)
+            lines = holes.swallow(device, receiver.address, what, preference)
             place.run(("tc", "-batch", "-"), stdin=commands.text(lines))
         except RunFailed as error:
             raise MissingCapability(
@@ -55,7 +50,7 @@ def hole(link: Link, direction: Direction, *, only_data: bool) -> Iterator[None]
         if not place.run(("tc", "filter", "show", "dev", device, "ingress")).strip():
             place.run(("tc", "qdisc", "del", "dev", device, "clsact"))
 
-    with layer(link, ("data" if only_data else "all", direction), swallow, spare):
+    with layer(link, (f"hole {what}", direction), swallow, spare):
         yield
 
 

@@ -18,6 +18,7 @@ _KEYS = {
     "profile": "profile",
     "rate_bps": "rate",
     "delay_ns": "delay",
+    "mtu_bytes": "mtu",
     "connections": "connections",
 }
 # The protocols of documents that go over HTTP.

@@ -20,7 +20,7 @@ def partition(link: Link, directions: Sequence[Direction]) -> Iterator[None]:
     with ExitStack() as stack:
         for direction in directions:
             if link.profile.medium == "loopback":
-                stack.enter_context(hole(link, direction, only_data=False))
+                stack.enter_context(hole(link, direction, "all"))
             else:
                 stack.enter_context(_cut(link, direction))
         yield

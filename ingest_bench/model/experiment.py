@@ -27,6 +27,7 @@ class Fault:
     kind: Literal[
         "partition",
         "blackhole",
+        "mtu-blackhole",
         "profile",
         "throttle",
         "reset",
@@ -61,6 +62,8 @@ class Fault:
     """Of a throttle: what the link's own profile has in its place, in each direction."""
     delay_ns: Delay | None = None
     """The same."""
+    mtu_bytes: Annotated[int, Between(68, 9216, "IPv4 needs 68 (RFC 791); larger ones are rare")] | None = None
+    """The largest IP packet that passes an MTU black hole."""
     connections: Annotated[int, Between(1, 10_000, "a server has room for more, our client has not")] | None = None
     """How many at a time, of clients that misbehave."""
 

@@ -7,13 +7,15 @@ ordinary user may load it, and because a kernel without cls_matchall or act_gact
 from __future__ import annotations
 
 import socket
+from typing import Literal
 
 Lines = tuple[str, ...]
+What = Literal["all", "data"] | int
 
 _LOAD_WORD, _LOAD_HALF, _LOAD_BYTE, _LOAD_BYTE_X = 0x20, 0x28, 0x30, 0x50
 _LOAD_X_HEADER_LENGTH, _COPY_TO_X = 0xB1, 0x07
 _AND, _SHIFT_RIGHT, _ADD_X, _SUBTRACT_X = 0x54, 0x74, 0x0C, 0x1C
-_JUMP_EQUAL, _RETURN = 0x15, 0x06
+_JUMP_EQUAL, _JUMP_ABOVE, _RETURN = 0x15, 0x25, 0x06
 # linux/pkt_cls.h: TC_ACT_SHOT drops, TC_ACT_UNSPEC (-1) asks the next filter.
 _SHOT, _UNSPECIFIED = 2, 0xFFFFFFFF
 _IPV4, _TCP = 0x0800, 6
@@ -25,12 +27,13 @@ _TCP_HEADER_LENGTH_AT = _IP_AT + 12  # after the IP header, whose length is in X
 _Step = tuple[int, int | str, int | str, int]
 
 
-def swallow(device: str, address: str, *, only_data: bool, preference: int) -> Lines:
+def swallow(device: str, address: str, what: What, preference: int) -> Lines:
     """The lines of `tc -batch` after which packets to that address vanish as they come in.
 
-    `only_data`: TCP segments that carry data; a handshake and bare acknowledgements pass. The device needs a clsact.
+    `what`: "all"; "data", TCP segments that carry data, so that a handshake and bare acknowledgements pass; or the
+    largest number of bytes that an IP packet may have and pass. The device needs a clsact.
     """
-    code = bytecode(address, only_data=only_data)
+    code = bytecode(address, what)
     return (f"filter add dev {device} ingress pref {preference} protocol ip bpf da bytecode '{code}'",)
 
 
@@ -39,7 +42,7 @@ def spare(device: str, preference: int) -> Lines:
     return (f"filter del dev {device} ingress pref {preference}",)
 
 
-def bytecode(address: str, *, only_data: bool) -> str:
+def bytecode(address: str, what: What) -> str:
     """The program, as tc takes it."""
     number = int.from_bytes(socket.inet_aton(address), "big")
     steps: list[_Step] = [
@@ -48,7 +51,9 @@ def bytecode(address: str, *, only_data: bool) -> str:
         (_LOAD_WORD, 0, 0, _DESTINATION_AT),
         (_JUMP_EQUAL, 0, "pass", number),
     ]
-    if only_data:
+    if isinstance(what, int):
+        steps += [(_LOAD_HALF, 0, 0, _TOTAL_LENGTH_AT), (_JUMP_ABOVE, "drop", "pass", what)]
+    elif what == "data":
         steps += [
             (_LOAD_BYTE, 0, 0, _PROTOCOL_AT),
             (_JUMP_EQUAL, 0, "pass", _TCP),
