@@ -167,7 +167,18 @@ class Sleeper:
     """The process of a node: a real one, which a new one follows when it is killed."""
 
     def __init__(self) -> None:
-        self.popen = subprocess.Popen(("sleep", "600"))
+        self.popen = self._started()
+
+    @staticmethod
+    def _started() -> subprocess.Popen[bytes]:
+        """It has opened all its files: it answers."""
+        popen = subprocess.Popen(("cat",), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert popen.stdin is not None
+        assert popen.stdout is not None
+        popen.stdin.write(b"ready\n")
+        popen.stdin.flush()
+        assert popen.stdout.readline() == b"ready\n"
+        return popen
 
     @property
     def jvm_pid(self) -> int:
@@ -179,11 +190,11 @@ class Sleeper:
 
     def kill(self) -> None:
         self.popen.kill()
-        self.popen.wait()
+        self.popen.communicate()
 
     def start_again(self, timeout_s: float) -> None:
         assert timeout_s == 60
-        self.popen = subprocess.Popen(("sleep", "600"))
+        self.popen = self._started()
 
     def stands_still(self) -> bool:
         return Path(f"/proc/{self.jvm_pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
@@ -240,6 +251,39 @@ def test_what_is_done_to_a_node_that_is_down_is_not_done_and_said_so(sleepers: t
     assert timeline.begin(Fault(kind="gc", at_ns=0, node=1), stage).seen == "node 1: not done, it is down"
     assert timeline.begin(Fault(kind="flush", at_ns=0), stage).seen == "not done, node 1 is down"
     kill.end()
+
+
+def test_what_is_due_while_a_node_starts_does_not_wait_for_it(sleepers: tuple[Sleeper, Sleeper]) -> None:
+    stage, ready = with_nodes(sleepers[:1]), threading.Event()
+    start_again = sleepers[0].start_again
+
+    def start_slowly(timeout_s: float) -> None:
+        assert ready.wait(60)
+        start_again(timeout_s)
+
+    sleepers[0].start_again = start_slowly  # type: ignore[method-assign]
+    kill = timeline.begin(lasting("kill"), stage)
+    ending = threading.Thread(target=kill.end)
+    ending.start()
+    pause = timeline.begin(lasting("pause"), stage)
+    assert timeline.begin(Fault(kind="gc", at_ns=0), stage).seen == "node 1: not done, it is down"
+    ready.set()
+    ending.join(60)
+    assert sleepers[0].stands_still()
+    pause.end()
+    assert not sleepers[0].stands_still()
+
+
+def test_a_node_that_is_killed_in_the_middle_of_a_collection_fails_nothing(sleepers: tuple[Sleeper, Sleeper]) -> None:
+    def jcmd(pid: int, command: Sequence[str]) -> str:
+        if command[0] == "GC.run":
+            timeline.begin(lasting("kill"), stage)
+            raise RunFailed(f"pid {pid} has ended")
+        return "sun.gc.collector.1.invocations=7\n"
+
+    stage = with_nodes(sleepers[:1], jcmd)
+    found = timeline.begin(Fault(kind="gc", at_ns=0), stage)
+    assert found.seen == "node 1: not done, it was killed meanwhile"
 
 
 def test_a_process_has_few_file_descriptors_left_for_a_while(sleepers: tuple[Sleeper, Sleeper]) -> None:

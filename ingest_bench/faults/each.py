@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 
 from ingest_bench import network
-from ingest_bench.errors import SpecError
+from ingest_bench.errors import RunFailed, SpecError
 from ingest_bench.faults.kind import Begun
 from ingest_bench.faults.stage import Act, Node, Stage
 from ingest_bench.model.experiment import Fault
@@ -65,8 +65,16 @@ def on_nodes(fault: Fault, stage: Stage, begin: Callable[[Node], tuple[str, Act]
 
 def at_nodes(fault: Fault, stage: Stage, act: Callable[[Node], str]) -> Begun:
     """What is done at each of its nodes that runs, one after the other, and what was seen of it."""
-    seen = [f"{node.name}: {'not done, it is down' if node.is_down else act(node)}" for node in nodes(fault, stage)]
-    return Begun("; ".join(seen))
+    return Begun("; ".join(f"{node.name}: {_done(node, act)}" for node in nodes(fault, stage)))
+
+
+def _done(node: Node, act: Callable[[Node], str]) -> str:
+    try:
+        return "not done, it is down" if node.is_down else act(node)
+    except RunFailed:
+        if node.is_down:
+            return "not done, it was killed meanwhile"
+        raise
 
 
 def _ending(stack: ExitStack, seen: str = "") -> Begun:

@@ -10,7 +10,7 @@ import time
 
 from ingest_bench.faults import each
 from ingest_bench.faults.kind import Begun, FaultKind
-from ingest_bench.faults.stage import Act, Node, Stage, hold
+from ingest_bench.faults.stage import Act, Node, Stage
 from ingest_bench.model.experiment import Cell, Fault
 
 
@@ -37,28 +37,27 @@ def _begin(fault: Fault, stage: Stage) -> Begun:
 
 
 def _killed(node: Node, said: list[str]) -> Act:
-    def kill() -> None:
-        node.is_down = True
-        node.process.kill()
+    with node.starting, node.lock:
+        node.counts["kill"] += 1
+        if node.counts["kill"] == 1:
+            node.is_down = True
+            node.process.kill()
 
-    def start_again() -> None:
-        began = time.monotonic()
-        node.process.start_again(node.boot_limit_s)
-        node.is_down = False
-        for begin, _ in node.lasting.values():
-            begin()
-        said.append(f"{node.name}: ready again {time.monotonic() - began:.1f} s after its start")
+    def let_go() -> None:
+        with node.starting:
+            with node.lock:
+                node.counts["kill"] -= 1
+                if node.counts["kill"]:
+                    return
+            began = time.monotonic()
+            node.process.start_again(node.boot_limit_s)
+            with node.lock:
+                node.is_down = False
+                for begin, _ in node.lasting.values():
+                    begin()
+            said.append(f"{node.name}: ready again {time.monotonic() - began:.1f} s after its start")
 
-    with node.lock:
-        return _locked(node, hold(node.counts, "kill", kill, start_again))
-
-
-def _locked(node: Node, act: Act) -> Act:
-    def locked() -> None:
-        with node.lock:
-            act()
-
-    return locked
+    return let_go
 
 
 KILL = FaultKind(hits="node", begin=_begin, lasts=True, is_slow=True, complaint=_complaint)

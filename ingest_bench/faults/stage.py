@@ -68,6 +68,9 @@ class Node:
     lasting: dict[Hashable, tuple[Act, Act]] = field(default_factory=dict)
     """How each fault that lasts begins on a process that is new, and how it ends."""
     lock: threading.RLock = field(default_factory=threading.RLock)
+    """Of what lasts on it; held for a moment only."""
+    starting: threading.Lock = field(default_factory=threading.Lock)
+    """Held while it starts: who would kill it waits."""
 
     @property
     def name(self) -> str:

@@ -141,9 +141,9 @@ class DataPrepper(Plain):
         return Wire(protocol="json-array", keys=keys, written=f"{self.name}: protocol")
 
     def count(self, nodes: Sequence[Http], indices: Sequence[str]) -> int:
-        """The documents that its nodes accepted, once they have come to rest."""
+        """The documents that its nodes accepted. What became of them is for `counters`, which waits."""
         del indices
-        return account.at_rest(nodes)["accepted"]
+        return account.together(nodes)["accepted"]
 
     def counters(self, nodes: Sequence[Http]) -> dict[str, Any]:
         """What became of the documents of their whole lives, by their metrics and by their sinks, added up."""

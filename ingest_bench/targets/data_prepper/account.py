@@ -77,7 +77,7 @@ def at_rest(nodes: Sequence[Http]) -> dict[str, int]:
     known: dict[str, int] = {}
     since = time.monotonic()
     while True:
-        found = _together(nodes)
+        found = together(nodes)
         if not found["inside"] and found["accepted"] + found["unsure"] == found["delivered"] + found["dropped"]:
             return found
         if found != known:
@@ -116,7 +116,8 @@ def _number(line: bytes) -> bytes:
     return found[1]
 
 
-def _together(nodes: Sequence[Http]) -> dict[str, int]:
+def together(nodes: Sequence[Http]) -> dict[str, int]:
+    """The account of all nodes together, as it is now."""
     total: dict[str, int] = {}
     for http in nodes:
         said = metrics(http)
