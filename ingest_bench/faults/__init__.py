@@ -6,6 +6,7 @@
 | `blackhole` | connections open, but what is sent on them vanishes | as above |
 | `mtu-blackhole` | packets above a size vanish, and no one is told | as above |
 | `profile`, `throttle` | the link is in another state | the link is in its own state again |
+| `trace` | the link's rate changes as a file says | as above |
 | `reset` | each established connection is reset at both ends | none: it has no length |
 | `pause` | a JVM stands still | it goes on |
 | `kill` | a node is killed | it is started again on its files, and is ready |
@@ -37,6 +38,7 @@ from ingest_bench.faults.pause import PAUSE
 from ingest_bench.faults.profile import PROFILE
 from ingest_bench.faults.reset import RESET
 from ingest_bench.faults.throttle import THROTTLE
+from ingest_bench.faults.trace import TRACE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -49,6 +51,7 @@ FAULTS: Mapping[str, FaultKind] = {
     "mtu-blackhole": MTU_BLACKHOLE,
     "profile": PROFILE,
     "throttle": THROTTLE,
+    "trace": TRACE,
     "reset": RESET,
     "pause": PAUSE,
     "kill": KILL,

@@ -19,6 +19,7 @@ _KEYS = {
     "rate_bps": "rate",
     "delay_ns": "delay",
     "mtu_bytes": "mtu",
+    "trace": "trace",
     "connections": "connections",
 }
 # The protocols of documents that go over HTTP.

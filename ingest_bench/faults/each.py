@@ -36,7 +36,7 @@ def directions(fault: Fault, name: LinkName) -> tuple[Direction, ...]:
 
 
 def on_links(
-    fault: Fault, stage: Stage, layer: Callable[[Link, tuple[Direction, ...]], AbstractContextManager[None]]
+    fault: Fault, stage: Stage, layer: Callable[[Link, tuple[Direction, ...]], AbstractContextManager[object]]
 ) -> Begun:
     """The layer on each of its links; when one cannot be had, none of them is left."""
     with ExitStack() as stack:

@@ -33,7 +33,7 @@ class FaultKind:
     lasts: bool = False
     """Whether it has a length (`for`); one without is over when it has happened."""
     takes: frozenset[str] = frozenset()
-    """The keys that it takes of `direction`, `profile`, `rate_bps`, `delay_ns`, `mtu_bytes` and `connections`."""
+    """The keys that it takes of those that not every fault takes: `checks` has them all."""
     needs_http: bool = False
     """Whether only a server that speaks HTTP can have it."""
     is_slow: bool = False

@@ -21,22 +21,28 @@ def layer(link: Link, what: tuple[str, Direction], begin: Act, end: Act) -> Iter
 
 
 @contextmanager
-def other_state(link: Link, change: Callable[[Profile], Profile]) -> Iterator[None]:
-    """The link in the state that this change makes of the one that it has without."""
-    if not link.changes:
-        link.unchanged = link.profile
-    link.changes.append(change)
+def other_state(link: Link, change: Callable[[Profile], Profile]) -> Iterator[Callable[[], None]]:
+    """The link in the state that this change makes of the one that it has without.
+
+    What is given makes it so anew, in any thread, for a change that has become another one.
+    """
+    with link.changing:
+        if not link.changes:
+            link.unchanged = link.profile
+        link.changes.append(change)
     try:
         _settle(link)
-        yield
+        yield lambda: _settle(link)
     finally:
-        link.changes.remove(change)
-        _settle(link)
+        with link.changing:
+            link.changes.remove(change)
+            _settle(link)
 
 
 def _settle(link: Link) -> None:
     """The link in the state that all changes together make, in the order in which they began."""
-    profile = link.unchanged
-    for change in link.changes:
-        profile = change(profile)
-    link.change(profile)
+    with link.changing:
+        profile = link.unchanged
+        for change in link.changes:
+            profile = change(profile)
+        link.change(profile)

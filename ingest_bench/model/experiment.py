@@ -30,6 +30,7 @@ class Fault:
         "mtu-blackhole",
         "profile",
         "throttle",
+        "trace",
         "reset",
         "pause",
         "kill",
@@ -64,6 +65,8 @@ class Fault:
     """The same."""
     mtu_bytes: Annotated[int, Between(68, 9216, "IPv4 needs 68 (RFC 791); larger ones are rare")] | None = None
     """The largest IP packet that passes an MTU black hole."""
+    trace: FilePath | None = None
+    """A file with rates over time."""
     connections: Annotated[int, Between(1, 10_000, "a server has room for more, our client has not")] | None = None
     """How many at a time, of clients that misbehave."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -69,6 +70,8 @@ class Link:
     """How many faults do each thing to it now."""
     changes: list[Callable[[Profile], Profile]] = field(default_factory=list)
     """What faults make of its state, in the order in which they began."""
+    changing: threading.RLock = field(default_factory=threading.RLock)
+    """Held while its state changes: faults end in several threads."""
     unchanged: Profile = field(init=False)
     """Its state without any change of a fault."""
     _kernels_offloads: dict[str, dict[str, bool]] = field(default_factory=dict)

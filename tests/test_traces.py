@@ -1,0 +1,106 @@
+"""Rates over time: what a trace says, and a link that has them."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from ingest_bench import catalog
+from ingest_bench.errors import RunFailed, SpecError
+from ingest_bench.faults import checks, timeline, trace
+from ingest_bench.faults.layers import other_state
+from ingest_bench.faults.stage import Stage
+from ingest_bench.model.experiment import Cell, Fault
+from ingest_bench.model.load import LoadOptions
+from ingest_bench.model.network import LinkName, Profile
+from ingest_bench.model.target import TargetOptions
+from ingest_bench.network import Links, link
+
+MBIT = 10**6
+S = 10**9
+
+
+def test_a_trace_of_lines_with_rates_begins_again_after_its_last_one() -> None:
+    steps, length_ns = trace.parse("0,10mbit\n1.5,2mbit\n2,0bit\n", "x")
+    first = [(step.at_ns / S, step.rate_bps) for step in itertools.islice(trace.moments(steps, length_ns), 5)]
+    assert first == [(0, 10 * MBIT), (1.5, 2 * MBIT), (2, 64_000), (3.5, 10 * MBIT), (5, 2 * MBIT)]
+
+
+def test_a_trace_of_moments_has_the_rate_of_its_packets_in_each_half_second() -> None:
+    # 1000 packets in the first half second, 500 in the second one, none in the third, one in the last.
+    moments = [number // 2 for number in range(1000)] + [500 + number for number in range(500)] + [1900, 2000]
+    steps, length_ns = trace.parse("\n".join(map(str, moments)), "x")
+    assert length_ns == 2 * S
+    assert [step.rate_bps for step in steps] == [24 * MBIT, 12 * MBIT, 64_000, 64_000]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "at least one line"),
+        ("0,10mbit\n0.1,2mbit", "line 2: the seconds begin at 0 and grow by 0.5"),
+        ("1,10mbit", "line 1: the seconds begin at 0"),
+        ("0,10mbit\nx", 'line 2: "x" is no'),
+        ("0,nan\n", "line 1"),
+        ("nan,1mbit\n", "line 1"),
+        ("0,1mbit\n1e400,1mbit", "line 2"),
+        ("5\n4\n", "never fall"),
+        ("0\n", "never fall"),
+        ("1.5\n", "is CSV"),
+    ],
+)
+def test_what_is_no_trace_is_refused(text: str, said: str) -> None:
+    with pytest.raises(SpecError, match=said):
+        trace.parse(text, "x")
+
+
+def cell(file: Path, profile: Profile) -> Cell:
+    fault = Fault(kind="trace", at_ns=0, for_ns=S, trace=str(file))
+    return Cell(name="c", levels={}, network=profile, target=TargetOptions(), load=LoadOptions(), faults=(fault,))
+
+
+def test_a_link_without_a_rate_and_a_file_that_is_not_there_are_refused_before_anything_starts(tmp_path: Path) -> None:
+    file, ethernet = tmp_path / "trace", catalog.profile("ethernet")
+    with pytest.raises(SpecError, match="cannot be read"):
+        checks.check(cell(file, ethernet))
+    file.write_text("0,1mbit\n")
+    checks.check(cell(file, ethernet))
+    with pytest.raises(SpecError, match="has no rate that could change"):
+        checks.check(cell(file, Profile(name="free")))
+
+
+@pytest.mark.netns
+def test_a_link_has_the_rates_of_a_trace_beside_another_fault_and_at_last_its_own(tmp_path: Path) -> None:
+    file = tmp_path / "trace"
+    file.write_text("0,100mbit\n0.5,50mbit\n")
+    ethernet = catalog.profile("ethernet")
+    with link(ethernet, later=tuple(checks.states(cell(file, ethernet))[LinkName((1,))])) as made:
+        stage = Stage(links=Links(by_name={LinkName((1,)): made}))
+        begun = timeline.begin(Fault(kind="trace", at_ns=0, for_ns=1, trace=str(file)), stage)
+        seen = set()
+        with other_state(made, lambda profile: dataclasses.replace(profile, mtu_bytes=1400)):
+            until = time.monotonic() + 2.2
+            while time.monotonic() < until:
+                seen.add((made.profile.to_server.rate_bps, made.profile.mtu_bytes))
+                time.sleep(0.01)
+        assert seen == {(100 * MBIT, 1400), (50 * MBIT, 1400)}
+        changes = int(begun.end().split()[0])
+        assert 3 <= changes <= 6
+        assert made.profile == ethernet
+
+
+def test_a_change_that_fails_is_the_faults_error() -> None:
+    replay = trace.Replay((trace.Step(0, MBIT),), S)
+
+    def fail() -> None:
+        raise RunFailed("no")
+
+    thread = threading.Thread(target=replay.follow, args=(fail,))
+    thread.start()
+    with pytest.raises(RunFailed, match="no"):
+        replay.stop(thread)
