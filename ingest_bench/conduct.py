@@ -16,6 +16,7 @@ from ingest_bench import (
     downloads,
     faults,
     footprint,
+    host,
     network,
     probes,
     procedure,
@@ -66,6 +67,7 @@ def preflight(plan: Plan, options: runner.RunOptions) -> tuple[str, ...]:
                 probes.require(cell.probes)
             told += _reach(cell, options)
             continue
+        host.require(cell.host)
         probes.require(cell.probes)
         states = faults.states(cell)
         if states not in links:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ingest_bench import analyse, catalog, data, facts, network, probes, spec, targets
+from ingest_bench import analyse, catalog, data, facts, host, network, probes, spec, targets
 from ingest_bench.cli import screen
 from ingest_bench.model.target import TargetOptions
 from ingest_bench.protocols import PROTOCOLS
@@ -57,7 +57,8 @@ def doctor(
     """Say what this machine can do, and what to do about what it cannot."""
     own = {asked.name: targets.of(asked) for asked in (_asked(file) for file in servers or ())}
     screen.say(tried(Trial(name="machine", attempt=_machine)).detail)
-    for each in (*network.capabilities(), probes.capability(), *server_capabilities({**targets.TARGETS, **own})):
+    servers_here = server_capabilities({**targets.TARGETS, **own})
+    for each in (*network.capabilities(), host.capability(), probes.capability(), *servers_here):
         screen.mark(each.present, each.name, each.detail)
         if each.remedy:
             screen.say(textwrap.indent(each.remedy, " " * 6))
