@@ -9,6 +9,8 @@ import typer
 
 from ingest_bench import analyse, catalog, data, facts, host, network, probes, spec, targets
 from ingest_bench.cli import screen
+from ingest_bench.host import machine
+from ingest_bench.host.advice import advice
 from ingest_bench.model.target import TargetOptions
 from ingest_bench.protocols import PROTOCOLS
 from ingest_bench.targets.capabilities import capabilities as server_capabilities
@@ -62,6 +64,10 @@ def doctor(
         screen.mark(each.present, each.name, each.detail)
         if each.remedy:
             screen.say(textwrap.indent(each.remedy, " " * 6))
+    screen.say("Known to hurt such servers, or not, of this machine:")
+    for one in advice(machine.facts()):
+        screen.say(f"{'hurts' if one.hurts else 'fine '}  {one.name}: {one.found}")
+        screen.say(f"       recommended: {one.recommended} ({one.source})")
 
 
 def _asked(target: str, version: str | None = None) -> TargetOptions:
