@@ -110,9 +110,10 @@ def _started(
         with stage("link"):
             states = faults.states(cell)
             links = stack.enter_context(network.links(states, netem=netem, seen_as_local=listens.seen_as_local))
-            for link in links.by_name.values():
-                for place in (link.client, link.server):
-                    settings |= host.set_in_namespace(cell.host, place.run)
+            # Several links share a namespace.
+            places = {place.pid: place for each in links.by_name.values() for place in (each.client, each.server)}
+            for place in places.values():
+                settings |= host.set_in_namespace(cell.host, place.run)
         with stage("check"):
             promises = tuple(promise for link in links.by_name.values() for promise in network.check(link))
             network.start(*links.by_name.values())

@@ -138,7 +138,7 @@ def trouble_with(setting: Setting, value: str | None = None) -> str:
     try:
         text = path.read_text(encoding="ascii")
     except OSError:
-        return f"this kernel has no {path}"
+        return f"there is no {path} here"
     nodes = machine.numa_nodes()
     if nodes < setting.needs_nodes:
         return f"it needs {setting.needs_nodes} NUMA nodes, and this machine has {nodes}"
