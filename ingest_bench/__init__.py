@@ -15,7 +15,7 @@ Imports run downward only (tests/test_architecture.py):
     runner   -> earlier serving footprint why_failed | targets network probes load | jvm store ledger system facts model
     earlier  -> parts procedure serving why_failed | load probes store model errors (what a server finds in its files)
     why_failed -> serving | probes jvm store errors (what a server's nodes say when a run ends early)
-    serving  -> addresses attaching | targets network jvm (a server that we start, or one that is there)
+    serving  -> addresses attaching | targets network host jvm (a server that we start, or one that is there)
     addresses -> attaching targets (where a server is that runs already)
     attaching -> targets jvm (the server of a JVM that is there)
     footprint -> serving parts (what a run may touch on a server that is not ours)
@@ -24,7 +24,7 @@ Imports run downward only (tests/test_architecture.py):
     resumed  -> units errors (a file over HTTP that goes on where it broke off)
     downloads -> resumed documents jvm (corpora into the cache, checked)     parts -> load (what a procedure is made of)
     marks    -> catalog (our mark in what a run makes on a server that is not ours)
-    targets, network, probes, load -> jvm system ledger model units errors, never each other
+    targets, network, host, probes, load -> jvm system ledger model units errors, never each other
     load     -> protocols documents (when and by whom it is sent)
     protocols -> documents idl records model (how it goes over the wire, and what an answer means)
     idl      -> (interfaces of servers that speak Thrift or CQL: for protocols and targets)

@@ -83,6 +83,8 @@ def check_running(tables: Mapping[str, Mapping[str, object]], faults: Sequence[F
     for table in ("network", "peers"):
         for key in tables[table]:
             raise SpecError(f"{where}: {table}.{key}: the network to the server of {which} is as it is; {_TAKE_OUT}")
+    for key in tables["host"]:
+        raise SpecError(f"{where}: host.{key}: the machine of {which} is as it is; {_TAKE_OUT}")
     for fault in faults:
         raise SpecError(f"{where}: fault {fault.kind}: it needs a link and a server of ours; {which} has neither")
 

@@ -15,6 +15,7 @@ from ingest_bench import (
     attaching,
     downloads,
     footprint,
+    host,
     network,
     parts,
     probes,
@@ -67,6 +68,7 @@ def preflight(plan: Plan, options: runner.RunOptions) -> tuple[str, ...]:
                 probes.require(cell.probes)
             told += _reach(cell, options)
             continue
+        host.require(cell.host)
         probes.require(cell.probes)
         states = checks.states(cell)
         if states not in links:

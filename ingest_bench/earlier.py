@@ -12,6 +12,7 @@ from ingest_bench import load, probes, procedure, serving, why_failed
 from ingest_bench.errors import InvalidRun, RunFailed
 from ingest_bench.load import LoadPlan
 from ingest_bench.model.experiment import Cell
+from ingest_bench.model.host import HostSettings
 from ingest_bench.model.load import Arrivals, LoadOptions, WorkerReport
 from ingest_bench.model.network import Profile
 from ingest_bench.parts import Procedure
@@ -92,7 +93,14 @@ def _alone(cell: Cell) -> Cell:
     target = dataclasses.replace(cell.target, earlier_documents=0)
     plain = Profile(name="unshaped")
     return dataclasses.replace(
-        cell, target=target, load=options, network=plain, peers=plain if cell.peers else None, faults=(), probes=()
+        cell,
+        target=target,
+        load=options,
+        network=plain,
+        peers=plain if cell.peers else None,
+        host=HostSettings(),
+        faults=(),
+        probes=(),
     )
 
 

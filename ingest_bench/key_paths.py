@@ -8,12 +8,21 @@ from typing import Any
 from ingest_bench import catalog, records
 from ingest_bench.errors import SpecError
 from ingest_bench.model.experiment import Fault
+from ingest_bench.model.host import HostSettings
 from ingest_bench.model.load import LoadOptions
 from ingest_bench.model.network import Profile
 from ingest_bench.model.target import TargetOptions
 from ingest_bench.units import spelled
 
-TABLES: Mapping[str, type] = {"network": Profile, "peers": Profile, "target": TargetOptions, "load": LoadOptions}
+TABLES: Mapping[str, type] = {
+    "network": Profile,
+    "peers": Profile,
+    "target": TargetOptions,
+    "load": LoadOptions,
+    "host": HostSettings,
+}
+# Their keys may be written without the name of the table; those of the others may not.
+_BARE = ("target", "load", "network")
 # Those of a link, which may name a profile and change it.
 LINKS = ("network", "peers")
 # No table has tables below tables below tables; what a track's parameter holds is its own.
@@ -41,11 +50,14 @@ def path_of(key: str) -> tuple[str, ...]:
             key,
         )
         return (first, rest[0], *_deeper(rest[0], rest[1:]))
-    for table in ("target", "load", "network"):
+    for table in _BARE:
         if first in records.keys(TABLES[table]) and first != "name":
             return (table, first, *_deeper(first, rest))
-    everything = {*_NAMES, *(name for record in TABLES.values() for name in records.keys(record) if name != "name")}
-    raise SpecError(f'unknown key "{spelled(key)}"; {records.nearest(first, everything)}')
+    bare = {*_NAMES, *(name for table in _BARE for name in records.keys(TABLES[table]) if name != "name")}
+    of_host = {f"host.{name}" for name in records.keys(HostSettings)}
+    if f"host.{key}" in of_host:
+        raise SpecError(f'unknown key "{key}"; did you mean "host.{key}"?')
+    raise SpecError(f'unknown key "{spelled(key)}"; {records.nearest(first, bare)}')
 
 
 def _deeper(key: str, rest: Sequence[str]) -> Sequence[str]:

@@ -178,6 +178,7 @@ def _known(record: RunRecord, server: Serving, to_do: Procedure) -> RunRecord:
         promises=server.promises,
         netem_backend=server.links.backend if server.links else "",
         server=server.told,
+        host=server.host,
         skipped=to_do.skipped,
         notes=(*server.notes, *to_do.notes),
     )

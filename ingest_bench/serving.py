@@ -10,11 +10,11 @@ import dataclasses
 import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from ingest_bench import addresses, attaching, network, records, targets
+from ingest_bench import addresses, attaching, host, network, records, targets
 from ingest_bench.errors import MissingCapability, RunFailed, SpecError
 from ingest_bench.faults import checks
 from ingest_bench.faults import stage as faults_stage
@@ -52,6 +52,8 @@ class Serving:
     """How each node is asked; of a server that ran before, the first one alone."""
     told: dict[str, Any]
     """What it says about itself. `runtime`: the Java that reads its recordings, where it has any."""
+    host: dict[str, str] = field(default_factory=dict)
+    """What its machine is set to; empty where that is not this one."""
     links: Links | None = None
     """None: there is no link of ours, and nothing is promised."""
     processes: tuple[ServerProcess, ...] = ()
@@ -116,9 +118,15 @@ def _started(
     target = targets.of(cell.target)
     listens = target.listens(cell.target)
     with contextlib.ExitStack() as stack:
+        with stage("host"):
+            settings = stack.enter_context(host.applied(cell.host))
         with stage("link"):
             states = checks.states(cell)
             links = stack.enter_context(network.links(states, netem=netem, seen_as_local=listens.seen_as_local))
+            # Several links share a namespace.
+            places = {place.pid: place for each in links.by_name.values() for place in (each.client, each.server)}
+            for place in places.values():
+                settings |= host.set_in_namespace(cell.host, place.run)
         with stage("check"):
             promises = tuple(promise for link in links.by_name.values() for promise in network.check(link))
             network.start(*links.by_name.values())
@@ -160,6 +168,7 @@ def _started(
             enter=links.client.command,
             nodes=nodes,
             told={**told[0], "runtime": records.to_json(jdk)},
+            host=settings,
             links=links,
             processes=started,
             promises=promises,
@@ -262,6 +271,7 @@ def reached(options: TargetOptions, java_home: Path | None = None) -> Iterator[S
             enter=enter,
             nodes=(http,),
             told=told,
+            host={} if jvm is None else host.found(),
             jvm=jvm,
             notes=(*it.notes, *addresses.unencrypted(place), *_of_one_cluster(place, it, enter)),
             ended=_none if jvm is None else lambda: () if jvm.is_alive() else (0,),

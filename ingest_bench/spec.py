@@ -13,6 +13,7 @@ from typing import Any
 from ingest_bench import catalog, coherence, key_paths, records
 from ingest_bench.errors import SpecError
 from ingest_bench.model.experiment import MOST_LEVELS, MOST_RUNS, Cell, Experiment, Factor, Fault
+from ingest_bench.model.host import HostSettings
 from ingest_bench.model.load import LoadOptions
 from ingest_bench.model.network import Profile
 from ingest_bench.model.target import TargetOptions
@@ -141,7 +142,7 @@ def cells(experiment: Experiment) -> tuple[Cell, ...]:
                 f"{experiment.name}: the levels make a folder's name of {len(cell.name)} characters, and at most "
                 f"{_LONGEST_NAME} are possible; write what does not vary into the experiment's file"
             )
-        other = alike.setdefault(repr((cell.network, cell.peers, cell.target, cell.load, cell.faults)), cell)
+        other = alike.setdefault(repr((cell.network, cell.peers, cell.target, cell.load, cell.host, cell.faults)), cell)
         if other is not cell:
             raise SpecError(f"{experiment.name}: {other.name} and {cell.name} are the same; take one level out")
         other = folders.setdefault(cell.name, cell)
@@ -202,6 +203,7 @@ def _cell(experiment: Experiment, levels: dict[str, str]) -> Cell:
         peers=_profile(tables["peers"], usual) if target.nodes > 1 else None,
         target=target,
         load=options,
+        host=records.from_toml(HostSettings, tables["host"], f"{where}: host"),
         faults=faults,
         probes=experiment.probes,
     )

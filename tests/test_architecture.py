@@ -61,6 +61,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "jvm": PARTS,
     "targets": {"idl", "jvm", *PARTS},
     "network": PARTS,
+    "host": PARTS,
     "probes": {"decoding", "files", "jvm", *PARTS},
     "idl": set(),
     "documents": {"catalog", "decoding", "files", "records", "urls", *BASE},
@@ -79,7 +80,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "footprint": {"parts", "procedure", "serving", "targets", *PARTS},
     "attaching": {"jvm", "targets", *PARTS},
     "addresses": {"attaching", "targets", *PARTS},
-    "serving": {"addresses", "attaching", "faults", "targets", "network", "jvm", "store", *PARTS},
+    "serving": {"addresses", "attaching", "faults", "host", "targets", "network", "jvm", "store", *PARTS},
     "why_failed": {"jvm", "probes", "serving", "store", *BASE},
     "earlier": {"load", "parts", "probes", "procedure", "serving", "store", "why_failed", *BASE},
     "runner": {"earlier", "faults", "footprint", "parts", "procedure", "serving", "why_failed", *PARTS, *REACHED},
@@ -92,6 +93,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "downloads",
         "footprint",
         "parts",
+        "host",
         "procedure",
         "track_procedure",
         "serving",
@@ -121,7 +123,7 @@ FENCES = {
     "matplotlib": ("report",),
     "typer": ("cli",),
     "rich": ("cli",),
-    "psutil": ("jvm", "probes", "facts", "load"),
+    "psutil": ("jvm", "host", "probes", "facts", "load"),
     "thriftpy2": ("idl",),
 }
 MODULES = sorted(PACKAGE.rglob("*.py"))

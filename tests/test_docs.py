@@ -13,6 +13,7 @@ import ingest_bench
 from ingest_bench import catalog, data, probes, records, spec, targets
 from ingest_bench.cli.app import app
 from ingest_bench.model.experiment import Fault
+from ingest_bench.model.host import HostSettings
 from ingest_bench.model.load import LoadOptions
 from ingest_bench.model.network import Impairment, Profile
 from ingest_bench.model.server import Count, Delivered, Ready, Server, Start
@@ -30,6 +31,7 @@ RECORDS = [
     Impairment,
     TargetOptions,
     LoadOptions,
+    HostSettings,
     Fault,
     Start,
     Ready,

@@ -49,6 +49,13 @@ def test_pressure_is_its_totals() -> None:
     assert proc.parse_pressure("") == {}
 
 
+def test_stalled_allocations_are_those_of_all_zones() -> None:
+    zones = "allocstall_dma 1\nallocstall_normal 20\nallocstall_movable 300\npgmajfault 7\n"
+    assert proc.parse_vmstat(zones)["allocstall"] == 321
+    assert proc.parse_vmstat("allocstall 5\n")["allocstall"] == 5
+    assert proc.parse_vmstat("pgmajfault 7\n") == {"pgmajfault": 7}
+
+
 def test_switches_of_all_threads_are_counted_and_those_of_ended_threads_stay() -> None:
     switches = proc.Switches(os.getpid())
     started, may_end = threading.Event(), threading.Event()
@@ -96,11 +103,13 @@ def test_readings_are_growth_within_the_measurement(tmp_path: Path) -> None:
 
 
 def test_a_counter_that_the_machine_lacks_is_unavailable_and_not_zero(tmp_path: Path) -> None:
-    lines = [line(10, compact_stall=None, thp_fault_alloc=4), line(11, compact_stall=None, thp_fault_alloc=9)]
+    lacks: dict[str, None] = dict.fromkeys(("compact_stall", "numa_pages_migrated", "allocstall"))
+    lines = [line(10, **lacks, thp_fault_alloc=4, pgmajfault=7), line(11, **lacks, thp_fault_alloc=9, pgmajfault=7)]
     (tmp_path / "host.jsonl").write_text("\n".join(lines))
     measured = list(PROBES["host"].read(context(tmp_path, 10, 13)))
     seen = {item.name: item.value for item in measured if isinstance(item, Reading)}
-    assert seen["compact_stall"] is None
+    assert {seen[name] for name in lacks} == {None}
+    assert seen["pgmajfault"] == 0
     assert seen["thp_fault_alloc"] == 5
 
 

@@ -24,6 +24,7 @@ from ingest_bench.documents.generate.numbers import Place
 from ingest_bench.documents.synthetic import SPECIAL
 from ingest_bench.errors import SpecError
 from ingest_bench.model.experiment import Experiment, Fault
+from ingest_bench.model.host import HostSettings
 from ingest_bench.model.load import Arrivals, LoadOptions, Rate, TrackChoice
 from ingest_bench.model.network import Flow, Impairment, Profile
 from ingest_bench.model.server import Count, Ready, Server, Start
@@ -43,6 +44,7 @@ TABLES: dict[type, dict[str, Any]] = {
     TargetOptions: {},
     Url: {"scheme": "http", "host": "x", "port": 1},
     LoadOptions: {},
+    HostSettings: {},
     Arrivals: {},
     Rate: {"per_s": 1.0},
     TrackChoice: {"path": "x"},

@@ -250,6 +250,9 @@ COLUMNS: tuple[Column, ...] = (
     Column("compact_stall", "allocations that had to wait for compaction", "machine"),
     Column("compact_fail", "compactions without success", "machine"),
     Column("compact_success", "compactions with success", "machine"),
+    Column("numa_pages_migrated", "pages that were moved between NUMA nodes", "machine"),
+    Column("pgmajfault", "page faults with a disk, of the whole machine", "machine"),
+    Column("allocstall", "allocations that had to free memory themselves before they got any, of all zones", "machine"),
     # Reads as the kernel saw them.
     Column(
         "kernel_bytes_read", "bytes that the kernel gave to reads of the load's connections, from start to end", "sum"

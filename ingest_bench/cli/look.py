@@ -7,8 +7,10 @@ from typing import Annotated
 
 import typer
 
-from ingest_bench import analyse, catalog, data, facts, network, probes, spec, targets
+from ingest_bench import analyse, catalog, data, facts, host, network, probes, spec, targets
 from ingest_bench.cli import screen
+from ingest_bench.host import machine
+from ingest_bench.host.advice import advice
 from ingest_bench.model.target import TargetOptions
 from ingest_bench.protocols import PROTOCOLS
 from ingest_bench.targets.capabilities import capabilities as server_capabilities
@@ -57,10 +59,15 @@ def doctor(
     """Say what this machine can do, and what to do about what it cannot."""
     own = {asked.name: targets.of(asked) for asked in (_asked(file) for file in servers or ())}
     screen.say(tried(Trial(name="machine", attempt=_machine)).detail)
-    for each in (*network.capabilities(), probes.capability(), *server_capabilities({**targets.TARGETS, **own})):
+    servers_here = server_capabilities({**targets.TARGETS, **own})
+    for each in (*network.capabilities(), host.capability(), probes.capability(), *servers_here):
         screen.mark(each.present, each.name, each.detail)
         if each.remedy:
             screen.say(textwrap.indent(each.remedy, " " * 6))
+    screen.say("Known to hurt such servers, or not, of this machine:")
+    for one in advice(machine.facts()):
+        screen.say(f"{'hurts' if one.hurts else 'fine '}  {one.name}: {one.found}")
+        screen.say(f"       recommended: {one.recommended} ({one.source})")
 
 
 def _asked(target: str, version: str | None = None) -> TargetOptions:

@@ -7,6 +7,6 @@ the first one is done, late or dead.
 
 from ingest_bench.ledger.sessions import Applied, restore, show
 from ingest_bench.ledger.steps import Action, Step, Undo
-from ingest_bench.ledger.watchdog import Session, host_setting, session
+from ingest_bench.ledger.watchdog import Session, session
 
-__all__ = ["Action", "Applied", "Session", "Step", "Undo", "host_setting", "restore", "session", "show"]
+__all__ = ["Action", "Applied", "Session", "Step", "Undo", "restore", "session", "show"]

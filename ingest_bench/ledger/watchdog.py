@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING
 from ingest_bench import system
 from ingest_bench.errors import InvalidRun, RunFailed, SpecError
 from ingest_bench.ledger import book, sessions
-from ingest_bench.ledger.steps import setting_step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -87,15 +86,6 @@ def session(key: str, what: str, *, time_limit_s: float, on_stage: Stage = lambd
                 ledger.close()
     if was_over and not opened.waited:
         raise InvalidRun(f"{what}: the time limit of {time_limit_s:g} s was over before the work; allow more")
-
-
-@contextlib.contextmanager
-def host_setting(path: Path, value: str, *, time_limit_s: float) -> Iterator[None]:
-    """A file below /proc/sys or /sys with another value, until the end of the block."""
-    key = "host" + str(path).replace("/", "-")
-    with session(key, f"{path} = {value}", time_limit_s=time_limit_s) as opened:
-        opened.change((setting_step(path, value),))
-        yield
 
 
 def main(arguments: Sequence[str], on_stage: Stage = lambda _: None) -> int:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
+from ingest_bench.model.host import HostSettings
 from ingest_bench.model.load import LoadOptions
 from ingest_bench.model.network import Delay, Profile, Rate
 from ingest_bench.model.target import TargetOptions
@@ -92,7 +93,7 @@ class Experiment:
     costly_probes: Probes = ()
     """Probes that slow the server: they run in replicates of their own, whose rates count nowhere."""
     tables: dict[str, dict[str, Any]]
-    """The fixed part: `network`, `target` and `load`, as TOML keeps them."""
+    """The fixed part: `network`, `target`, `load` and `host`, as TOML keeps them."""
     factors: tuple[Factor, ...] = ()
     faults: tuple[Fault, ...] = ()
 
@@ -109,6 +110,7 @@ class Cell:
     """The links between nodes; None where there are not several."""
     target: TargetOptions
     load: LoadOptions
+    host: HostSettings = field(default_factory=HostSettings)
     faults: tuple[Fault, ...] = ()
     probes: tuple[str, ...] = ()
 

@@ -100,6 +100,8 @@ class RunRecord:
     netem_backend: str = ""
     server: dict[str, Any] = field(default_factory=dict)
     """What is known of the server: version, java, allocator, pid, host, port."""
+    host: dict[str, str] = field(default_factory=dict)
+    """What the server's machine was set to, by the keys of [host]; empty where it is not this machine."""
     documents_counted: int | None = None
     counters: Counters = field(default_factory=dict)
     """After the load; empty for a server that counts nothing."""

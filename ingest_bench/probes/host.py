@@ -36,6 +36,9 @@ _GROWTH = {
     "compact_stall": "compact_stall",
     "compact_fail": "compact_fail",
     "compact_success": "compact_success",
+    "numa_pages_migrated": "numa_pages_migrated",
+    "pgmajfault": "pgmajfault",
+    "allocstall": "allocstall",
 }
 _PRESSURE = ("cpu_some", "io_some", "io_full", "memory_some", "memory_full")
 

@@ -37,6 +37,9 @@ FIELDS = (
     "compact_stall",
     "compact_fail",
     "compact_success",
+    "numa_pages_migrated",
+    "pgmajfault",
+    "allocstall",
 )
 _VMSTAT = FIELDS[FIELDS.index("thp_fault_alloc") :]
 _PRESSURE = (("cpu", "some"), ("io", "some"), ("io", "full"), ("memory", "some"), ("memory", "full"))
@@ -122,9 +125,16 @@ def _pressure() -> list[Number]:
     return [totals[resource].get(kind) for resource, kind in _PRESSURE]
 
 
+def parse_vmstat(text: str) -> dict[str, int]:
+    """Counters since boot (/proc/vmstat). `allocstall` is that of all zones, each of which has its own today."""
+    counters = {name: int(value) for name, value in (line.split() for line in text.splitlines())}
+    stalls = [value for name, value in counters.items() if name.startswith("allocstall")]
+    return counters | ({"allocstall": sum(stalls)} if stalls else {})
+
+
 def _vmstat() -> list[Number]:
-    lines = dict(line.split() for line in _text("/proc/vmstat").splitlines())
-    return [int(lines[name]) if name in lines else None for name in _VMSTAT]
+    counters = parse_vmstat(_text("/proc/vmstat"))
+    return [counters.get(name) for name in _VMSTAT]
 
 
 def _text(path: str) -> str:

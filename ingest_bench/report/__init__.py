@@ -17,6 +17,7 @@ from ingest_bench.report import (
     direct_memory,
     es23185,
     forwarding,
+    machine,
     page,
     plots,
     plots_direct,
@@ -105,6 +106,17 @@ def forwarding_rows(summaries: Sequence[Summary]) -> list[list[str]]:
     return forwarding.table(summaries, forwarding.read(text))
 
 
+def machine_tables(summaries: Sequence[Summary]) -> Files:
+    """The table of what settings of the machine did; nothing when none of them varies."""
+    rows = machine.table(summaries)
+    if not rows:
+        return {}
+    return {
+        "report/machine.csv": tables.csv_text(rows).encode(),
+        "report/machine.md": tables.markdown(rows, len(cells.varying(summaries))).encode(),
+    }
+
+
 def _published_direct() -> list[direct_memory.Published]:
     return direct_memory.read((data.folder(_PUBLISHED) / "jdk-6857566.csv").read_text(encoding="utf-8"))
 
@@ -152,6 +164,7 @@ def pictures(summaries: Sequence[Summary]) -> Files:
         ("What changes from cell to cell", tables.comparisons(summaries)),
         ("Direct buffers, as in JDK-6857566", direct_rows(summaries)),
         ("Forwarding, as in Data Prepper's pull request 6394", forwarding_rows(summaries)),
+        ("What settings of the machine did", machine.table(summaries)),
         ("The table of Elasticsearch issue 23185", es23185.table(summaries, _published())),
     ]
     sections = [(title, page.table(rows)) for title, rows in more if len(rows) > 1]
@@ -164,5 +177,6 @@ REPORTS: Mapping[str, Callable[[Sequence[Summary]], Files]] = {
     "es-23185": issue_tables,
     "direct-memory": direct_tables,
     "forwarding": forwarding_tables,
+    "machine": machine_tables,
     "pictures": pictures,
 }

@@ -1,0 +1,49 @@
+"""What a setting of the machine did, as a table: the server's side beside what the kernel counted meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ingest_bench.analysis import cells
+from ingest_bench.model.results import Summary
+from ingest_bench.report import tables
+from ingest_bench.report.words import bytes_text, key_text, short, whole
+
+# Keys of the table [host], as a factor has them.
+_KEYS = "host."
+_COLUMNS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
+    ("docs_per_s_median", "docs/s", whole),
+    ("response_ms_p50", "response p50, ms", short),
+    ("response_ms_p99", "p99", short),
+    ("response_ms_max", "max", short),
+    ("gc_pause_ms_total", "paused, ms", short),
+    ("server_cpu_s", "server's CPU, s", short),
+    ("server_rss_max_bytes", "resident, max", bytes_text),
+    ("server_minor_faults", "its page faults", whole),
+    ("thp_fault_alloc", "huge pages by faults", whole),
+    ("thp_fault_fallback", "small ones in their place", whole),
+    ("thp_collapse_alloc", "by khugepaged", whole),
+    ("compact_stall", "waits for compaction", whole),
+    ("allocstall", "waits for memory", whole),
+    ("pgmajfault", "faults with a disk", whole),
+    ("numa_pages_migrated", "pages moved between nodes", whole),
+)
+
+
+def table(summaries: Sequence[Summary]) -> list[list[str]]:
+    """A head and a row a cell, without columns that nobody measured; empty where no setting of the machine varies."""
+    keys = cells.varying(summaries)
+    if not any(key.startswith(_KEYS) for key in keys):
+        return []
+    rows = cells.group(summaries)
+    shown = [column for column in _COLUMNS if any(row.told.numbers(column[0]) for row in rows)]
+    head = [*map(key_text, keys), "runs", *(title for _, title, _ in shown)]
+    body = [
+        [
+            *(row.levels.get(key, "") for key in keys),
+            tables.runs(row),
+            *(tables.spread(row.told.numbers(name), text) for name, _, text in shown),
+        ]
+        for row in rows
+    ]
+    return [head, *body]
