@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -74,6 +74,24 @@ class Lab:
         argv = (*self.client, sys.executable, str(DRIVER), *words)
         pipe = subprocess.PIPE
         return subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=self.env)
+
+    @contextmanager
+    def shaped(self, *words: str) -> Iterator[subprocess.Popen[str]]:
+        """A session of the driver's that runs; it ends in order at the end of the block."""
+        with self.drive("tool", "-1", "-1", *words) as process:
+            assert process.stdout is not None
+            while process.stdout.readline() != "running\n":
+                assert process.poll() is None, process.communicate()
+            try:
+                yield process
+            finally:
+                _, errors = process.communicate("\n", timeout=120)
+        assert process.returncode == 0, errors
+
+    def elsewhere(self, folder: Path) -> Lab:
+        """The same machine, as somebody sees it who has another state folder."""
+        folder.mkdir(mode=0o700, exist_ok=True)
+        return replace(self, state=folder)
 
     def driven(self, *words: str) -> tuple[int, str, str]:
         """The exit status and the output of the driver, run to its end."""

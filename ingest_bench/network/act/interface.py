@@ -93,11 +93,15 @@ def shaped(
     asked = Asked(port=to.port, profile=profile, **flags)
     for name in needs(profile):
         _require(name, profile)
-    key = f"net-{book.own_netns()}-{interface}"
+    index = interface_facts.index_of(interface)
+    key = f"net-{book.own_netns()}-{index}"
     what = f"{profile.name} on {interface} to {to}"
-    with session(key, what, time_limit_s=time_limit_s, on_stage=on_stage) as opened:
-        # Looked at behind the lock, when the leftovers of an earlier session are gone.
+    resources = (f"interface {index}", *interface_plan.files(profile))
+    with session(key, what, time_limit_s=time_limit_s, resources=resources, on_stage=on_stage) as opened:
+        # Looked at behind the locks, when the leftovers of an earlier session are gone.
         found = _find(interface, to, profile)
+        if found.index != index:
+            raise RunFailed(f"{interface}: it became another interface just now; try again")
         opened.change(interface_plan.plan(found, asked))
         _check_route(found, asked)
         _check_offloads(found, asked)

@@ -64,6 +64,11 @@ def find(interface: str, to: Endpoint, *, with_features: bool) -> Found:
     )
 
 
+def index_of(interface: str) -> int:
+    """The number that the kernel knows it by, whatever its name; SpecError when there is no such interface."""
+    return int(_link(interface)["ifindex"])
+
+
 def resolve(host: str) -> IPv4Address | IPv6Address:
     """The address of a host; of several, the first that the resolver gives. SpecError when there is none."""
     try:

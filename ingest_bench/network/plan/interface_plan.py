@@ -49,9 +49,18 @@ def plan(found: Found, asked: Asked) -> tuple[Step, ...]:
     )
 
 
+def files(profile: Profile) -> tuple[str, ...]:
+    """The files of the kernel that it writes to: what flows on other interfaces feel too."""
+    return tuple(map(_file, buffers(profile)))
+
+
+def _file(name: str) -> str:
+    return f"/proc/sys/net/ipv4/{name}"
+
+
 def _sysctls(found: Found, profile: Profile) -> Iterator[Step]:
     for name, value in buffers(profile).items():
-        path = f"/proc/sys/net/ipv4/{name}"
+        path = _file(name)
         if found.sysctls.get(name) != value:
             old = Action(path=path, value=found.sysctls[name])
             yield Step(name=name, do=Action(path=path, value=value), undo=(Undo(action=old),))
