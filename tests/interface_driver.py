@@ -5,13 +5,14 @@
     watchdog STAGE …                      the watchdog that `tool` starts
     restore | show                        what `net restore` and `net show` do
 
-A stage is a number, counted from 0, or -1 for never.
+A stage is a number, counted from 0, or -1 for never. At the stage called DRIVER_AT, somebody else runs DRIVER_RUNS.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 
@@ -54,6 +55,8 @@ def stages(kill_at: int) -> Callable[[str], None]:
 
     def on_stage(name: str) -> None:
         say(name)
+        if name == os.environ.get("DRIVER_AT"):
+            subprocess.run(("sh", "-ec", os.environ["DRIVER_RUNS"]), check=True)
         if next(count) == kill_at:
             os.kill(os.getpid(), signal.SIGKILL)
 

@@ -22,6 +22,12 @@ INSIDE = "INGEST_BENCH_TEST_IN_UML" in os.environ
 OTHER_PORT = 9300
 # The driver's profile "far": 40 ms each way, 15% lost on the way to the server.
 FAR_S = 0.080
+# What a host's interface may have: a queue for each of the device's, of two kinds.
+QUEUES = """
+tc qdisc replace dev eth0 root handle 78: mq
+tc qdisc replace dev eth0 parent 78:1 handle 79: fq limit 5000
+tc qdisc replace dev eth0 parent 78:2 handle 80: fq_codel limit 4000
+"""
 
 
 def rtt_s(place: Lab, port: int, count: int) -> list[float]:
@@ -31,24 +37,23 @@ def rtt_s(place: Lab, port: int, count: int) -> list[float]:
 
 def only_the_named_flow_is_far(state: Path) -> None:
     with lab(state) as place:
+        place.run("sh", "-ec", QUEUES)
         before = place.snapshot()
         argv = (*place.server, sys.executable, str(RTT), "serve", SERVER, str(PORT), str(OTHER_PORT))
         with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as server:
             try:
                 assert server.stdout is not None
                 assert server.stdout.readline() == "ready\n"
-                process = place.drive("tool", "-1", "-1", "far")
-                assert process.stdout is not None
-                while process.stdout.readline() != "running\n":
-                    assert process.poll() is None, process.communicate()
-                far, near = rtt_s(place, PORT, 100), rtt_s(place, OTHER_PORT, 30)
-                counters = json.loads(place.run("tc", "-s", "-j", "qdisc", "show", "dev", "eth0"))
-                _, errors = process.communicate("\n", timeout=120)
-                assert process.returncode == 0, errors
+                with place.shaped("far"):
+                    queues = place.run("tc", "qdisc", "show", "dev", "eth0")
+                    far, near = rtt_s(place, PORT, 100), rtt_s(place, OTHER_PORT, 30)
+                    counters = json.loads(place.run("tc", "-s", "-j", "qdisc", "show", "dev", place.ifbs()[1]))
             finally:
                 server.kill()
         place.wait_until_free()
         after = place.snapshot()
+    for kind in ("mq 78: root", "fq 79: parent 78:1 limit 5000p", "fq_codel 80: parent 78:2 limit 4000p"):
+        assert f"qdisc {kind}" in queues
     # No packet is early; the slow machine that this may be only ever adds to it.
     assert min(far) >= FAR_S
     assert sorted(far)[len(far) // 2] < 2 * FAR_S

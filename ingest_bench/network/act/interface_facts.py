@@ -40,8 +40,8 @@ def find(interface: str, to: Endpoint, *, with_features: bool) -> Found:
         index=int(link["ifindex"]),
         mtu_bytes=int(link["mtu"]),
         sizes=sizes,
-        qdiscs=qdiscs(_json("tc", "-j", "qdisc", "show", "dev", interface)),
-        default_qdisc=_text(Path("/proc/sys/net/core/default_qdisc")),
+        qdiscs=qdiscs_of(interface),
+        taken_name=f"if{link['ifindex']}" in _names(),
         features=features_of(interface) if with_features else {},
         address=address,
         route_device=str(route.get("dev", "")),
@@ -79,7 +79,15 @@ def resolve(host: str) -> IPv4Address | IPv6Address:
 
 def qdiscs(listed: Iterable[Mapping[str, Any]]) -> tuple[Qdisc, ...]:
     """The qdiscs of `tc -j qdisc show dev …`."""
-    return tuple(Qdisc(kind=str(entry["kind"]), handle=str(entry["handle"])) for entry in listed)
+    return tuple(
+        Qdisc(kind=str(entry["kind"]), handle=str(entry["handle"]), parent=str(entry.get("parent", "")))
+        for entry in listed
+    )
+
+
+def qdiscs_of(interface: str) -> tuple[Qdisc, ...]:
+    """Its qdiscs as they are now."""
+    return qdiscs(_json("tc", "-j", "qdisc", "show", "dev", interface))
 
 
 def features_of(interface: str) -> features.States:
@@ -97,10 +105,13 @@ def _link(interface: str) -> dict[str, Any]:
     try:
         return dict(_json("ip", "-j", "-d", "link", "show", "dev", interface)[0])
     except RunFailed:
-        names = [str(link["ifname"]) for link in _json("ip", "-j", "link", "show")]
         raise SpecError(
-            f"--interface {interface}: there is no such interface; {records.nearest(interface, names)}"
+            f"--interface {interface}: there is no such interface; {records.nearest(interface, _names())}"
         ) from None
+
+
+def _names() -> list[str]:
+    return [str(link["ifname"]) for link in _json("ip", "-j", "link", "show")]
 
 
 def _way(address: IPv4Address | IPv6Address) -> dict[str, Any]:

@@ -27,6 +27,12 @@ class Qdisc:
 
     kind: str
     handle: str
+    parent: str = ""
+
+    @property
+    def is_filter(self) -> bool:
+        """Whether it is none of the queues, but a place for filters, of which an interface has one."""
+        return self.kind in ("ingress", "clsact")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +45,6 @@ class Found:
     sizes: Mapping[str, int]
     """gso_max_segs, gso_max_size, gro_max_size … as `ip` names them."""
     qdiscs: tuple[Qdisc, ...]
-    default_qdisc: str | None
-    """net.core.default_qdisc; None where it cannot be read, as in a namespace."""
     features: Mapping[str, State]
     address: IPv4Address | IPv6Address
     """The host's."""
@@ -55,10 +59,13 @@ class Found:
     """None: the interface has no IPv6."""
     sysctls: Mapping[str, str] = field(default_factory=dict)
 
+    taken_name: bool = False
+    """Another interface bears the name by which `ip` and `tc` know the number of this one."""
+
     @property
-    def ifb(self) -> str:
-        """The name of the device that the other direction is redirected to."""
-        return f"ibench{self.index}"
+    def device(self) -> str:
+        """What `ip` and `tc` call it, whatever its name is by now (lib/ll_map.c, ll_idx_a2n)."""
+        return f"if{self.index}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,17 +115,14 @@ def _why_not_here(found: Found, asked: Asked) -> Iterator[str]:
         yield "it carries your SSH session; work from the console, or use another interface"
     if found.carries_default_route and not asked.allow_default_route:
         yield "it carries the default route; add --allow-default-route if that is meant"
-    expected = {found.default_qdisc} if found.default_qdisc else {qdisc.kind for qdisc in found.qdiscs}
+    if found.taken_name:
+        yield f"it has number {found.index}, and another interface the name {found.device}; rename that one first"
     for qdisc in found.qdiscs:
-        if qdisc.handle != "0:" or qdisc.kind not in expected | {"mq", "noqueue"}:
+        if qdisc.is_filter and any(shapes(way) for way in (asked.profile.to_server, asked.profile.to_client)):
             yield (
-                f"it has a qdisc of its own ({qdisc.kind} {qdisc.handle}) that could not be put back as it was; "
-                f"remove it first: tc qdisc del dev {found.interface} {_place(qdisc)}"
+                f"it has filters of somebody else ({qdisc.kind}), in whose place ours would stand; "
+                f"remove them first: tc qdisc del dev {found.interface} {qdisc.kind}"
             )
-
-
-def _place(qdisc: Qdisc) -> str:
-    return qdisc.kind if qdisc.kind in ("ingress", "clsact") else "root"
 
 
 def _why_not_this(found: Found, asked: Asked) -> Iterator[str]:
