@@ -17,7 +17,7 @@ from ingest_bench.network.act.interface_facts import qdiscs, ssh_ends
 from ingest_bench.network.plan import features
 from ingest_bench.network.plan.features import State
 from ingest_bench.network.plan.interface_plan import MARKS, Marks, Side, plan
-from ingest_bench.network.plan.interface_rules import Asked, Found, Qdisc
+from ingest_bench.network.plan.interface_rules import Asked, Found, Qdisc, Upper
 
 GOLDEN = Path(__file__).parent / "golden"
 OURS = Marks(0xABCDEF)
@@ -41,6 +41,10 @@ FOUND = Found(
     source="10.0.0.5",
     ipv6_mtu_bytes=1492,
     sysctls={"tcp_rmem": "4096 131072 6291456", "tcp_wmem": "4096 16384 4194304"},
+)
+UPPERS = (
+    Upper(name="eth0.5", index=9, mtu_bytes=1500, ipv6_mtu_bytes=1480),
+    Upper(name="container", index=10, mtu_bytes=1450),
 )
 PROFILE = Profile(
     name="all",
@@ -75,7 +79,11 @@ def text_of(steps: tuple[Step, ...]) -> str:
     ("name", "found", "asked"),
     [
         ("interface-route", FOUND, Asked(port=9200, profile=PROFILE, shared_settings=True)),
-        ("interface-mtu", FOUND, Asked(port=9200, profile=PROFILE, shared_settings=True, interface_mtu=True)),
+        (
+            "interface-mtu",
+            dataclasses.replace(FOUND, uppers=UPPERS),
+            Asked(port=9200, profile=PROFILE, shared_settings=True, interface_mtu=True),
+        ),
         (
             "interface-ipv6",
             dataclasses.replace(FOUND, address=ipaddress.ip_address("fd00::3"), gateway=None, source=None),
@@ -109,6 +117,7 @@ def test_a_profile_that_does_nothing_changes_nothing() -> None:
         ({}, {"port": 0}, "a port is a number from 1 to 65535"),
         ({}, {"profile": Profile(name="loopback", medium="loopback")}, "choose one of a real link"),
         ({}, {"profile": Profile(name="tiny", mtu_bytes=1000), "interface_mtu": True}, "lose its IPv6 addresses"),
+        ({"uppers_elsewhere": ("up0",)}, {"interface_mtu": True}, "up0 in another network namespace stands on it"),
     ],
 )
 def test_an_interface_that_must_not_be_touched_is_refused(

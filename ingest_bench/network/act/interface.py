@@ -71,7 +71,7 @@ def plan(
 ) -> tuple[Step, ...]:
     """The exact commands, each with its undo. Nothing is changed; SpecError when this interface must not be touched."""
     asked = Asked(port=to.port, profile=profile, **flags)
-    return interface_plan.plan(_find(interface, to, profile), asked, _marks())
+    return interface_plan.plan(_find(interface, to, asked), asked, _marks())
 
 
 @contextlib.contextmanager
@@ -100,7 +100,7 @@ def shaped(
     resources = (f"interface {index}", *interface_plan.files(profile))
     with session(key, what, time_limit_s=time_limit_s, resources=resources, on_stage=on_stage) as opened:
         # Looked at behind the locks, when the leftovers of an earlier session are gone.
-        found = _find(interface, to, profile)
+        found = _find(interface, to, asked)
         if found.index != index:
             raise RunFailed(f"{interface}: it became another interface just now; try again")
         opened.change(interface_plan.plan(found, asked, _marks()))
@@ -126,8 +126,9 @@ def needs(profile: Profile) -> tuple[str, ...]:
     return tuple(name for name, is_wanted in wanted.items() if is_wanted)
 
 
-def _find(interface: str, to: Endpoint, profile: Profile) -> Found:
-    return interface_facts.find(interface, to, with_features=bool(profile.offloads))
+def _find(interface: str, to: Endpoint, asked: Asked) -> Found:
+    with_features = bool(asked.profile.offloads)
+    return interface_facts.find(interface, to, with_features=with_features, with_uppers=asked.interface_mtu)
 
 
 def _marks() -> interface_plan.Marks:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import json
 import os
@@ -12,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from ingest_bench import records, system
 from ingest_bench.errors import RunFailed, SpecError
 from ingest_bench.network.plan import commands, features
-from ingest_bench.network.plan.interface_rules import Found, Qdisc
+from ingest_bench.network.plan.interface_rules import Found, Qdisc, Upper
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from ipaddress import IPv4Address, IPv6Address
 
     from ingest_bench.model.target import Endpoint
@@ -23,10 +24,15 @@ if TYPE_CHECKING:
 _SIZES = ("gso_max_segs", "gso_max_size", "gso_ipv4_max_size", "gro_max_size", "gro_ipv4_max_size")
 
 
-def find(interface: str, to: Endpoint, *, with_features: bool) -> Found:
+# Kinds of devices whose MTU follows that of the device below them.
+_FOLLOWERS = ("vlan", "macvlan", "macvtap", "ipvlan", "ipvtap", "macsec")
+
+
+def find(interface: str, to: Endpoint, *, with_features: bool, with_uppers: bool) -> Found:
     """What is known of the interface and the way to the host; SpecError when there is no such one.
 
-    Its features are looked at only where some of them shall change: a Python has to start for that.
+    Its features are looked at only where some of them shall change: a Python has to start for that. What stands on it
+    is looked for only where its own MTU shall change: in all network namespaces.
     """
     address = resolve(to.host)
     link = _link(interface)
@@ -34,14 +40,14 @@ def find(interface: str, to: Endpoint, *, with_features: bool) -> Found:
     family = f"-{address.version}"
     target = f"{address}/{address.max_prefixlen}"
     sizes = {name: int(link[name]) for name in _SIZES if name in link}
-    ipv6_mtu = _text(Path(f"/proc/sys/net/ipv6/conf/{interface}/mtu"))
+    index = int(link["ifindex"])
     return Found(
         interface=interface,
-        index=int(link["ifindex"]),
+        index=index,
         mtu_bytes=int(link["mtu"]),
         sizes=sizes,
         qdiscs=qdiscs_of(interface),
-        taken_name=f"if{link['ifindex']}" in _names(),
+        taken_name=f"if{index}" in _names(),
         features=features_of(interface) if with_features else {},
         address=address,
         route_device=str(route.get("dev", "")),
@@ -55,7 +61,9 @@ def find(interface: str, to: Endpoint, *, with_features: bool) -> Found:
             for route in _json("ip", version, "-j", "route", "show", "default")
         ),
         carries_ssh=interface in _ssh_devices(_ssh_connections(os.getpid())),
-        ipv6_mtu_bytes=int(ipv6_mtu) if ipv6_mtu and _has_ipv6(interface) else None,
+        ipv6_mtu_bytes=_ipv6_mtu_bytes(interface),
+        uppers=tuple(_uppers(interface)) if with_uppers else (),
+        uppers_elsewhere=tuple(_uppers_elsewhere(index)) if with_uppers else (),
         sysctls={
             name: " ".join(value.split())
             for name in ("tcp_rmem", "tcp_wmem")
@@ -121,8 +129,51 @@ def _way(address: IPv4Address | IPv6Address) -> dict[str, Any]:
         raise SpecError(f"--to {address}: no route leads there ({error})") from None
 
 
-def _has_ipv6(interface: str) -> bool:
-    return any(entry.get("addr_info") for entry in _json("ip", "-6", "-j", "addr", "show", "dev", interface))
+def _ipv6_mtu_bytes(interface: str) -> int | None:
+    listed = _json("ip", "-6", "-j", "addr", "show", "dev", interface)
+    text = _text(Path(f"/proc/sys/net/ipv6/conf/{interface}/mtu"))
+    return int(text) if text and any(entry.get("addr_info") for entry in listed) else None
+
+
+def _uppers(interface: str) -> Iterator[Upper]:
+    """What stands on it here, from below upwards: by `link`, or as the `master` of a bridge or a bond."""
+    links = [link for link in _json("ip", "-j", "-d", "link", "show") if _kind(link) != "veth"]
+    masters = {link["ifname"]: link.get("master") for link in _json("ip", "-j", "link", "show")}
+    seen, lowers = {interface}, [interface]
+    for lower in lowers:
+        for link in links:
+            name = str(link["ifname"])
+            if name not in seen and (link.get("link") == lower or name == masters[lower]):
+                seen.add(name)
+                lowers.append(name)
+                yield Upper(
+                    name=name,
+                    index=int(link["ifindex"]),
+                    mtu_bytes=int(link["mtu"]),
+                    ipv6_mtu_bytes=_ipv6_mtu_bytes(name),
+                )
+
+
+def _uppers_elsewhere(index: int) -> Iterator[str]:
+    """Names in other network namespaces. What lies in one that we may not enter, we do not know."""
+    places = {}
+    for path in (*Path("/proc").glob("[0-9]*/ns/net"), *Path("/run/netns").glob("*")):
+        with contextlib.suppress(OSError):
+            places[path.stat().st_ino] = path
+    places.pop(Path("/proc/self/ns/net").stat().st_ino, None)
+    for path in places.values():
+        try:
+            links = _json("nsenter", f"--net={path}", "ip", "-j", "-d", "link", "show")
+        except RunFailed:
+            continue
+        for link in links:
+            # Its lower one lies in another namespace and has our number there. That it is ours, `ip` does not say.
+            if link.get("link_index") == index and "link_netnsid" in link and _kind(link) in _FOLLOWERS:
+                yield str(link["ifname"])
+
+
+def _kind(link: Mapping[str, Any]) -> str:
+    return str(link.get("linkinfo", {}).get("info_kind", ""))
 
 
 def _ssh_connections(pid: int) -> set[str]:

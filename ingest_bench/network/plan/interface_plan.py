@@ -137,14 +137,31 @@ def _sizes(found: Found, profile: Profile) -> Iterator[Step]:
 
 
 def _interface_mtu(found: Found, asked: Asked) -> Iterator[Step]:
-    """The MTU of the interface. The kernel resets the MTU of its IPv6 with it, which a router may have set."""
-    if not asked.interface_mtu or asked.profile.mtu_bytes == found.mtu_bytes:
+    """The MTU of the interface, and back also that of what stands on it.
+
+    The kernel shrinks VLANs and macvlans with the interface, and does not let them grow again; an ipvlan follows it
+    both ways, also where it had an MTU of its own (net/8021q/vlan.c, drivers/net/macvlan.c, drivers/net/ipvlan/).
+    """
+    ours, old = asked.profile.mtu_bytes, found.mtu_bytes
+    if not asked.interface_mtu or ours == old:
         return
-    undo = [_put_back(found.index, "mtu", found.mtu_bytes, ours=asked.profile.mtu_bytes)]
-    if found.ipv6_mtu_bytes is not None:
-        old = Action(path="/proc/sys/net/ipv6/conf/{name}/mtu", value=str(found.ipv6_mtu_bytes))
-        undo.append(Undo(action=old, look=_LINK, shows=_word("mtu", found.mtu_bytes), index=found.index))
-    yield Step(name="interface mtu", do=_set(found.index, "mtu", asked.profile.mtu_bytes), undo=tuple(undo))
+    undo = list(_mtu_back(found.index, old, found.ipv6_mtu_bytes, (ours,)))
+    for upper in found.uppers:
+        undo += _mtu_back(upper.index, upper.mtu_bytes, upper.ipv6_mtu_bytes, (ours, old))
+    yield Step(name="interface mtu", do=_set(found.index, "mtu", ours), undo=tuple(undo))
+
+
+def _mtu_back(index: int, old: int, ipv6_old: int | None, made: tuple[int, ...]) -> Iterator[Undo]:
+    """The undo for a device whose MTU may be one of `made`: by our doing, or by the kernel's.
+
+    The kernel resets the MTU of its IPv6 with it, which a router may have set.
+    """
+    for value in made:
+        if value != old:
+            yield _put_back(index, "mtu", old, ours=value)
+    if ipv6_old is not None:
+        back = Action(path="/proc/sys/net/ipv6/conf/{name}/mtu", value=str(ipv6_old))
+        yield Undo(action=back, look=_LINK, shows=_word("mtu", old), index=index)
 
 
 def _queues(found: Found, asked: Asked, marks: Marks) -> Iterator[Step]:

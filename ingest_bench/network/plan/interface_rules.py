@@ -36,6 +36,17 @@ class Qdisc:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Upper:
+    """A device that stands on the interface: a VLAN, a macvlan, a bridge, or one that stands on these."""
+
+    name: str
+    index: int
+    mtu_bytes: int
+    ipv6_mtu_bytes: int | None = None
+    """None: it has no IPv6."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
     """What is known of an interface and the way to a host, before anything is changed."""
 
@@ -57,6 +68,10 @@ class Found:
     carries_ssh: bool = False
     ipv6_mtu_bytes: int | None = None
     """None: the interface has no IPv6."""
+    uppers: tuple[Upper, ...] = ()
+    """From below upwards."""
+    uppers_elsewhere: tuple[str, ...] = ()
+    """Those in other network namespaces, which cannot be put back from here."""
     sysctls: Mapping[str, str] = field(default_factory=dict)
 
     taken_name: bool = False
@@ -134,8 +149,18 @@ def _why_not_this(found: Found, asked: Asked) -> Iterator[str]:
             f'profile "{profile.name}" wants an MTU of {profile.mtu_bytes}, the interface has {found.mtu_bytes}; '
             "add --interface-mtu to change it for all traffic, or choose a profile with a smaller one"
         )
-    if asked.interface_mtu and profile.mtu_bytes < _IPV6_LEAST_MTU and found.ipv6_mtu_bytes is not None:
-        yield f"below an MTU of {_IPV6_LEAST_MTU} it would lose its IPv6 addresses for good; leave out --interface-mtu"
+    if asked.interface_mtu:
+        with_ipv6 = [found.ipv6_mtu_bytes, *(upper.ipv6_mtu_bytes for upper in found.uppers)]
+        if profile.mtu_bytes < _IPV6_LEAST_MTU and any(with_ipv6):
+            yield (
+                f"below an MTU of {_IPV6_LEAST_MTU} it, or what stands on it, would lose its IPv6 addresses for good; "
+                "leave out --interface-mtu"
+            )
+        if found.uppers_elsewhere:
+            yield (
+                f"{', '.join(found.uppers_elsewhere)} in another network namespace stands on it and would keep its MTU "
+                "for good; leave out --interface-mtu"
+            )
     if found.has_host_route and tcp_words(found, asked):
         yield f"there is a route to {found.address} alone already, that we would have to replace; remove it first"
     shared = _shared(found, profile)
