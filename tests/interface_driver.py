@@ -41,8 +41,9 @@ FAR = Profile(
     to_server=Impairment(delay_ns=40 * 10**6, loss_ppm=150_000),
     to_client=Impairment(delay_ns=40 * 10**6, rate_bps=100 * 10**6),
 )
-BUFFERS = Profile(name="buffers", congestion_control=None, tcp_rmem_bytes=(4096, 65536, 262144))
-PLAIN = Profile(name="plain", congestion_control=None, to_server=SLOW, to_client=SLOW)
+SMALL = Profile(name="small", mtu_bytes=1400)
+BUFFERS = Profile(name="buffers", tcp_rmem_bytes=(4096, 65536, 262144))
+PLAIN = Profile(name="plain", to_server=SLOW, to_client=SLOW)
 
 
 def say(*lines: str) -> None:
@@ -66,7 +67,7 @@ def stages(kill_at: int) -> Callable[[str], None]:
 def tool(kill_at: int, dog_kill_at: int, variant: str = "route", device: str = "eth0", address: str = "") -> None:
     if dog_kill_at >= 0:
         watchdog.COMMAND = (sys.executable, __file__, "watchdog", str(dog_kill_at))
-    profile = {"plain": PLAIN, "far": FAR, "buffers": BUFFERS}.get(variant.partition("-")[0], FULL)
+    profile = {"plain": PLAIN, "far": FAR, "buffers": BUFFERS, "small": SMALL}.get(variant.partition("-")[0], FULL)
     limit_s = float(variant.partition("-")[2] or 300)
     to = Endpoint(address or ("fd00:40::2" if variant == "ipv6" else "198.18.40.2"), 9200)
     with interface.shaped(

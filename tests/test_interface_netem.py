@@ -74,10 +74,10 @@ def test_netem_delays_and_loses_packets_of_the_named_flow_only(tmp_path: Path) -
         return
     if not shutil.which("linux.uml"):
         pytest.skip(f"{kernel_complaint()} and User-Mode Linux is not installed (Debian: user-mode-linux)")
-    command = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--color=no", str(HERE))
-    command = (*command, f"{UPPERS}[vlan-on-macvlan]")
+    command = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--color=no")
+    files = (str(HERE), f"{UPPERS}[vlan-on-macvlan]")
     done = subprocess.run(
-        ("bash", str(HERE.with_name("in_uml.sh")), "300", str(tmp_path), *command),
+        ("bash", str(HERE.with_name("in_uml.sh")), "300", str(tmp_path), *command, *files),
         capture_output=True,
         text=True,
         timeout=360,

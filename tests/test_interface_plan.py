@@ -13,11 +13,11 @@ from ingest_bench import system
 from ingest_bench.errors import SpecError
 from ingest_bench.ledger import Action, Step
 from ingest_bench.model.network import Impairment, Profile
-from ingest_bench.network.act.interface_facts import qdiscs, ssh_ends
+from ingest_bench.network.act.interface_facts import metrics, next_hop, qdiscs, ssh_ends
 from ingest_bench.network.plan import features
 from ingest_bench.network.plan.features import State
 from ingest_bench.network.plan.interface_plan import MARKS, Marks, Side, plan
-from ingest_bench.network.plan.interface_rules import Asked, Found, Qdisc, Upper
+from ingest_bench.network.plan.interface_rules import Asked, Found, Qdisc, Upper, Way
 
 GOLDEN = Path(__file__).parent / "golden"
 OURS = Marks(0xABCDEF)
@@ -37,8 +37,7 @@ FOUND = Found(
     },
     address=ipaddress.ip_address("10.1.2.3"),
     route_device="eth0",
-    gateway="10.0.0.1",
-    source="10.0.0.5",
+    way=Way(next_hop=("via", "10.0.0.1"), source="10.0.0.5", metrics={"initcwnd": ("30",), "mtu": ("1450",)}),
     ipv6_mtu_bytes=1492,
     sysctls={"tcp_rmem": "4096 131072 6291456", "tcp_wmem": "4096 16384 4194304"},
 )
@@ -86,7 +85,7 @@ def text_of(steps: tuple[Step, ...]) -> str:
         ),
         (
             "interface-ipv6",
-            dataclasses.replace(FOUND, address=ipaddress.ip_address("fd00::3"), gateway=None, source=None),
+            dataclasses.replace(FOUND, address=ipaddress.ip_address("fd00::3"), way=Way(host_priority=1024)),
             Asked(port=9300, profile=Profile(name="small", mtu_bytes=1300, to_server=SLOW)),
         ),
     ],
@@ -96,7 +95,7 @@ def test_the_commands_and_their_undo_are_those_of_the_golden_file(name: str, fou
 
 
 def test_a_profile_that_does_nothing_changes_nothing() -> None:
-    assert plan(FOUND, Asked(port=9200, profile=Profile(name="nothing", congestion_control=None)), OURS) == ()
+    assert plan(FOUND, Asked(port=9200, profile=Profile(name="nothing")), OURS) == ()
 
 
 @pytest.mark.parametrize(
@@ -109,7 +108,11 @@ def test_a_profile_that_does_nothing_changes_nothing() -> None:
         ({"qdiscs": (Qdisc(kind="ingress", handle="ffff:"),)}, {}, "tc qdisc del dev eth0 ingress"),
         ({"qdiscs": (Qdisc(kind="clsact", handle="ffff:"),)}, {}, "tc qdisc del dev eth0 clsact"),
         ({"taken_name": True}, {}, "number 7, and another interface the name if7"),
-        ({"has_host_route": True}, {}, "there is a route to 10.1.2.3 alone already"),
+        (
+            {"address": ipaddress.ip_address("fd00::3"), "way": Way(host_priority=1)},
+            {},
+            "a route to fd00::3 alone with metric 1, that no other one can go before",
+        ),
         ({"mtu_bytes": 1300}, {}, "wants an MTU of 1400, the interface has 1300; add --interface-mtu"),
         ({}, {"shared_settings": False}, "sets tso=off, gso_max_segs, gso_max_size, tcp_rmem, which other"),
         ({"features": {}}, {}, 'unknown feature "tso"; did you mean "tso"'),
@@ -136,6 +139,16 @@ def test_the_default_route_may_be_allowed() -> None:
 def test_the_words_of_tc_and_ssh_are_read() -> None:
     assert qdiscs([{"kind": "noqueue", "handle": "0:", "root": True}]) == (Qdisc(kind="noqueue", handle="0:"),)
     assert qdiscs([{"kind": "fq", "handle": "0:", "parent": ":1"}]) == (Qdisc(kind="fq", handle="0:", parent=":1"),)
+    assert next_hop({"via": {"family": "inet6", "host": "fe80::1"}, "dev": "eth0"}) == ("via", "inet6", "fe80::1")
+    assert next_hop({"gateway": "10.0.0.1", "dev": "eth0"}) == ("via", "10.0.0.1")
+    assert next_hop({"dev": "eth0"}) == ()
+    text = "proto dhcp src 10.0.0.5 metric 100 mtu lock 1400 features ecn rto_min lock 50ms congctl bbr pref medium"
+    assert metrics(text) == {
+        "mtu": ("lock", "1400"),
+        "features": ("ecn",),
+        "rto_min": ("50ms",),
+        "congctl": ("bbr",),
+    }
     assert ssh_ends("192.0.2.1 50022 192.0.2.2 22") == ("192.0.2.1", "192.0.2.2")
     assert ssh_ends("") is None
 

@@ -22,7 +22,7 @@ from ingest_bench.errors import SpecError
 from ingest_bench.model.network import Flow, Impairment, Profile
 from ingest_bench.model.target import Endpoint
 from ingest_bench.network.plan import commands, interface_plan, link_plan, netem
-from ingest_bench.network.plan.interface_rules import Asked, Found
+from ingest_bench.network.plan.interface_rules import Asked, Found, Way
 
 # A value that is right, for each key that reaches a command.
 RIGHT = {
@@ -92,7 +92,7 @@ FOUND = Found(
     features={},
     address=ipaddress.ip_address("10.1.2.3"),
     route_device="eth0",
-    gateway="10.0.0.1",
+    way=Way(next_hop=("via", "10.0.0.1")),
     sysctls={"tcp_rmem": "1 2 3", "tcp_wmem": "1 2 3"},
 )
 NUMBER = r"[0-9]+(\.[0-9]+)?(us|%|bit|b)?"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from ingest_bench.errors import MissingCapability, RunFailed
 from ingest_bench.ledger import Applied, book, restore, session, show
 from ingest_bench.network.act import interface_facts
 from ingest_bench.network.plan import features, interface_plan, netem
-from ingest_bench.network.plan.interface_rules import Asked, Found, shapes
+from ingest_bench.network.plan.interface_rules import Asked, Found, shapes, tcp_words
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -170,12 +169,12 @@ def _check_queues(found: Found) -> None:
 
 def _check_route(found: Found, asked: Asked) -> None:
     """RunFailed when packets to the host do not take the route that was made: rules may choose other tables."""
-    if not asked.profile.mtu_bytes < found.mtu_bytes or asked.interface_mtu:
-        return
-    way = json.loads(system.run(("ip", "-j", "route", "get", str(found.address))))[0]
-    metrics = {name: value for entry in way.get("metrics", ()) for name, value in entry.items()}
-    if way.get("dev") != found.interface or metrics.get("mtu") != asked.profile.mtu_bytes:
-        raise RunFailed(f"{found.address}: the route with its MTU is not used, it is {way}; look at `ip rule`")
+    if tcp_words(found, asked):
+        route = interface_facts.route_used(found.address)
+        if str(route.get("protocol")) != interface_plan.ROUTE_PROTOCOL:
+            raise RunFailed(
+                f"{found.address}: the route with its own MTU and MSS is not used, but {route}; see `ip rule`"
+            )
 
 
 def _check_offloads(found: Found, asked: Asked) -> None:

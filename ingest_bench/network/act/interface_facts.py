@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ingest_bench import records, system
 from ingest_bench.errors import RunFailed, SpecError
 from ingest_bench.network.plan import commands, features
-from ingest_bench.network.plan.interface_rules import Found, Qdisc, Upper
+from ingest_bench.network.plan.interface_rules import Found, Qdisc, Upper, Way
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 _SIZES = ("gso_max_segs", "gso_max_size", "gso_ipv4_max_size", "gro_max_size", "gro_ipv4_max_size")
 
 
+# The names of iproute2's ip/iproute.c, mx_names.
+_METRICS = {
+    *("mtu", "window", "rtt", "rttvar", "ssthresh", "cwnd", "advmss", "reordering", "hoplimit", "initcwnd", "features"),
+    *("rto_min", "initrwnd", "quickack", "congctl", "fastopen_no_cookie"),
+}
 # Kinds of devices whose MTU follows that of the device below them.
 _FOLLOWERS = ("vlan", "macvlan", "macvtap", "ipvlan", "ipvtap", "macsec")
 
@@ -36,9 +41,7 @@ def find(interface: str, to: Endpoint, *, with_features: bool, with_uppers: bool
     """
     address = resolve(to.host)
     link = _link(interface)
-    route = _way(address)
-    family = f"-{address.version}"
-    target = f"{address}/{address.max_prefixlen}"
+    route = _route(address)
     sizes = {name: int(link[name]) for name in _SIZES if name in link}
     index = int(link["ifindex"])
     return Found(
@@ -51,10 +54,8 @@ def find(interface: str, to: Endpoint, *, with_features: bool, with_uppers: bool
         features=features_of(interface) if with_features else {},
         address=address,
         route_device=str(route.get("dev", "")),
-        gateway=route.get("gateway"),
-        source=route.get("prefsrc"),
+        way=_way(address, route),
         is_own_address=route.get("type") == "local",
-        has_host_route=bool(_json("ip", family, "-j", "route", "show", target)),
         carries_default_route=any(
             interface in _devices(route)
             for version in ("-4", "-6")
@@ -122,7 +123,51 @@ def _names() -> list[str]:
     return [str(link["ifname"]) for link in _json("ip", "-j", "link", "show")]
 
 
-def _way(address: IPv4Address | IPv6Address) -> dict[str, Any]:
+def route_used(address: IPv4Address | IPv6Address) -> dict[str, Any]:
+    """The route that packets to the host take, as it stands in its table."""
+    return dict(_json("ip", "-j", "route", "get", "fibmatch", str(address))[0])
+
+
+def _way(address: IPv4Address | IPv6Address, chosen: Mapping[str, Any]) -> Way:
+    """The route as it stands in its table; of several next hops the one that was chosen."""
+    family, target = f"-{address.version}", f"{address}/{address.max_prefixlen}"
+    if chosen.get("type") in ("local", "broadcast", "multicast"):
+        return Way()
+    route = route_used(address)
+    table = str(route.get("table", "main"))
+    hosts = _json("ip", family, "-j", "route", "show", target, "table", table)
+    # JSON does not say which of them are locked.
+    text = system.run(("ip", family, "route", "get", "fibmatch", str(address))).splitlines()[0]
+    return Way(
+        next_hop=next_hop(chosen),
+        source=route.get("prefsrc"),
+        table=table,
+        metrics=metrics(text.rpartition(f" dev {chosen.get('dev')} ")[2]),
+        host_priority=min((int(host.get("metric", 0)) for host in hosts), default=None),
+    )
+
+
+def next_hop(route: Mapping[str, Any]) -> tuple[str, ...]:
+    """The words of `ip` for a route's gateway; IPv4 may have one of IPv6 (RFC 5549), under another key."""
+    if "via" in route:
+        return ("via", str(route["via"]["family"]), str(route["via"]["host"]))
+    return ("via", str(route["gateway"])) if "gateway" in route else ()
+
+
+def metrics(text: str) -> dict[str, tuple[str, ...]]:
+    """What a route says about TCP, of the words of `ip route`, each as `ip route add` takes it."""
+    words = iter(text.split())
+    found: dict[str, tuple[str, ...]] = {}
+    for word in words:
+        if word in _METRICS:
+            value = next(words)
+            # Of rto_min `ip` says that it is locked, but takes no such word: it always is.
+            lock = ("lock",) if value == "lock" and word != "rto_min" else ()
+            found[word] = (*lock, next(words) if value == "lock" else value)
+    return found
+
+
+def _route(address: IPv4Address | IPv6Address) -> dict[str, Any]:
     try:
         return dict(_json("ip", "-j", "route", "get", str(address))[0])
     except RunFailed as error:
@@ -205,7 +250,7 @@ def _ssh_devices(connections: Iterable[str]) -> set[str]:
             if any(info.get("local") == ends[1] for info in entry.get("addr_info", ()))
         }
         try:
-            devices.add(str(_way(ipaddress.ip_address(ends[0].partition("%")[0]))["dev"]))
+            devices.add(str(_route(ipaddress.ip_address(ends[0].partition("%")[0]))["dev"]))
         except (SpecError, ValueError):
             continue
     return devices

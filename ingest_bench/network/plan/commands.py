@@ -155,9 +155,5 @@ def _tcp(profile: Profile) -> str:
     first, that one takes only what tcp_allowed_congestion_control lists (net/ipv4/tcp_cong.c,
     tcp_set_default_congestion_control). Linux 6.18 whose default is bbr refused cubic there, even to root.
     """
-    words = ""
-    if profile.mss_bytes is not None:
-        words += f" advmss {profile.mss_bytes}"
-    if profile.congestion_control is not None:
-        words += f" congctl {profile.congestion_control}"
-    return words
+    mss = f" advmss {profile.mss_bytes}" if profile.mss_bytes is not None else ""
+    return f"{mss} congctl {profile.link_congestion_control}"

@@ -204,21 +204,32 @@ def _ifb(side: Side, ifb: Device, impairment: Impairment, mtu_bytes: int) -> Ite
 
 
 def _route(found: Found, asked: Asked) -> Iterator[Step]:
-    """The way to the host, as it is, but with its own MTU (locked: no discovery), MSS and congestion control."""
+    """The way to the host, as it is, but with its own MTU (locked: no discovery), MSS and congestion control.
+
+    A route to this host that is there already stays, and ours goes before it: IPv4 takes the first one of the same
+    metric and `prepend` makes it that; IPv6 would take both in turn, so ours has a lower metric.
+    """
     words = tcp_words(found, asked)
     if not words:
         return
     family, target = f"-{found.address.version}", f"{found.address}/{found.address.max_prefixlen}"
-    way = [target, *(("via", found.gateway) if found.gateway else ()), "dev", found.device]
-    source = ("src", found.source) if found.source else ()
+    way, priority = found.way, found.way.host_priority
+    verb = "prepend" if found.address.version == 4 else "add"
+    if priority is not None and found.address.version == 6:
+        priority -= 1
+    # onlink: the gateway was reached until now, also where no other route says how.
+    hop = (*way.next_hop, "dev", found.device, *(("onlink",) if way.next_hop else ()))
+    place = ("table", way.table, *(("metric", str(priority)) if priority is not None else ()))
+    source = ("src", way.source) if way.source else ()
     ours = ("proto", ROUTE_PROTOCOL)
+    whole = (target, *hop, *place, *source, *ours, *words)
     undo = Undo(
-        action=_command("ip", family, "route", "del", *way, *ours),
-        look=("ip", family, "-j", "route", "show", target, *ours, "dev", "{name}"),
+        action=_command("ip", family, "route", "del", *whole),
+        look=("ip", family, "-j", "route", "show", target, "table", way.table, *ours, "dev", "{name}"),
         shows=f'"{found.address}"',
         index=found.index,
     )
-    yield Step(name="route", do=_command("ip", family, "route", "add", *way, *source, *ours, *words), undo=(undo,))
+    yield Step(name="route", do=_command("ip", family, "route", verb, *whole), undo=(undo,))
 
 
 def _match(found: Found, side: Side, port: int) -> tuple[str, ...]:

@@ -47,6 +47,21 @@ class Upper:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """The route by which packets to the host leave, in words of `ip`."""
+
+    next_hop: tuple[str, ...] = ()
+    """("via", "10.0.0.1") or ("via", "inet6", "fe80::1"); none where the host is on the link itself."""
+    source: str | None = None
+    """The address that the route names as ours."""
+    table: str = "main"
+    metrics: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """What it says about TCP: {"initcwnd": ("30",), "mtu": ("lock", "1400")}."""
+    host_priority: int | None = None
+    """The priority ("metric") of a route to this host alone that is there already; None: there is none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
     """What is known of an interface and the way to a host, before anything is changed."""
 
@@ -60,10 +75,8 @@ class Found:
     address: IPv4Address | IPv6Address
     """The host's."""
     route_device: str
-    gateway: str | None = None
-    source: str | None = None
+    way: Way
     is_own_address: bool = False
-    has_host_route: bool = False
     carries_default_route: bool = False
     carries_ssh: bool = False
     ipv6_mtu_bytes: int | None = None
@@ -108,17 +121,21 @@ def shapes(impairment: Impairment) -> bool:
 
 
 def tcp_words(found: Found, asked: Asked) -> tuple[str, ...]:
-    """What the route says about MTU, MSS and congestion control; empty: no route of its own is needed."""
+    """What a route of its own says about TCP: what the profile names, and all else as it is; empty: none is needed."""
     profile = asked.profile
     # An IP header and a TCP header without options (RFC 9293, 3.7.1): 20 or 40, and 20 bytes.
     headers_bytes = 40 if found.address.version == 4 else 60
     locks = profile.mtu_bytes < found.mtu_bytes and not asked.interface_mtu
     mss_bytes = profile.mss_bytes or (profile.mtu_bytes - headers_bytes if locks else None)
-    return (
-        *(("mtu", "lock", str(profile.mtu_bytes)) if locks else ()),
-        *(("advmss", str(mss_bytes)) if mss_bytes else ()),
-        *(("congctl", profile.congestion_control) if profile.congestion_control else ()),
-    )
+    named: dict[str, tuple[str, ...]] = {}
+    if locks:
+        named["mtu"] = ("lock", str(profile.mtu_bytes))
+    if mss_bytes:
+        named["advmss"] = (str(mss_bytes),)
+    if profile.congestion_control:
+        named["congctl"] = (profile.congestion_control,)
+    merged = {**found.way.metrics, **named} if named else {}
+    return tuple(word for name, words in merged.items() for word in (name, *words))
 
 
 def _why_not_here(found: Found, asked: Asked) -> Iterator[str]:
@@ -161,8 +178,8 @@ def _why_not_this(found: Found, asked: Asked) -> Iterator[str]:
                 f"{', '.join(found.uppers_elsewhere)} in another network namespace stands on it and would keep its MTU "
                 "for good; leave out --interface-mtu"
             )
-    if found.has_host_route and tcp_words(found, asked):
-        yield f"there is a route to {found.address} alone already, that we would have to replace; remove it first"
+    if found.address.version == 6 and found.way.host_priority == 1 and tcp_words(found, asked):
+        yield f"a route to {found.address} alone with metric 1, that no other one can go before, is there; remove it"
     shared = _shared(found, profile)
     if shared and not asked.shared_settings:
         yield (
