@@ -159,7 +159,8 @@ def _ahead_ns(clocks: tuple[tuple[int, int], ...], at_ns: NDArray[np.uint64]) ->
     # From the first look on: a float has no room for the nanoseconds since 1970.
     moments = at_ns.astype(np.int64) - looks[0, 0]
     grown = np.interp(moments, looks[:, 0] - looks[0, 0], looks[:, 1] - looks[0, 1])
-    return np.rint(grown).astype(np.int64) + clocks[0][1]
+    ahead_ns: NDArray[np.int64] = np.rint(grown).astype(np.int64) + clocks[0][1]
+    return ahead_ns
 
 
 def _readings(reads: NDArray[np.void]) -> Iterator[Measured]:
