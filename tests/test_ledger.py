@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import resource
+import socket
 import subprocess
 import sys
 import time
@@ -309,3 +310,13 @@ def test_a_file_that_a_session_has_no_lock_on_is_not_written(state: Path, tmp_pa
     ):
         opened.change((writes(setting, "new"),))
     assert setting.read_text(encoding="ascii") == "old"
+
+
+def test_an_interface_is_found_by_its_number_and_one_that_is_gone_leaves_nothing_to_undo() -> None:
+    action = Action(path="/proc/sys/net/ipv6/conf/{name}/mtu", value="1500")
+    number, name = socket.if_nameindex()[0]
+    named = Undo(action=action, look=("ip", "link", "show", "dev", "{name}"), index=number).named()
+    assert named is not None
+    assert named.action.path == f"/proc/sys/net/ipv6/conf/{name}/mtu"
+    assert named.look[-1] == name
+    assert Undo(action=action, index=2**31 - 1).named() is None
