@@ -75,7 +75,7 @@ def test_netem_delays_and_loses_packets_of_the_named_flow_only(tmp_path: Path) -
     if not shutil.which("linux.uml"):
         pytest.skip(f"{kernel_complaint()} and User-Mode Linux is not installed (Debian: user-mode-linux)")
     command = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--color=no")
-    files = (str(HERE), f"{UPPERS}[vlan-on-macvlan]")
+    files = (str(HERE), UPPERS)
     done = subprocess.run(
         ("bash", str(HERE.with_name("in_uml.sh")), "300", str(tmp_path), *command, *files),
         capture_output=True,
