@@ -1,16 +1,18 @@
-"""Run by tests inside a namespace: shapes one flow of `eth0`, and kills itself at a chosen stage.
+"""Run by tests inside a namespace: shapes one flow of an interface, and kills itself at a chosen stage.
 
-    tool TOOL_STAGE DOG_STAGE [VARIANT]   shape, say each stage, wait for a line on stdin, put back
+    tool TOOL_STAGE DOG_STAGE [VARIANT [INTERFACE ADDRESS]]
+                                          shape, say each stage, wait for a line on stdin, put back
     watchdog STAGE …                      the watchdog that `tool` starts
     restore | show                        what `net restore` and `net show` do
 
-A stage is a number, counted from 0, or -1 for never.
+A stage is a number, counted from 0, or -1 for never. At the stage called DRIVER_AT, somebody else runs DRIVER_RUNS.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 
@@ -39,7 +41,9 @@ FAR = Profile(
     to_server=Impairment(delay_ns=40 * 10**6, loss_ppm=150_000),
     to_client=Impairment(delay_ns=40 * 10**6, rate_bps=100 * 10**6),
 )
-PLAIN = Profile(name="plain", congestion_control=None, to_server=SLOW, to_client=SLOW)
+SMALL = Profile(name="small", mtu_bytes=1400)
+BUFFERS = Profile(name="buffers", tcp_rmem_bytes=(4096, 65536, 262144))
+PLAIN = Profile(name="plain", to_server=SLOW, to_client=SLOW)
 
 
 def say(*lines: str) -> None:
@@ -52,20 +56,22 @@ def stages(kill_at: int) -> Callable[[str], None]:
 
     def on_stage(name: str) -> None:
         say(name)
+        if name == os.environ.get("DRIVER_AT"):
+            subprocess.run(("sh", "-ec", os.environ["DRIVER_RUNS"]), check=True)
         if next(count) == kill_at:
             os.kill(os.getpid(), signal.SIGKILL)
 
     return on_stage
 
 
-def tool(kill_at: int, dog_kill_at: int, variant: str = "route") -> None:
+def tool(kill_at: int, dog_kill_at: int, variant: str = "route", device: str = "eth0", address: str = "") -> None:
     if dog_kill_at >= 0:
         watchdog.COMMAND = (sys.executable, __file__, "watchdog", str(dog_kill_at))
-    profile = {"plain": PLAIN, "far": FAR}.get(variant.partition("-")[0], FULL)
+    profile = {"plain": PLAIN, "far": FAR, "buffers": BUFFERS, "small": SMALL}.get(variant.partition("-")[0], FULL)
     limit_s = float(variant.partition("-")[2] or 300)
-    to = Endpoint("fd00:40::2" if variant == "ipv6" else "198.18.40.2", 9200)
+    to = Endpoint(address or ("fd00:40::2" if variant == "ipv6" else "198.18.40.2"), 9200)
     with interface.shaped(
-        "eth0",
+        device,
         to,
         profile,
         time_limit_s=limit_s,

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -27,7 +27,7 @@ _SET_UP = f"""
 set -e
 sysctl -e -q -w net.ipv6.conf.default.accept_dad=0 net.ipv6.conf.default.router_solicitations=0
 ip link set lo up
-ip link add eth0 address 02:00:00:00:40:01 type veth peer name eth0 address 02:00:00:00:40:02 netns $1
+ip link add eth0 numtxqueues 2 address 02:00:00:00:40:01 type veth peer name eth0 address 02:00:00:00:40:02 netns $1
 ip link add eth1 type veth peer name eth1 netns $1
 ip addr add {CLIENT}/24 dev eth0
 [ ! -e /proc/sys/net/ipv6 ] || ip addr add fd00:40::1/64 dev eth0
@@ -46,7 +46,7 @@ ip link set eth1 up
 # Everything that ip, tc and sysctl say of a namespace, and the features of eth0.
 _SNAPSHOT = f"""
 ip -j -d link show; ip -j addr show; ip -j -4 route show table all; ip -j -6 route show table all; ip -j rule show
-tc -j qdisc show; tc -j filter show dev eth0; tc -j filter show dev eth0 ingress
+tc -j qdisc show; tc -j filter show dev eth0; tc -j filter show dev eth0 ingress; tc -j filter show dev eth0 egress
 {shlex.join(commands.offloads("eth0", {}))}; sysctl -e net.ipv4.tcp_rmem net.ipv4.tcp_wmem net.ipv6.conf.eth0.mtu
 """
 
@@ -69,15 +69,41 @@ class Lab:
         # The server's own address may still be on its way up: what is compared must not change by itself.
         return self.run("sh", "-c", _SNAPSHOT)
 
-    def drive(self, *words: str) -> subprocess.Popen[str]:
+    def drive(self, *words: str, **env: str) -> subprocess.Popen[str]:
         """The driver in the client's namespace."""
         argv = (*self.client, sys.executable, str(DRIVER), *words)
         pipe = subprocess.PIPE
-        return subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=self.env)
+        return subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env={**self.env, **env})
 
-    def driven(self, *words: str) -> tuple[int, str, str]:
+    @contextmanager
+    def shaped(self, *words: str) -> Iterator[subprocess.Popen[str]]:
+        """A session of the driver's that runs; it ends in order at the end of the block."""
+        with self.drive("tool", "-1", "-1", *words) as process:
+            assert process.stdout is not None
+            while process.stdout.readline() != "running\n":
+                assert process.poll() is None, process.communicate()
+            try:
+                yield process
+            finally:
+                _, errors = process.communicate("\n", timeout=120)
+        assert process.returncode == 0, errors
+
+    def index(self, device: str) -> int:
+        return int(json.loads(self.run("ip", "-j", "link", "show", "dev", device))[0]["ifindex"])
+
+    def ifbs(self) -> list[str]:
+        """The devices of a session that shapes both directions: to the client, to the server."""
+        links = json.loads(self.run("ip", "-j", "link", "show", "type", "ifb"))
+        return [str(link["ifname"]) for link in sorted(links, key=lambda link: int(link["ifindex"]))]
+
+    def elsewhere(self, folder: Path) -> Lab:
+        """The same machine, as somebody sees it who has another state folder."""
+        folder.mkdir(mode=0o700, exist_ok=True)
+        return replace(self, state=folder)
+
+    def driven(self, *words: str, **env: str) -> tuple[int, str, str]:
         """The exit status and the output of the driver, run to its end."""
-        with self.drive(*words) as process:
+        with self.drive(*words, **env) as process:
             out, errors = process.communicate(timeout=120)
         return process.returncode, out, errors
 

@@ -100,7 +100,7 @@ def served(
 def opened_link(medium: Medium = "veth") -> Iterator[Link]:
     """A plain link with offloads: the quickest that has two addresses. A skip where there can be none."""
     mtu_bytes = 65536 if medium == "loopback" else 1500
-    profile = Profile(name="test", medium=medium, mtu_bytes=mtu_bytes, congestion_control=None)
+    profile = Profile(name="test", medium=medium, mtu_bytes=mtu_bytes)
     with ExitStack() as stack:
         try:
             opened = stack.enter_context(link(profile))

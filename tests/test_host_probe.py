@@ -40,7 +40,7 @@ def test_the_last_two_lines_of_a_status_are_its_switches() -> None:
 
 def test_busy_and_idle_ticks_and_the_run_queue_come_from_stat() -> None:
     text = "cpu  10 2 3 100 5 1 4 6 0 0\ncpu0 1 1 1 1 1 1 1 1 0 0\nctxt 777\nprocs_running 3\nprocs_blocked 0\n"
-    assert proc.parse_system(text) == (26, 105, 777, 3)
+    assert proc.parse_system(text) == (20, 105, 6, 777, 3)
 
 
 def test_pressure_is_its_totals() -> None:
@@ -86,7 +86,14 @@ def test_readings_are_growth_within_the_measurement(tmp_path: Path) -> None:
         line(9, server_cpu_ns=0),
         line(10, server_cpu_ns=2 * SECOND, server_voluntary_switches=100, run_queue=1, cpu_busy_ticks=0),
         line(11, server_cpu_ns=3 * SECOND, server_voluntary_switches=150, run_queue=3, cpu_busy_ticks=30),
-        line(12, server_cpu_ns=5 * SECOND, server_voluntary_switches=170, run_queue=2, cpu_busy_ticks=60),
+        line(
+            12,
+            server_cpu_ns=5 * SECOND,
+            server_voluntary_switches=170,
+            run_queue=2,
+            cpu_busy_ticks=60,
+            cpu_steal_ticks=20,
+        ),
         line(13, server_cpu_ns=99 * SECOND),
         line(14)[:7],
     ]
@@ -96,7 +103,8 @@ def test_readings_are_growth_within_the_measurement(tmp_path: Path) -> None:
     assert seen["server_cpu_s"] == 3
     assert seen["server_context_switches_voluntary"] == 70
     assert (seen["run_queue_mean"], seen["run_queue_max"]) == (2, 3)
-    assert seen["cpu_busy_share"] == 1
+    # What was stolen is neither busy nor idle: 60 and 20 of 80 ticks.
+    assert (seen["cpu_busy_share"], seen["cpu_steal_share"]) == (0.75, 0.25)
     cores = next(item for item in measured if isinstance(item, Series) and item.name == "server_cpu_cores")
     assert cores.at_ns[:3] == (10 * SECOND, 11 * SECOND, 12 * SECOND)
     assert cores.values[:3] == (2, 1, 2)

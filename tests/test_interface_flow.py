@@ -39,19 +39,6 @@ def echo(place: Lab, address: str) -> Iterator[None]:
             process.kill()
 
 
-@contextmanager
-def shaped(place: Lab, variant: str) -> Iterator[None]:
-    process = place.drive("tool", "-1", "-1", variant)
-    assert process.stdout is not None
-    while process.stdout.readline() != "running\n":
-        assert process.poll() is None, process.communicate()
-    try:
-        yield
-    finally:
-        _, errors = process.communicate("\n", timeout=120)
-    assert process.returncode == 0, errors
-
-
 def send(place: Lab, address: str, port: int) -> dict[str, Any]:
     return dict(json.loads(place.run(sys.executable, str(ECHO), "send", address, str(port), str(SIZE))))
 
@@ -62,20 +49,16 @@ def bytes_through(place: Lab, device: str) -> int:
     return sum(int(qdisc["bytes"]) for qdisc in listed if qdisc["kind"] == "tbf")
 
 
-def ifb_of(place: Lab) -> str:
-    links = json.loads(place.run("ip", "-j", "link", "show"))
-    return next(str(link["ifname"]) for link in links if link["ifname"].startswith("ibench"))
-
-
 @pytest.mark.parametrize(
     ("variant", "address"), [("plain", SERVER), pytest.param("ipv6", "fd00:40::2", marks=NEEDS_IPV6)]
 )
 def test_only_the_named_flow_is_shaped_in_both_directions(place: Lab, variant: str, address: str) -> None:
-    with echo(place, address), shaped(place, variant):
+    with echo(place, address), place.shaped(variant):
         flow = send(place, address, PORT)
-        there, back = bytes_through(place, "eth0"), bytes_through(place, ifb_of(place))
+        to_client, to_server = place.ifbs()
+        there, back = bytes_through(place, to_server), bytes_through(place, to_client)
         others = [send(place, address, OTHER_PORT) for _ in range(3)]
-        there_more, back_more = bytes_through(place, "eth0") - there, bytes_through(place, ifb_of(place)) - back
+        there_more, back_more = bytes_through(place, to_server) - there, bytes_through(place, to_client) - back
     # The counters know exactly which packets were shaped; the clocks only confirm it.
     assert there > SIZE
     assert back > SIZE
@@ -87,10 +70,40 @@ def test_only_the_named_flow_is_shaped_in_both_directions(place: Lab, variant: s
     assert min(other["back_s"] for other in others) < 0.5 * SHAPED_S
 
 
+def test_everything_else_goes_through_the_queues_that_the_interface_has_also_beside_the_flow(place: Lab) -> None:
+    # A queue that counts, and that nobody could put back as it was: its handle, its rate, what it holds.
+    place.run("sh", "-c", "tc qdisc add dev eth0 root handle 77: tbf rate 400mbit burst 200k latency 100ms")
+    try:
+        before = place.snapshot()
+        with echo(place, SERVER), place.shaped("plain"):
+            to_client, to_server = place.ifbs()
+            listed = json.loads(place.run("tc", "-j", "qdisc", "show", "dev", "eth0"))
+            own_before = bytes_through(place, "eth0")
+            argv = (*place.client, sys.executable, str(ECHO), "send", SERVER, str(PORT), str(SIZE))
+            with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as flow:
+                others = [send(place, SERVER, OTHER_PORT) for _ in range(3)]
+                assert flow.poll() is None, "the flow was over too early to be beside the others"
+                said, _ = flow.communicate(timeout=60)
+            shaped, own = bytes_through(place, to_server), bytes_through(place, "eth0") - own_before
+            back = bytes_through(place, to_client)
+        assert [(qdisc["kind"], qdisc["handle"]) for qdisc in listed] == [("tbf", "77:"), ("clsact", "ffff:")]
+        # Each byte of the flow passed its own queue once, and each byte of all of them the interface's.
+        assert SIZE < shaped < 1.2 * SIZE
+        assert SIZE < back < 1.2 * SIZE
+        assert own > 4 * SIZE
+        assert json.loads(said)["there_s"] > 0.8 * SHAPED_S
+        assert min(other["there_s"] for other in others) < 0.2 * SHAPED_S
+        assert min(other["back_s"] for other in others) < 0.2 * SHAPED_S
+        place.wait_until_free()
+        assert place.snapshot() == before
+    finally:
+        place.run("tc", "qdisc", "del", "dev", "eth0", "root")
+
+
 def test_the_route_carries_mtu_mss_and_congestion_control_and_gives_them_back(place: Lab) -> None:
     with echo(place, SERVER):
         before = send(place, SERVER, OTHER_PORT)
-        with shaped(place, "route"):
+        with place.shaped("route"):
             during = send(place, SERVER, OTHER_PORT)
         after = send(place, SERVER, OTHER_PORT)
     # TCP_MAXSEG is the MSS less the 12 bytes of timestamps, where they are on.
@@ -103,10 +116,10 @@ def test_the_route_carries_mtu_mss_and_congestion_control_and_gives_them_back(pl
 @pytest.mark.parametrize(
     ("spoil", "mend", "env", "reason"),
     [
-        ("tc qdisc add dev eth0 root handle 1: htb", "tc qdisc del dev eth0 root", {}, "SpecError.*qdisc of its own"),
-        ("tc qdisc add dev eth0 ingress", "tc qdisc del dev eth0 ingress", {}, "SpecError.*qdisc of its own"),
+        ("tc qdisc add dev eth0 ingress", "tc qdisc del dev eth0 ingress", {}, "SpecError.*filters of somebody else"),
+        ("tc qdisc add dev eth0 clsact", "tc qdisc del dev eth0 clsact", {}, "SpecError.*filters of somebody else"),
+        ("ip link add if{index} type ifb", "ip link del if{index}", {}, "SpecError.*rename that one first"),
         ("ip route add default via 198.18.40.2", "ip route del default", {}, "SpecError.*--allow-default-route"),
-        ("ip route add 198.18.40.2 dev eth0", "ip route del 198.18.40.2", {}, "SpecError.*there is a route"),
         ("true", "true", {"SSH_CONNECTION": "198.18.40.2 5022 198.18.40.1 22"}, "SpecError.*SSH session"),
         ("true", "true", {"SSH_CONNECTION": "198.18.40.9 5022 192.0.2.1 22"}, "SpecError.*SSH session"),
     ],
@@ -114,7 +127,8 @@ def test_the_route_carries_mtu_mss_and_congestion_control_and_gives_them_back(pl
 def test_an_interface_that_is_in_other_use_is_refused_and_not_touched(
     place: Lab, spoil: str, mend: str, env: dict[str, str], reason: str
 ) -> None:
-    place.run(*spoil.split())
+    index = place.index("eth0")
+    place.run(*spoil.format(index=index).split())
     try:
         before = place.snapshot()
         # As sudo does, the variable stays with an ancestor: `sh` has it, the tool does not.
@@ -130,7 +144,7 @@ def test_an_interface_that_is_in_other_use_is_refused_and_not_touched(
         assert place.snapshot() == before
         assert place.leftovers() == []
     finally:
-        place.run(*mend.split())
+        place.run(*mend.format(index=index).split())
 
 
 @pytest.mark.parametrize("limit", ["0", "inf", "nan"])

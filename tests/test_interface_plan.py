@@ -13,13 +13,14 @@ from ingest_bench import system
 from ingest_bench.errors import SpecError
 from ingest_bench.ledger import Action, Step
 from ingest_bench.model.network import Impairment, Profile
-from ingest_bench.network.act.interface_facts import qdiscs, ssh_ends
+from ingest_bench.network.act.interface_facts import metrics, next_hop, qdiscs, ssh_ends
 from ingest_bench.network.plan import features
 from ingest_bench.network.plan.features import State
-from ingest_bench.network.plan.interface_plan import plan
-from ingest_bench.network.plan.interface_rules import Asked, Found, Qdisc
+from ingest_bench.network.plan.interface_plan import MARKS, Marks, Side, plan
+from ingest_bench.network.plan.interface_rules import Asked, Found, Qdisc, Upper, Way
 
 GOLDEN = Path(__file__).parent / "golden"
+OURS = Marks(0xABCDEF)
 SLOW = Impairment(rate_bps=8 * 10**6, burst_bytes=10_000)
 FAR = Impairment(delay_ns=25 * 10**6, loss_ppm=5000, rate_bps=10**8, burst_bytes=20_000)
 FOUND = Found(
@@ -28,7 +29,6 @@ FOUND = Found(
     mtu_bytes=1500,
     sizes={"gso_max_segs": 65535, "gso_max_size": 65536, "gso_ipv4_max_size": 65536, "gro_max_size": 65536},
     qdiscs=(Qdisc(kind="mq", handle="0:"), Qdisc(kind="fq_codel", handle="0:")),
-    default_qdisc="fq_codel",
     features={
         "tx-tcp-segmentation": State(on=True, wanted=True, fixed=False),
         "tx-tcp-mangleid-segmentation": State(on=False, wanted=False, fixed=False),
@@ -37,10 +37,13 @@ FOUND = Found(
     },
     address=ipaddress.ip_address("10.1.2.3"),
     route_device="eth0",
-    gateway="10.0.0.1",
-    source="10.0.0.5",
+    way=Way(next_hop=("via", "10.0.0.1"), source="10.0.0.5", metrics={"initcwnd": ("30",), "mtu": ("1450",)}),
     ipv6_mtu_bytes=1492,
     sysctls={"tcp_rmem": "4096 131072 6291456", "tcp_wmem": "4096 16384 4194304"},
+)
+UPPERS = (
+    Upper(name="eth0.5", index=9, mtu_bytes=1500, ipv6_mtu_bytes=1480),
+    Upper(name="container", index=10, mtu_bytes=1450),
 )
 PROFILE = Profile(
     name="all",
@@ -75,20 +78,24 @@ def text_of(steps: tuple[Step, ...]) -> str:
     ("name", "found", "asked"),
     [
         ("interface-route", FOUND, Asked(port=9200, profile=PROFILE, shared_settings=True)),
-        ("interface-mtu", FOUND, Asked(port=9200, profile=PROFILE, shared_settings=True, interface_mtu=True)),
+        (
+            "interface-mtu",
+            dataclasses.replace(FOUND, uppers=UPPERS),
+            Asked(port=9200, profile=PROFILE, shared_settings=True, interface_mtu=True),
+        ),
         (
             "interface-ipv6",
-            dataclasses.replace(FOUND, address=ipaddress.ip_address("fd00::3"), gateway=None, source=None),
+            dataclasses.replace(FOUND, address=ipaddress.ip_address("fd00::3"), way=Way(host_priority=1024)),
             Asked(port=9300, profile=Profile(name="small", mtu_bytes=1300, to_server=SLOW)),
         ),
     ],
 )
 def test_the_commands_and_their_undo_are_those_of_the_golden_file(name: str, found: Found, asked: Asked) -> None:
-    assert text_of(plan(found, asked)) == (GOLDEN / f"{name}.txt").read_text(encoding="utf-8")
+    assert text_of(plan(found, asked, OURS)) == (GOLDEN / f"{name}.txt").read_text(encoding="utf-8")
 
 
 def test_a_profile_that_does_nothing_changes_nothing() -> None:
-    assert plan(FOUND, Asked(port=9200, profile=Profile(name="nothing", congestion_control=None))) == ()
+    assert plan(FOUND, Asked(port=9200, profile=Profile(name="nothing")), OURS) == ()
 
 
 @pytest.mark.parametrize(
@@ -98,10 +105,14 @@ def test_a_profile_that_does_nothing_changes_nothing() -> None:
         ({"carries_default_route": True}, {}, "carries the default route; add --allow-default-route"),
         ({"route_device": "eth1"}, {}, "leave by eth1; use --interface eth1"),
         ({"is_own_address": True}, {}, "is this machine itself"),
-        ({"qdiscs": (Qdisc(kind="htb", handle="1:"),)}, {}, "tc qdisc del dev eth0 root"),
+        ({"qdiscs": (Qdisc(kind="ingress", handle="ffff:"),)}, {}, "tc qdisc del dev eth0 ingress"),
         ({"qdiscs": (Qdisc(kind="clsact", handle="ffff:"),)}, {}, "tc qdisc del dev eth0 clsact"),
-        ({"qdiscs": (Qdisc(kind="pfifo_fast", handle="0:"),)}, {}, "could not be put back as it was"),
-        ({"has_host_route": True}, {}, "there is a route to 10.1.2.3 alone already"),
+        ({"taken_name": True}, {}, "number 7, and another interface the name if7"),
+        (
+            {"address": ipaddress.ip_address("fd00::3"), "way": Way(host_priority=1)},
+            {},
+            "a route to fd00::3 alone with metric 1, that no other one can go before",
+        ),
         ({"mtu_bytes": 1300}, {}, "wants an MTU of 1400, the interface has 1300; add --interface-mtu"),
         ({}, {"shared_settings": False}, "sets tso=off, gso_max_segs, gso_max_size, tcp_rmem, which other"),
         ({"features": {}}, {}, 'unknown feature "tso"; did you mean "tso"'),
@@ -109,6 +120,7 @@ def test_a_profile_that_does_nothing_changes_nothing() -> None:
         ({}, {"port": 0}, "a port is a number from 1 to 65535"),
         ({}, {"profile": Profile(name="loopback", medium="loopback")}, "choose one of a real link"),
         ({}, {"profile": Profile(name="tiny", mtu_bytes=1000), "interface_mtu": True}, "lose its IPv6 addresses"),
+        ({"uppers_elsewhere": ("up0",)}, {"interface_mtu": True}, "up0 in another network namespace stands on it"),
     ],
 )
 def test_an_interface_that_must_not_be_touched_is_refused(
@@ -116,15 +128,38 @@ def test_an_interface_that_must_not_be_touched_is_refused(
 ) -> None:
     whole = Asked(**{"port": 9200, "profile": PROFILE, "shared_settings": True, **asked})
     with pytest.raises(SpecError, match=reason):
-        plan(dataclasses.replace(FOUND, **found), whole)
+        plan(dataclasses.replace(FOUND, **found), whole, OURS)
 
 
 def test_the_default_route_may_be_allowed() -> None:
     found = dataclasses.replace(FOUND, carries_default_route=True)
-    assert plan(found, Asked(port=9200, profile=PROFILE, shared_settings=True, allow_default_route=True))
+    assert plan(found, Asked(port=9200, profile=PROFILE, shared_settings=True, allow_default_route=True), OURS)
 
 
 def test_the_words_of_tc_and_ssh_are_read() -> None:
     assert qdiscs([{"kind": "noqueue", "handle": "0:", "root": True}]) == (Qdisc(kind="noqueue", handle="0:"),)
+    assert qdiscs([{"kind": "fq", "handle": "0:", "parent": ":1"}]) == (Qdisc(kind="fq", handle="0:", parent=":1"),)
+    assert next_hop({"via": {"family": "inet6", "host": "fe80::1"}, "dev": "eth0"}) == ("via", "inet6", "fe80::1")
+    assert next_hop({"gateway": "10.0.0.1", "dev": "eth0"}) == ("via", "10.0.0.1")
+    assert next_hop({"dev": "eth0"}) == ()
+    text = "proto dhcp src 10.0.0.5 metric 100 mtu lock 1400 features ecn rto_min lock 50ms congctl bbr pref medium"
+    assert metrics(text) == {
+        "mtu": ("lock", "1400"),
+        "features": ("ecn",),
+        "rto_min": ("50ms",),
+        "congctl": ("bbr",),
+    }
     assert ssh_ends("192.0.2.1 50022 192.0.2.2 22") == ("192.0.2.1", "192.0.2.2")
     assert ssh_ends("") is None
+
+
+def test_no_two_marks_have_a_number_or_a_name_in_common() -> None:
+    sides: tuple[Side, ...] = ("ingress", "egress")
+    ends = [(Marks(number), side) for number in (0, 1, MARKS - 1) for side in sides]
+    assert len({marks.block(side) for marks, side in ends}) == len(ends)
+    devices = [marks.ifb(side) for marks, side in ends]
+    for names in ({d.index for d in devices}, {d.name for d in devices}, {d.mac for d in devices}):
+        assert len(names) == len(ends)
+    # What the kernel takes: IFNAMSIZ less its end, and an int.
+    assert max(len(device.name) for device in devices) <= 15
+    assert max(device.index for device in devices) < 1 << 31

@@ -47,13 +47,15 @@ def readings(measured: list[Measured]) -> dict[str, Any]:
     return {item.name: item.value for item in measured if isinstance(item, Reading)}
 
 
-def write(raw: Path, rows: list[tuple[int, int, int, int, int]], **said: int) -> None:
+def write(raw: Path, rows: list[tuple[int, int, int, int, int]], **said: Any) -> None:
     """Records of (at_ns, pid, returned, requested, peer_port)."""
     table = np.zeros(len(rows), dtype=np.dtype(list(tap.RECORD)))
     for record, row in zip(table, rows, strict=True):
         record["at_ns"], record["pid"], record["returned"], record["requested"], record["peer_port"] = row
     table.tofile(raw / "kernel-reads.bin")
-    (raw / "kernel-reads.json").write_text(json.dumps({"lost": 0, "clock_ns": 1000, "pid": 7} | said))
+    (raw / "kernel-reads.json").write_text(
+        json.dumps({"lost": 0, "clocks": [[0, 1000], [10**5, 1000]], "pid": 7} | said)
+    )
 
 
 def test_a_tracepoints_fields_are_found_where_its_format_says() -> None:
@@ -99,6 +101,18 @@ def test_reads_of_the_load_within_the_measurement_are_counted_with_their_room(tm
     assert seen["read_waste_bytes_mean"] == 200
     assert seen["read_fill_share"] == 0.5
     assert [item.counts for item in measured if isinstance(item, Histogram)] == [{10: 1, 100: 1, 300: 1}]
+
+
+def test_a_wall_clock_that_was_set_meanwhile_moves_only_the_reads_after_it(tmp_path: Path) -> None:
+    # Longer than 2^53 ns since 1970, as today. It was set 5 s ahead between the 10th and the 11th second.
+    today, second = 1_800_000_000 * SECOND, SECOND
+    clocks = [[0, today], [10 * second, today], [11 * second, today + 5 * second], [20 * second, today + 5 * second]]
+    write(tmp_path, [(at * second + 7, 7, at, 400, 40) for at in (1, 9, 12, 19)], clocks=clocks)
+    seen = []
+    for at in (1, 9, 12 + 5, 19 + 5):
+        begin = today + at * second + 7
+        seen += list(PROBES["kernel-reads"].read(context(tmp_path, {40}, begin, begin + 1)))
+    assert [item.counts for item in seen if isinstance(item, Histogram)] == [{1: 1}, {9: 1}, {12: 1}, {19: 1}]
 
 
 def test_lost_reads_make_the_bytes_unavailable_and_are_said(tmp_path: Path) -> None:

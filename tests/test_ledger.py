@@ -2,14 +2,16 @@ from __future__ import annotations
 
 import os
 import resource
+import socket
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from ingest_bench.errors import RunFailed, SpecError
-from ingest_bench.ledger import book, sessions
+from ingest_bench.ledger import book, sessions, watchdog
 from ingest_bench.ledger.steps import Action, Step, Undo, chosen, setting_step
 
 
@@ -247,3 +249,74 @@ def test_no_change_follows_once_the_time_is_over_though_nobody_has_put_anything_
     with pytest.raises(RunFailed, match="time is over"):
         ledger.change(writes(setting, "new"), lambda _: None)
     assert setting.read_text(encoding="ascii") == "old"
+
+
+HOLDER = """
+import sys
+from ingest_bench.ledger import sessions
+with sessions.locked(sys.argv[1], sys.argv[2], sys.argv[3:]):
+    print("ready", flush=True)
+    sys.stdin.readline()
+"""
+
+
+def test_a_resource_has_one_owner_who_is_named_to_those_of_other_keys_and_state_folders(
+    state: Path, tmp_path: Path
+) -> None:
+    # Not the name of a file that anybody would lock in earnest.
+    shared, free = f"/proc/sys/{tmp_path}/tcp_rmem", f"/proc/sys/{tmp_path}/tcp_wmem"
+    other = {**os.environ, "INGEST_BENCH_STATE": str(tmp_path / "other")}
+    argv = (sys.executable, "-c", HOLDER, "net-1-7", "ethernet on eth0 to 192.0.2.1:9200", shared)
+    pipe = subprocess.PIPE
+    with subprocess.Popen(argv, stdin=pipe, stdout=pipe, text=True, env=other) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        sentence = rf"^{shared}: in use by pid {process.pid}: ethernet on eth0 to 192.0.2.1:9200; try again"
+        with pytest.raises(RunFailed, match=sentence), sessions.locked("net-1-8", "ours", (shared,)):
+            pass
+        with sessions.locked("net-1-8", "ours", (free,)):
+            pass
+        process.kill()
+        process.wait()
+        with sessions.locked("net-1-8", "ours", (shared,)):
+            pass
+    assert state.is_dir()
+
+
+def test_what_a_dead_session_left_of_a_resource_is_put_back_before_another_key_changes_it(
+    state: Path, tmp_path: Path
+) -> None:
+    setting = tmp_path / "setting"
+    setting.write_text("old\n", encoding="ascii")
+    path = sessions.state_folder() / "first.jsonl"
+    ledger = book.Ledger.create(path, book.new_header(f"first {state}", 60, (str(setting),)))
+    ledger.change(writes(setting, "first"), lambda _: None)
+    ledger.close()
+    with watchdog.session("second", "second", time_limit_s=60, resources=(str(setting),)) as second:
+        assert setting.read_text(encoding="ascii") == "old\n"
+        second.change((writes(setting, "second"),))
+        assert setting.read_text(encoding="ascii") == "second\n"
+    assert setting.read_text(encoding="ascii") == "old\n"
+    assert list(state.glob("*.jsonl")) == []
+
+
+def test_a_file_that_a_session_has_no_lock_on_is_not_written(state: Path, tmp_path: Path) -> None:
+    setting = tmp_path / "setting"
+    setting.write_text("old", encoding="ascii")
+    assert state.parent == tmp_path
+    with (
+        pytest.raises(RunFailed, match="no lock on"),
+        watchdog.session("key", "a session", time_limit_s=60) as opened,
+    ):
+        opened.change((writes(setting, "new"),))
+    assert setting.read_text(encoding="ascii") == "old"
+
+
+def test_an_interface_is_found_by_its_number_and_one_that_is_gone_leaves_nothing_to_undo() -> None:
+    action = Action(path="/proc/sys/net/ipv6/conf/{name}/mtu", value="1500")
+    number, name = socket.if_nameindex()[0]
+    named = Undo(action=action, look=("ip", "link", "show", "dev", "{name}"), index=number).named()
+    assert named is not None
+    assert named.action.path == f"/proc/sys/net/ipv6/conf/{name}/mtu"
+    assert named.look[-1] == name
+    assert Undo(action=action, index=2**31 - 1).named() is None

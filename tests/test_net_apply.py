@@ -43,10 +43,11 @@ def test_a_dry_run_prints_the_commands_and_the_way_back_and_changes_nothing(plac
     status, out, errors = net(place, *APPLY, "--for", "60s", "--dry-run")
     assert status == 0, errors
     there, back = out.split("# and back:\n")
-    assert "ip link set dev eth0 gso_max_segs 1\n" in there
-    assert "tc qdisc add dev eth0 root handle 5be7: htb default 0 direct_qlen 1000\n" in there
-    assert "tc qdisc del dev eth0 root handle 5be7:\n" in back
-    assert "ip link set dev eth0 gso_max_segs 65535\n" in back
+    device = f"if{place.index('eth0')}"
+    assert f"ip link set dev {device} gso_max_segs 1\n" in there
+    assert f"tc qdisc add dev {device} ingress_block " in there
+    assert f"tc qdisc del dev {device} clsact\n" in back
+    assert f"ip link set dev {device} gso_max_segs 65535\n" in back
     assert place.snapshot() == before
     # What it prints is what it does: run by hand, there and back again.
     place.run("sh", "-ec", there)
@@ -88,7 +89,7 @@ def test_restore_ends_what_another_process_applied(place: Lab) -> None:
     started(process)
     status, out, errors = net(place, "restore")
     assert status == 0, errors
-    assert "tc qdisc del dev eth0 root handle 5be7:" in out
+    assert f"tc qdisc del dev if{place.index('eth0')} clsact" in out
     assert "changes put back" in out
     assert place.snapshot() == before
     out, errors = process.communicate(timeout=120)

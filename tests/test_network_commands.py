@@ -22,9 +22,9 @@ def test_the_route_carries_what_tcp_shall_do() -> None:
     for marks in (Profile(name="x", to_server=ECN), Profile(name="x", to_client=ECN)):
         (line,) = commands.route("d", "198.18.1.1", "198.18.2.1", None, marks)
         assert line.endswith(" congctl cubic features ecn")
-    plain = Profile(name="x", congestion_control=None)
-    assert commands.route("d", "198.18.1.1", "198.18.2.1", places.CLIENT_GATEWAY, plain) == (
-        "route replace 198.18.2.1/32 via 198.18.1.254 dev d onlink src 198.18.1.1",
+    other = Profile(name="x", congestion_control="reno")
+    assert commands.route("d", "198.18.1.1", "198.18.2.1", places.CLIENT_GATEWAY, other) == (
+        "route replace 198.18.2.1/32 via 198.18.1.254 dev d onlink src 198.18.1.1 congctl reno",
     )
 
 

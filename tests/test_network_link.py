@@ -129,7 +129,7 @@ def test_both_ends_of_loopback_share_one_namespace_and_keep_their_addresses() ->
         mss_bytes, *rest = call(made)
         # At first a segment is bounded by half of the window (net/ipv4/tcp.h, tcp_bound_to_half_wnd).
         assert 16384 < int(mss_bytes) <= 65483
-        assert rest == [catalog.profile("loopback").congestion_control, made.client_address]
+        assert rest == [catalog.profile("loopback").link_congestion_control, made.client_address]
 
 
 def test_the_sizes_of_socket_buffers_are_the_namespaces_own() -> None:

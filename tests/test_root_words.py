@@ -22,7 +22,7 @@ from ingest_bench.errors import SpecError
 from ingest_bench.model.network import Flow, Impairment, Profile
 from ingest_bench.model.target import Endpoint
 from ingest_bench.network.plan import commands, interface_plan, link_plan, netem
-from ingest_bench.network.plan.interface_rules import Asked, Found
+from ingest_bench.network.plan.interface_rules import Asked, Found, Way
 
 # A value that is right, for each key that reaches a command.
 RIGHT = {
@@ -89,11 +89,10 @@ FOUND = Found(
     mtu_bytes=9000,
     sizes={"gso_max_segs": 65535, "gso_max_size": 65536, "gro_max_size": 65536},
     qdiscs=(),
-    default_qdisc="fq_codel",
     features={},
     address=ipaddress.ip_address("10.1.2.3"),
     route_device="eth0",
-    gateway="10.0.0.1",
+    way=Way(next_hop=("via", "10.0.0.1")),
     sysctls={"tcp_rmem": "1 2 3", "tcp_wmem": "1 2 3"},
 )
 NUMBER = r"[0-9]+(\.[0-9]+)?(us|%|bit|b)?"
@@ -115,7 +114,8 @@ def words(profile: Profile) -> Iterator[str]:
     for backend in ("plain", "kernel"):
         yield from (word for line in link_plan.lines(profile, backend) for word in shlex.split(line))
     if profile.medium == "veth" and profile.mtu_bytes <= FOUND.mtu_bytes:
-        for step in interface_plan.plan(FOUND, Asked(port=9200, profile=profile, shared_settings=True)):
+        asked = Asked(port=9200, profile=profile, shared_settings=True)
+        for step in interface_plan.plan(FOUND, asked, interface_plan.Marks(7)):
             yield from (*step.do.argv, step.do.value)
             yield from (word for undo in step.undo for word in (*undo.action.argv, undo.action.value, *undo.look))
 

@@ -369,7 +369,7 @@ def test_a_plan_that_is_resumed_holds_nothing_that_a_file_may_not(experiment: st
     kept = (results.path / "plan.json").read_text()
     assert results.plan.runs
     for before, after, said in (
-        ('"congestion_control": "cubic"', '"congestion_control": "cubic\\nvrf exec"', "congestion_control: 'cubic"),
+        ('"congestion_control": null', '"congestion_control": "cubic\\nvrf exec"', "congestion_control: 'cubic"),
         ('"mtu_bytes": 1500', '"mtu_bytes": "1500 x"', '"1500 x" is not a whole number'),
         ('"seed"', '"sead"', 'the key "sead" is not known here'),
     ):

@@ -192,7 +192,7 @@ def _print_steps(steps: tuple[Step, ...]) -> None:
     screen.say("# and back:")
     for step in reversed(steps):
         for undo in step.undo:
-            screen.say(str(undo.action))
+            screen.say(str((undo.named() or undo).action))
 
 
 def _profile(name: str, sets: list[str]) -> Profile:

@@ -155,7 +155,9 @@ def _held(key: str, value: str) -> Iterator[None]:
     """It has that value inside the block, and nobody else may change it through us; one that has it stays as it is."""
     setting = SETTINGS[key]
     what = f"host.{key} = {value}"
-    with session("host" + str(setting.path).replace("/", "-"), what, time_limit_s=_LONGEST_S) as opened:
+    files = tuple(str(path) for path in (setting.path, setting.instead) if path is not None)
+    key = "host" + str(setting.path).replace("/", "-")
+    with session(key, what, time_limit_s=_LONGEST_S, resources=files) as opened:
         if _now(setting) != value:
             opened.change((change(setting, value),))
         if (now := _now(setting)) != value:

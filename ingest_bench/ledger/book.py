@@ -50,6 +50,8 @@ class Header:
     until_realtime_ns: int
     until_boottime_ns: int
     """CLOCK_BOOTTIME: it goes on while the machine sleeps, and nobody can set it."""
+    resources: tuple[str, ...] = ()
+    """What nobody else may change in the meantime: see `sessions.locked`."""
     schema: int = SCHEMA
 
 
@@ -165,7 +167,7 @@ def header_of(path: Path) -> Header | None:
     return from_json(Header, lines[0]["header"]) if lines and "header" in lines[0] else None
 
 
-def new_header(what: str, time_limit_s: float) -> Header:
+def new_header(what: str, time_limit_s: float, resources: tuple[str, ...] = ()) -> Header:
     """A header that begins now."""
     limit_ns = int(time_limit_s * 10**9)
     return Header(
@@ -175,6 +177,7 @@ def new_header(what: str, time_limit_s: float) -> Header:
         boot_id=boot_id(),
         until_realtime_ns=time.time_ns() + limit_ns,
         until_boottime_ns=time.clock_gettime_ns(time.CLOCK_BOOTTIME) + limit_ns,
+        resources=resources,
     )
 
 
@@ -212,9 +215,10 @@ def _undo_all(path: Path, on_stage: Stage) -> tuple[list[str], list[str]]:
         for undo in (from_json(Undo, table) for table in line["undo"]):
             on_stage(f"undo {line['step']}: before")
             try:
-                if undo.is_needed():
-                    undo.action.carry_out()
-                    undone.append(str(undo.action))
+                named = undo.named()
+                if named is not None and named.is_needed():
+                    named.action.carry_out()
+                    undone.append(str(named.action))
             except RunFailed as error:
                 failed.append(str(error))
             on_stage(f"undo {line['step']}: after")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import shlex
-from dataclasses import dataclass
+import socket
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ingest_bench import system
@@ -39,7 +41,11 @@ class Action:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Undo:
-    """How a change is taken back. Without the text `shows` in what `look` prints, there is nothing to undo."""
+    """How a change is taken back. Without the text `shows` in what `look` prints, there is nothing to undo.
+
+    A change of an interface names it by its index: another one may have its name by now. `ip` and `tc` know index 7 as
+    `if7`. Where only the name does, in a path and in `look`, stands {name}.
+    """
 
     action: Action
     look: tuple[str, ...] = ()
@@ -48,11 +54,26 @@ class Undo:
     """What `look` says where the thing itself is not there any more, and everything that was changed of it."""
     pid: int | None = None
     """The process that was changed: when it has ended, so has the change."""
+    index: int | None = None
+    """The interface that was changed: when it is gone from this network namespace, so is the change."""
+
+    def named(self) -> Undo | None:
+        """The same with the name that the interface has now; None when it is gone. RunFailed when nobody can tell."""
+        if self.index is None:
+            return self
+        try:
+            name = socket.if_indextoname(self.index)
+        except OSError as error:
+            if error.errno in (errno.ENODEV, errno.ENXIO):
+                return None
+            raise RunFailed(f"interface {self.index}: {error.strerror}") from None
+        action = replace(self.action, path=self.action.path.replace("{name}", name))
+        return replace(self, action=action, look=tuple(word.replace("{name}", name) for word in self.look))
 
     def is_needed(self) -> bool:
         """Whether there is still something to undo; RunFailed when nobody can tell."""
-        if self.action.path:
-            return Path(self.action.path).exists()
+        if self.action.path and not Path(self.action.path).exists():
+            return False
         if self.pid is not None and not _runs(self.pid):
             return False
         if not self.look:

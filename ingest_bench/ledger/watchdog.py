@@ -1,7 +1,7 @@
 """A session of changes that a second process takes back: when we are done, when the time is over, when we die.
 
 The watchdog is started before the first change. It has a session of its own, so neither Ctrl-C nor the end of a
-terminal reaches it, and it shares our lock, so nobody can begin before it is done. It holds one end of a pipe; the
+terminal reaches it, and it shares our locks, so nobody can begin before it is done. It holds one end of a pipe; the
 other end closes when we end, by whatever way. It alone undoes, so that the way back is always the same; only when it
 was killed, we do it.
 """
@@ -43,18 +43,20 @@ class Session:
     """Changes to the machine that are taken back, whatever happens to us."""
 
     ledger: book.Ledger
-    until_boottime_ns: int
+    header: book.Header
     on_stage: Stage
     waited: bool = field(default=False)
 
     def change(self, steps: Sequence[Step]) -> None:
         """Make the changes one after the other, each noted before it is made."""
         for step in steps:
+            if step.do.path and step.do.path not in self.header.resources:
+                raise RunFailed(f"{step.name}: not done, this session has no lock on {step.do.path}")
             self.ledger.change(step, self.on_stage)
 
     def is_over(self) -> bool:
         """Whether everything was put back already: the time is over, or somebody called for it."""
-        return self.ledger.is_closed() or time.clock_gettime_ns(time.CLOCK_BOOTTIME) >= self.until_boottime_ns
+        return self.ledger.is_closed() or time.clock_gettime_ns(time.CLOCK_BOOTTIME) >= self.header.until_boottime_ns
 
     def wait(self) -> None:
         """Sleep until it is over. Without this call, to be overtaken by the end is an error."""
@@ -64,22 +66,25 @@ class Session:
 
 
 @contextlib.contextmanager
-def session(key: str, what: str, *, time_limit_s: float, on_stage: Stage = lambda _: None) -> Iterator[Session]:
-    """A session of changes to what `key` names; nobody else can have one on the same key.
+def session(
+    key: str, what: str, *, time_limit_s: float, resources: tuple[str, ...] = (), on_stage: Stage = lambda _: None
+) -> Iterator[Session]:
+    """A session of changes to what `key` names; nobody else can have one on the same key, or on one of the resources.
 
-    Leftovers of an earlier one are put back first. InvalidRun at the end of the block when the time was over before.
+    A file that a change writes to is a resource. Leftovers of an earlier session are put back first. InvalidRun at the
+    end of the block when the time was over before.
     """
     _refuse_no_limit(time_limit_s)
-    with sessions.locked(key) as lock:
+    with sessions.locked(key, what, resources) as locks:
         path = sessions.state_folder() / f"{key}.jsonl"
-        book.finish(path)
+        sessions.finish_leftovers(key, resources)
         on_stage("locked")
-        header = book.new_header(what, time_limit_s)
-        with _watched(path, header.until_boottime_ns, lock, on_stage):
+        header = book.new_header(what, time_limit_s, resources)
+        with _watched(path, header.until_boottime_ns, locks, on_stage):
             ledger = book.Ledger.create(path, header)
             on_stage("ledger made")
             try:
-                opened = Session(ledger, header.until_boottime_ns, on_stage)
+                opened = Session(ledger, header, on_stage)
                 yield opened
                 was_over = opened.is_over()
             finally:
@@ -122,12 +127,12 @@ def _sleep_until(until_boottime_ns: int, wakers: Sequence[int]) -> None:
 
 
 @contextlib.contextmanager
-def _watched(path: Path, until_boottime_ns: int, lock: int, on_stage: Stage) -> Iterator[None]:
+def _watched(path: Path, until_boottime_ns: int, locks: tuple[int, ...], on_stage: Stage) -> Iterator[None]:
     """A watchdog that is ready; at the end of the block it has done its work and is gone."""
     pipe_read, pipe_write = os.pipe()
     ready_read, ready_write = os.pipe()
     try:
-        dog = _start((str(path), str(until_boottime_ns)), (pipe_read, ready_write), lock)
+        dog = _start((str(path), str(until_boottime_ns)), (pipe_read, ready_write), locks)
         os.close(ready_write)
         os.close(pipe_read)
         ready_write = pipe_read = -1
@@ -148,8 +153,8 @@ def _watched(path: Path, until_boottime_ns: int, lock: int, on_stage: Stage) -> 
                 os.close(descriptor)
 
 
-def _start(arguments: tuple[str, ...], pipes: tuple[int, int], lock: int) -> subprocess.Popen[bytes]:
-    return system.start_survivor((*COMMAND, *arguments, *map(str, pipes)), pass_fds=(*pipes, lock))
+def _start(arguments: tuple[str, ...], pipes: tuple[int, int], locks: tuple[int, ...]) -> subprocess.Popen[bytes]:
+    return system.start_survivor((*COMMAND, *arguments, *map(str, pipes)), pass_fds=(*pipes, *locks))
 
 
 def _end(dog: subprocess.Popen[bytes], path: Path) -> None:

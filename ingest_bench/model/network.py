@@ -87,6 +87,9 @@ class Impairment:
         return self != plain
 
 
+LINK_CONGESTION_CONTROL = "cubic"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
     """A named state of the link. `None` leaves what the kernel chose."""
@@ -101,7 +104,8 @@ class Profile:
     gro_max_size_bytes: Annotated[int, Between(512, 524280, "GRO_MAX_SIZE of Linux")] | None = None
     offloads: Annotated[dict[Feature, bool], Several(0, 64)] = field(default_factory=dict)
     """Features by ethtool's names ("tso", "gso", "gro", "lro" …) or the kernel's ("rx-udp-gro-forwarding" …)."""
-    congestion_control: CongestionControl | None = "cubic"
+    congestion_control: CongestionControl | None = None
+    """None: on a link of ours `LINK_CONGESTION_CONTROL`, on a real interface what the host has for this way."""
     tcp_rmem_bytes: BufferSizes | None = None
     """Least, default, most, as net.ipv4.tcp_rmem: "4096 131072 6291456"."""
     tcp_wmem_bytes: BufferSizes | None = None
@@ -111,6 +115,11 @@ class Profile:
     """The MSS that each side announces (advmss of the route); None: what the MTU gives."""
     to_server: Impairment = Impairment()
     to_client: Impairment = Impairment()
+
+    @property
+    def link_congestion_control(self) -> str:
+        """What a link of ours has: the same on every machine. Kernels differ in their own default."""
+        return self.congestion_control or LINK_CONGESTION_CONTROL
 
     @property
     def needs_netem(self) -> bool:

@@ -82,7 +82,7 @@ def _congestion_control() -> str:
 
 
 def _link() -> str:
-    with link(Profile(name="any", congestion_control=None)):
+    with link(Profile(name="any")):
         return "works"
 
 

@@ -104,8 +104,10 @@ def _readings(samples: Mapping[str, NDArray[np.float64]]) -> Iterator[Reading]:
     for name, column in _GROWTH.items():
         value = growth(column)
         yield Reading(name, None if value is None else round(value))
-    busy, idle = growth("cpu_busy_ticks"), growth("cpu_idle_ticks")
-    yield Reading("cpu_busy_share", None if busy is None or idle is None else busy / max(busy + idle, 1))
+    busy, steal, idle = (growth(f"cpu_{state}_ticks") for state in ("busy", "steal", "idle"))
+    whole = None if busy is None or steal is None or idle is None else max(busy + steal + idle, 1)
+    yield Reading("cpu_busy_share", None if busy is None or whole is None else busy / whole)
+    yield Reading("cpu_steal_share", None if steal is None or whole is None else steal / whole)
     yield Reading("run_queue_mean", float(samples["run_queue"].mean()))
     yield Reading("run_queue_max", int(samples["run_queue"].max()))
     yield Reading("server_threads_max", int(samples["server_threads"].max()))

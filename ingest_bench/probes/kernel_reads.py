@@ -10,6 +10,7 @@ import os
 import select
 import subprocess
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,17 @@ _READS, _SAID, _LOG = "kernel-reads.bin", "kernel-reads.json", "kernel-reads.log
 _INITIAL_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO, include/linux/proc_ns.h
 _READY_S = 30
 REMEDY = "Run as root; in a container: add the capabilities BPF, PERFMON, SYS_ADMIN and DAC_READ_SEARCH."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Said:
+    """What the child said at its end, in the run's folder."""
+
+    pid: int
+    lost: int = 0
+    records: int = 0
+    clocks: tuple[tuple[int, int], ...] = ()
+    """CLOCK_MONOTONIC and what CLOCK_REALTIME was ahead of it, from the beginning to the end; none: it did not end."""
 
 
 class KernelReads:
@@ -125,20 +137,30 @@ def _load(context: ReadContext) -> tuple[NDArray[np.void] | None, str]:
     path, said_path = context.raw / _READS, context.raw / _SAID
     if not path.exists() or not said_path.exists():
         return None, "there is no file of kernel reads in this run"
-    said = records.from_file(dict[str, int], said_path)
-    if "clock_ns" not in said:
+    said: _Said = records.from_file(_Said, said_path)
+    if not said.clocks:
         return None, f"the process that watched the kernel did not end in order: see {_LOG}"
     table = np.fromfile(path, dtype=np.dtype(list(RECORD)))
     table = table[np.isin(table["peer_port"], list(context.ports))]
     pids = {int(pid) for pid in np.unique(table["pid"])}
     if len(pids) > 1:
-        table = table[table["pid"] == said["pid"]]
+        table = table[table["pid"] == said.pid]
     reads = np.empty(len(table), dtype=[("end_ns", "<i8"), ("returned", "<i4"), ("requested", "<u4")])
-    reads["end_ns"] = table["at_ns"].astype(np.int64) + said["clock_ns"]
+    reads["end_ns"] = table["at_ns"].astype(np.int64) + _ahead_ns(said.clocks, table["at_ns"])
     reads["returned"], reads["requested"] = table["returned"], table["requested"]
-    if said["lost"]:
-        return reads, f"{said['lost']} reads came faster than they were written down, and are lost"
+    if said.lost:
+        return reads, f"{said.lost} reads came faster than they were written down, and are lost"
     return reads, ""
+
+
+def _ahead_ns(clocks: tuple[tuple[int, int], ...], at_ns: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """What the wall clock was ahead at these moments, between two looks at it in proportion."""
+    looks = np.array(clocks, dtype=np.int64)
+    # From the first look on: a float has no room for the nanoseconds since 1970.
+    moments = at_ns.astype(np.int64) - looks[0, 0]
+    grown = np.interp(moments, looks[:, 0] - looks[0, 0], looks[:, 1] - looks[0, 1])
+    ahead_ns: NDArray[np.int64] = np.rint(grown).astype(np.int64) + clocks[0][1]
+    return ahead_ns
 
 
 def _readings(reads: NDArray[np.void]) -> Iterator[Measured]:

@@ -23,6 +23,7 @@ FIELDS = (
     "server_involuntary_switches",
     "cpu_busy_ticks",
     "cpu_idle_ticks",
+    "cpu_steal_ticks",
     "context_switches",
     "run_queue",
     "pressure_cpu_some_us",
@@ -100,12 +101,15 @@ def parse_stat(text: str) -> tuple[int, int, int, int, int]:
     return cpu_ticks * _TICK_NS, int(fields[7]), int(fields[9]), int(fields[17]), int(fields[21]) * _PAGE_BYTES
 
 
-def parse_system(text: str) -> tuple[int, int, int, int]:
-    """Busy and idle ticks of all CPUs, context switches, and processes that run or wait for a CPU (/proc/stat)."""
+def parse_system(text: str) -> tuple[int, int, int, int, int]:
+    """Busy, idle and stolen ticks of all CPUs, context switches, and processes that run or wait for one (/proc/stat).
+
+    Stolen: something here would have run, and the hypervisor let another machine run.
+    """
     lines = dict(line.partition(" ")[::2] for line in text.splitlines())
     user, nice, kernel, idle, iowait, irq, softirq, steal = (int(word) for word in lines["cpu"].split()[:8])
-    busy = user + nice + kernel + irq + softirq + steal
-    return busy, idle + iowait, int(lines["ctxt"]), int(lines["procs_running"])
+    busy = user + nice + kernel + irq + softirq
+    return busy, idle + iowait, steal, int(lines["ctxt"]), int(lines["procs_running"])
 
 
 def parse_pressure(text: str) -> dict[str, int]:

@@ -1,7 +1,8 @@
 """The child process of probe `kernel-reads`: `python -m ingest_bench.probes.tap PORTS PID OUT`.
 
 Writes each TCP read of sockets with these local ports to OUT, as `RECORD`s, until SIGTERM or the end of its standard
-input. Says "ready" on standard output once it listens, at the end one JSON line with what was lost.
+input. Says "ready" on standard output once it listens, at the end one JSON line with what was lost, and what the wall
+clock showed in the course of it.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ _BYTES = 24
 # A second of the fastest sender that was measured (260,000 reads/s, 32 bytes each), rounded up; drained 20 times in it.
 _RING_BYTES = 16 << 20
 _PERIOD_S = 0.05
+_CLOCK_PERIOD_NS = 10**9
 # struct sock_common: skc_dport, big endian, and behind it skc_num, the local port (include/net/sock.h).
 _SOCK_PORTS = 12
 _TCP = 6
@@ -181,6 +183,7 @@ def main(ports: list[int], pid: int, out: Path) -> None:
 
     signal.signal(signal.SIGTERM, end)
     records = 0
+    clocks = [_clock()]
     with out.open("wb") as file:
         sys.stdout.write("ready\n")
         sys.stdout.flush()
@@ -189,16 +192,20 @@ def main(ports: list[int], pid: int, out: Path) -> None:
             if readable and not sys.stdin.read(1):
                 ended.append(0)
             records += file.write(tap.take())
+            if time.monotonic_ns() - clocks[-1][0] >= _CLOCK_PERIOD_NS:
+                clocks.append(_clock())
         records += file.write(tap.take())
-    said = {"lost": bpf.array_value(tap.lost, 0), "records": records // (_BYTES + 8), "clock_ns": _clock_ns()}
+    clocks.append(_clock())
+    said = {"lost": bpf.array_value(tap.lost, 0), "records": records // (_BYTES + 8), "clocks": clocks}
     with suppress(BrokenPipeError):
         sys.stdout.write(json.dumps(said) + "\n")
         sys.stdout.flush()
 
 
-def _clock_ns() -> int:
-    """CLOCK_REALTIME minus CLOCK_MONOTONIC."""
-    return time.time_ns() - time.monotonic_ns()
+def _clock() -> tuple[int, int]:
+    """CLOCK_MONOTONIC, and what CLOCK_REALTIME is ahead of it: somebody may set the latter at any moment."""
+    at_ns = time.monotonic_ns()
+    return at_ns, time.time_ns() - at_ns
 
 
 if __name__ == "__main__":

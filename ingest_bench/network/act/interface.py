@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import json
+import secrets
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, Unpack
@@ -13,7 +13,7 @@ from ingest_bench.errors import MissingCapability, RunFailed
 from ingest_bench.ledger import Applied, book, restore, session, show
 from ingest_bench.network.act import interface_facts
 from ingest_bench.network.plan import features, interface_plan, netem
-from ingest_bench.network.plan.interface_rules import Asked, Found, shapes
+from ingest_bench.network.plan.interface_rules import Asked, Found, shapes, tcp_words
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 __all__ = ["Applied", "Flags", "Shaped", "needs", "plan", "restore", "shaped", "show"]
 
 # What each need looks like when it is tried, as lines of `tc -batch` in a namespace of its own.
+_CLSACT = "qdisc add dev lo ingress_block 1 egress_block 2 clsact"
 _REDIRECT = "action mirred egress redirect dev lo"
 _TRIALS = {
-    "htb": "qdisc add dev lo root handle 1: htb",
     "netem": "qdisc add dev lo root netem delay 1ms",
     "tbf": "qdisc add dev lo root tbf rate 1mbit burst 10k latency 1s",
-    "u32": "qdisc add dev lo handle ffff: ingress\nfilter add dev lo parent ffff: protocol ip prio 1 u32 match u32 0 0",
-    "mirred": "qdisc add dev lo handle ffff: ingress\n"
-    f"filter add dev lo parent ffff: protocol ip prio 1 u32 match u32 0 0 {_REDIRECT}",
+    "clsact": _CLSACT,
+    "u32": f"{_CLSACT}\nfilter add block 1 protocol ip prio 1 u32 match u32 0 0",
+    "mirred": f"{_CLSACT}\nfilter add block 2 protocol ip prio 1 u32 match u32 0 0 {_REDIRECT}",
 }
 _CAP_NET_ADMIN = 12
 
@@ -70,7 +70,7 @@ def plan(
 ) -> tuple[Step, ...]:
     """The exact commands, each with its undo. Nothing is changed; SpecError when this interface must not be touched."""
     asked = Asked(port=to.port, profile=profile, **flags)
-    return interface_plan.plan(_find(interface, to, profile), asked)
+    return interface_plan.plan(_find(interface, to, asked), asked, _marks())
 
 
 @contextlib.contextmanager
@@ -93,12 +93,17 @@ def shaped(
     asked = Asked(port=to.port, profile=profile, **flags)
     for name in needs(profile):
         _require(name, profile)
-    key = f"net-{book.own_netns()}-{interface}"
+    index = interface_facts.index_of(interface)
+    key = f"net-{book.own_netns()}-{index}"
     what = f"{profile.name} on {interface} to {to}"
-    with session(key, what, time_limit_s=time_limit_s, on_stage=on_stage) as opened:
-        # Looked at behind the lock, when the leftovers of an earlier session are gone.
-        found = _find(interface, to, profile)
-        opened.change(interface_plan.plan(found, asked))
+    resources = (f"interface {index}", *interface_plan.files(profile))
+    with session(key, what, time_limit_s=time_limit_s, resources=resources, on_stage=on_stage) as opened:
+        # Looked at behind the locks, when the leftovers of an earlier session are gone.
+        found = _find(interface, to, asked)
+        if found.index != index:
+            raise RunFailed(f"{interface}: it became another interface just now; try again")
+        opened.change(interface_plan.plan(found, asked, _marks()))
+        _check_queues(found)
         _check_route(found, asked)
         _check_offloads(found, asked)
         on_stage("running")
@@ -110,18 +115,23 @@ def needs(profile: Profile) -> tuple[str, ...]:
     to_server, to_client = shapes(profile.to_server), shapes(profile.to_client)
     both = (profile.to_server, profile.to_client)
     wanted = {
-        "htb": to_server,
+        "clsact": to_server or to_client,
         "u32": to_server or to_client,
         "netem": any(" netem " in line for impairment in both for line in netem.lines("", impairment, 1500)),
         "tbf": any(impairment.rate_bps is not None for impairment in both),
-        "mirred": to_client,
-        "ifb": to_client,
+        "mirred": to_server or to_client,
+        "ifb": to_server or to_client,
     }
     return tuple(name for name, is_wanted in wanted.items() if is_wanted)
 
 
-def _find(interface: str, to: Endpoint, profile: Profile) -> Found:
-    return interface_facts.find(interface, to, with_features=bool(profile.offloads))
+def _find(interface: str, to: Endpoint, asked: Asked) -> Found:
+    with_features = bool(asked.profile.offloads)
+    return interface_facts.find(interface, to, with_features=with_features, with_uppers=asked.interface_mtu)
+
+
+def _marks() -> interface_plan.Marks:
+    return interface_plan.Marks(secrets.randbelow(interface_plan.MARKS))
 
 
 def _require(name: str, profile: Profile) -> None:
@@ -133,9 +143,9 @@ def _require(name: str, profile: Profile) -> None:
         else:
             system.run(("unshare", "--net", "tc", "-batch", "-"), stdin=f"{_TRIALS[name]}\n")
     except RunFailed as error:
-        lost = "packets from the server cannot be shaped" if name in ("mirred", "ifb") else "it cannot be applied"
         raise MissingCapability(
-            f'profile "{profile.name}": this kernel has no {name}, so {lost} on a real interface\n{error}\n'
+            f'profile "{profile.name}": this kernel has no {name}, so it cannot be applied on a real interface\n'
+            f"{error}\n"
             "`ingest-bench net exec` shapes a link of its own, with User-Mode Linux where the kernel has no netem"
         ) from None
 
@@ -147,14 +157,24 @@ def _load_ifb() -> None:
             system.run(("modprobe", "ifb", "numifbs=0"))
 
 
+def _check_queues(found: Found) -> None:
+    """RunFailed when the interface's own queues are not those that it had: other traffic would feel it."""
+    before, now = (
+        [qdisc for qdisc in listed if not qdisc.is_filter]
+        for listed in (found.qdiscs, interface_facts.qdiscs_of(found.interface))
+    )
+    if before != now:
+        raise RunFailed(f"{found.interface}: it had the queues {before}, and now it has {now}; somebody changed them")
+
+
 def _check_route(found: Found, asked: Asked) -> None:
     """RunFailed when packets to the host do not take the route that was made: rules may choose other tables."""
-    if not asked.profile.mtu_bytes < found.mtu_bytes or asked.interface_mtu:
-        return
-    way = json.loads(system.run(("ip", "-j", "route", "get", str(found.address))))[0]
-    metrics = {name: value for entry in way.get("metrics", ()) for name, value in entry.items()}
-    if way.get("dev") != found.interface or metrics.get("mtu") != asked.profile.mtu_bytes:
-        raise RunFailed(f"{found.address}: the route with its MTU is not used, it is {way}; look at `ip rule`")
+    if tcp_words(found, asked):
+        route = interface_facts.route_used(found.address)
+        if str(route.get("protocol")) != interface_plan.ROUTE_PROTOCOL:
+            raise RunFailed(
+                f"{found.address}: the route with its own MTU and MSS is not used, but {route}; see `ip rule`"
+            )
 
 
 def _check_offloads(found: Found, asked: Asked) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import json
 import os
@@ -12,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from ingest_bench import records, system
 from ingest_bench.errors import RunFailed, SpecError
 from ingest_bench.network.plan import commands, features
-from ingest_bench.network.plan.interface_rules import Found, Qdisc
+from ingest_bench.network.plan.interface_rules import Found, Qdisc, Upper, Way
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from ipaddress import IPv4Address, IPv6Address
 
     from ingest_bench.model.target import Endpoint
@@ -23,45 +24,58 @@ if TYPE_CHECKING:
 _SIZES = ("gso_max_segs", "gso_max_size", "gso_ipv4_max_size", "gro_max_size", "gro_ipv4_max_size")
 
 
-def find(interface: str, to: Endpoint, *, with_features: bool) -> Found:
+# The names of iproute2's ip/iproute.c, mx_names.
+_METRICS = {
+    *("mtu", "window", "rtt", "rttvar", "ssthresh", "cwnd", "advmss", "reordering", "hoplimit", "initcwnd", "features"),
+    *("rto_min", "initrwnd", "quickack", "congctl", "fastopen_no_cookie"),
+}
+# Kinds of devices whose MTU follows that of the device below them.
+_FOLLOWERS = ("vlan", "macvlan", "macvtap", "ipvlan", "ipvtap", "macsec")
+
+
+def find(interface: str, to: Endpoint, *, with_features: bool, with_uppers: bool) -> Found:
     """What is known of the interface and the way to the host; SpecError when there is no such one.
 
-    Its features are looked at only where some of them shall change: a Python has to start for that.
+    Its features are looked at only where some of them shall change: a Python has to start for that. What stands on it
+    is looked for only where its own MTU shall change: in all network namespaces.
     """
     address = resolve(to.host)
     link = _link(interface)
-    route = _way(address)
-    family = f"-{address.version}"
-    target = f"{address}/{address.max_prefixlen}"
+    route = _route(address)
     sizes = {name: int(link[name]) for name in _SIZES if name in link}
-    ipv6_mtu = _text(Path(f"/proc/sys/net/ipv6/conf/{interface}/mtu"))
+    index = int(link["ifindex"])
     return Found(
         interface=interface,
-        index=int(link["ifindex"]),
+        index=index,
         mtu_bytes=int(link["mtu"]),
         sizes=sizes,
-        qdiscs=qdiscs(_json("tc", "-j", "qdisc", "show", "dev", interface)),
-        default_qdisc=_text(Path("/proc/sys/net/core/default_qdisc")),
+        qdiscs=qdiscs_of(interface),
+        taken_name=f"if{index}" in _names(),
         features=features_of(interface) if with_features else {},
         address=address,
         route_device=str(route.get("dev", "")),
-        gateway=route.get("gateway"),
-        source=route.get("prefsrc"),
+        way=_way(address, route),
         is_own_address=route.get("type") == "local",
-        has_host_route=bool(_json("ip", family, "-j", "route", "show", target)),
         carries_default_route=any(
             interface in _devices(route)
             for version in ("-4", "-6")
             for route in _json("ip", version, "-j", "route", "show", "default")
         ),
         carries_ssh=interface in _ssh_devices(_ssh_connections(os.getpid())),
-        ipv6_mtu_bytes=int(ipv6_mtu) if ipv6_mtu and _has_ipv6(interface) else None,
+        ipv6_mtu_bytes=_ipv6_mtu_bytes(interface),
+        uppers=tuple(_uppers(interface)) if with_uppers else (),
+        uppers_elsewhere=tuple(_uppers_elsewhere(index)) if with_uppers else (),
         sysctls={
             name: " ".join(value.split())
             for name in ("tcp_rmem", "tcp_wmem")
             if (value := _text(Path(f"/proc/sys/net/ipv4/{name}")))
         },
     )
+
+
+def index_of(interface: str) -> int:
+    """The number that the kernel knows it by, whatever its name; SpecError when there is no such interface."""
+    return int(_link(interface)["ifindex"])
 
 
 def resolve(host: str) -> IPv4Address | IPv6Address:
@@ -74,7 +88,15 @@ def resolve(host: str) -> IPv4Address | IPv6Address:
 
 def qdiscs(listed: Iterable[Mapping[str, Any]]) -> tuple[Qdisc, ...]:
     """The qdiscs of `tc -j qdisc show dev …`."""
-    return tuple(Qdisc(kind=str(entry["kind"]), handle=str(entry["handle"])) for entry in listed)
+    return tuple(
+        Qdisc(kind=str(entry["kind"]), handle=str(entry["handle"]), parent=str(entry.get("parent", "")))
+        for entry in listed
+    )
+
+
+def qdiscs_of(interface: str) -> tuple[Qdisc, ...]:
+    """Its qdiscs as they are now."""
+    return qdiscs(_json("tc", "-j", "qdisc", "show", "dev", interface))
 
 
 def features_of(interface: str) -> features.States:
@@ -92,21 +114,111 @@ def _link(interface: str) -> dict[str, Any]:
     try:
         return dict(_json("ip", "-j", "-d", "link", "show", "dev", interface)[0])
     except RunFailed:
-        names = [str(link["ifname"]) for link in _json("ip", "-j", "link", "show")]
         raise SpecError(
-            f"--interface {interface}: there is no such interface; {records.nearest(interface, names)}"
+            f"--interface {interface}: there is no such interface; {records.nearest(interface, _names())}"
         ) from None
 
 
-def _way(address: IPv4Address | IPv6Address) -> dict[str, Any]:
+def _names() -> list[str]:
+    return [str(link["ifname"]) for link in _json("ip", "-j", "link", "show")]
+
+
+def route_used(address: IPv4Address | IPv6Address) -> dict[str, Any]:
+    """The route that packets to the host take, as it stands in its table."""
+    return dict(_json("ip", "-j", "route", "get", "fibmatch", str(address))[0])
+
+
+def _way(address: IPv4Address | IPv6Address, chosen: Mapping[str, Any]) -> Way:
+    """The route as it stands in its table; of several next hops the one that was chosen."""
+    family, target = f"-{address.version}", f"{address}/{address.max_prefixlen}"
+    if chosen.get("type") in ("local", "broadcast", "multicast"):
+        return Way()
+    route = route_used(address)
+    table = str(route.get("table", "main"))
+    hosts = _json("ip", family, "-j", "route", "show", target, "table", table)
+    # JSON does not say which of them are locked.
+    text = system.run(("ip", family, "route", "get", "fibmatch", str(address))).splitlines()[0]
+    return Way(
+        next_hop=next_hop(chosen),
+        source=route.get("prefsrc"),
+        table=table,
+        metrics=metrics(text.rpartition(f" dev {chosen.get('dev')} ")[2]),
+        host_priority=min((int(host.get("metric", 0)) for host in hosts), default=None),
+    )
+
+
+def next_hop(route: Mapping[str, Any]) -> tuple[str, ...]:
+    """The words of `ip` for a route's gateway; IPv4 may have one of IPv6 (RFC 5549), under another key."""
+    if "via" in route:
+        return ("via", str(route["via"]["family"]), str(route["via"]["host"]))
+    return ("via", str(route["gateway"])) if "gateway" in route else ()
+
+
+def metrics(text: str) -> dict[str, tuple[str, ...]]:
+    """What a route says about TCP, of the words of `ip route`, each as `ip route add` takes it."""
+    words = iter(text.split())
+    found: dict[str, tuple[str, ...]] = {}
+    for word in words:
+        if word in _METRICS:
+            value = next(words)
+            # Of rto_min `ip` says that it is locked, but takes no such word: it always is.
+            lock = ("lock",) if value == "lock" and word != "rto_min" else ()
+            found[word] = (*lock, next(words) if value == "lock" else value)
+    return found
+
+
+def _route(address: IPv4Address | IPv6Address) -> dict[str, Any]:
     try:
         return dict(_json("ip", "-j", "route", "get", str(address))[0])
     except RunFailed as error:
         raise SpecError(f"--to {address}: no route leads there ({error})") from None
 
 
-def _has_ipv6(interface: str) -> bool:
-    return any(entry.get("addr_info") for entry in _json("ip", "-6", "-j", "addr", "show", "dev", interface))
+def _ipv6_mtu_bytes(interface: str) -> int | None:
+    listed = _json("ip", "-6", "-j", "addr", "show", "dev", interface)
+    text = _text(Path(f"/proc/sys/net/ipv6/conf/{interface}/mtu"))
+    return int(text) if text and any(entry.get("addr_info") for entry in listed) else None
+
+
+def _uppers(interface: str) -> Iterator[Upper]:
+    """What stands on it here, from below upwards: by `link`, or as the `master` of a bridge or a bond."""
+    links = [link for link in _json("ip", "-j", "-d", "link", "show") if _kind(link) != "veth"]
+    masters = {link["ifname"]: link.get("master") for link in _json("ip", "-j", "link", "show")}
+    seen, lowers = {interface}, [interface]
+    for lower in lowers:
+        for link in links:
+            name = str(link["ifname"])
+            if name not in seen and (link.get("link") == lower or name == masters[lower]):
+                seen.add(name)
+                lowers.append(name)
+                yield Upper(
+                    name=name,
+                    index=int(link["ifindex"]),
+                    mtu_bytes=int(link["mtu"]),
+                    ipv6_mtu_bytes=_ipv6_mtu_bytes(name),
+                )
+
+
+def _uppers_elsewhere(index: int) -> Iterator[str]:
+    """Names in other network namespaces. What lies in one that we may not enter, we do not know."""
+    places = {}
+    for path in (*Path("/proc").glob("[0-9]*/ns/net"), *Path("/run/netns").glob("*")):
+        with contextlib.suppress(OSError):
+            places[path.stat().st_ino] = path
+    places.pop(Path("/proc/self/ns/net").stat().st_ino, None)
+    for path in places.values():
+        try:
+            links = _json("nsenter", f"--net={path}", "ip", "-j", "-d", "link", "show")
+        except RunFailed:
+            continue
+        for link in links:
+            # Its lower one lies in another namespace and has our number there. That it is ours, `ip` does not say.
+            if link.get("link_index") == index and "link_netnsid" in link and _kind(link) in _FOLLOWERS:
+                yield str(link["ifname"])
+
+
+def _kind(link: Mapping[str, Any]) -> str:
+    return str(link.get("linkinfo", {}).get("info_kind", ""))
 
 
 def _ssh_connections(pid: int) -> set[str]:
@@ -138,7 +250,7 @@ def _ssh_devices(connections: Iterable[str]) -> set[str]:
             if any(info.get("local") == ends[1] for info in entry.get("addr_info", ()))
         }
         try:
-            devices.add(str(_way(ipaddress.ip_address(ends[0].partition("%")[0]))["dev"]))
+            devices.add(str(_route(ipaddress.ip_address(ends[0].partition("%")[0]))["dev"]))
         except (SpecError, ValueError):
             continue
     return devices

@@ -183,10 +183,9 @@ class Lane:
             return str(found), found == mss_bytes
 
         yield tried(f"mss {self.direction}", str(mss_bytes), "exact", mss)
-        if self.profile.congestion_control is not None:
-            found = transfer(1)[2]
-            wanted = self.profile.congestion_control
-            yield tried(f"congestion control {self.direction}", wanted, "exact", lambda _: (found, found == wanted))
+        found = transfer(1)[2]
+        wanted = self.profile.link_congestion_control
+        yield tried(f"congestion control {self.direction}", wanted, "exact", lambda _: (found, found == wanted))
         if self.profile.gso_max_segs == 1:
             full = expected.full_frame_bytes(self.profile)
             yield tried(

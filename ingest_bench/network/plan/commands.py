@@ -155,11 +155,8 @@ def _tcp(profile: Profile) -> str:
     first, that one takes only what tcp_allowed_congestion_control lists (net/ipv4/tcp_cong.c,
     tcp_set_default_congestion_control). Linux 6.18 whose default is bbr refused cubic there, even to root.
     """
-    words = ""
-    if profile.mss_bytes is not None:
-        words += f" advmss {profile.mss_bytes}"
-    if profile.congestion_control is not None:
-        words += f" congctl {profile.congestion_control}"
+    words = f" advmss {profile.mss_bytes}" if profile.mss_bytes is not None else ""
+    words += f" congctl {profile.link_congestion_control}"
     if profile.to_server.ecn or profile.to_client.ecn:
         # By default TCP accepts ECN and asks for none (tcp_ecn is 2): no packet could be marked, and all are dropped.
         words += " features ecn"

@@ -2,6 +2,7 @@
 
     features.py DEVICE [NAME=on|off …]
 
+DEVICE is a name, or ifN for the interface of number N, as `ip` and `tc` have it: whatever its name is by now.
 Its answer is JSON: `before` and `after` are the features as [is on, is asked for, is fixed], `unknown` are the names
 that mean nothing to this kernel; with one of those nothing is set. A name is a single feature of the kernel, or one of
 the short and long names that ethtool has for several. Who imports this file gets the words, and not pyroute2.
@@ -12,6 +13,7 @@ The kernel is asked by pyroute2, by the ioctl that every kernel has: for feature
 from __future__ import annotations
 
 import json
+import socket
 import sys
 from contextlib import suppress
 from importlib.util import find_spec, module_from_spec
@@ -126,10 +128,11 @@ def unmet(asked: Mapping[str, bool], states: Mapping[str, State]) -> Iterator[st
 def main(arguments: Sequence[str]) -> int:
     """The program: its exit status is 1 when the device cannot be asked or changed."""
     device, *rest = arguments
+    current = named(device)
     asked = {name: _WORDS[value] for name, _, value in (word.rpartition("=") for word in rest)}
     ioctl = _pyroute2()
     try:
-        opened = ioctl.IoctlEthtool(device)
+        opened = ioctl.IoctlEthtool(current)
         before = _states(opened)
         unknown = [name for name in asked if not members(name, before)]
         made = {} if unknown else changes(asked, before)
@@ -144,8 +147,21 @@ def main(arguments: Sequence[str]) -> int:
     except (OSError, LookupError, ioctl.EthtoolError) as error:
         sys.stderr.write(f"{device}: its features cannot be read or set: {error}\n")
         return 1
+    if named(device) != current:
+        sys.exit(f"{device}: it was renamed meanwhile, from {current}")
     json.dump({"before": before, "after": after, "unknown": unknown}, sys.stdout)
     return 0
+
+
+def named(device: str) -> str:
+    """The name that the device has now."""
+    number = device.removeprefix("if")
+    if number == device or not number.isdecimal() or device in (name for _, name in socket.if_nameindex()):
+        return device
+    try:
+        return socket.if_indextoname(int(number))
+    except OSError:
+        return device
 
 
 def _asked(state: State) -> bool:

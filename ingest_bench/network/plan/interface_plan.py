@@ -1,16 +1,19 @@
 """What is done to a real interface so that one flow is shaped, and how it is taken back. Pure.
 
-    to the server:  root htb ── u32 filter ──▶ class ──▶ netem, token bucket      everything else: htb's direct queue
-    to the client:  ingress ── u32 filter ──▶ mirred ──▶ ifb ──▶ netem, token bucket      everything else: untouched
+    to the server:  clsact egress ── u32 filter ──▶ mirred ──▶ ifb ──▶ netem, token bucket ──▶ the interface's queues
+    to the client:  clsact ingress ── u32 filter ──▶ mirred ──▶ ifb ──▶ netem, token bucket ──▶ as if it just arrived
     MTU, MSS, congestion control: a route of its own to that host
 
-htb and not prio: both put a filter's choice into a class, but htb lets the rest pass by any class at full speed, and
-kernels that are built small have it more often.
+The interface's queues are not touched: all else passes the filter and goes on into them as before (mq, fq, fq_codel …).
+A class of htb as their root was rejected: it puts one queue in the place of all of them.
+
+Interfaces are named by their index, which no renaming changes: `if7` is what `ip` and `tc` call number 7.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 from ingest_bench.ledger import Action, Step, Undo
 from ingest_bench.network.plan import commands, features, netem
@@ -20,22 +23,60 @@ from ingest_bench.network.plan.interface_rules import refuse, shapes, tcp_words,
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ingest_bench.model.network import Profile
+    from ingest_bench.model.network import Impairment, Profile
     from ingest_bench.network.plan.interface_rules import Asked, Found
 
-# Handles and a route protocol that nobody else has, so that the undo meets only what is ours. Protocols above 3 mean
-# nothing to the kernel (include/uapi/linux/rtnetlink.h); /etc/iproute2/rt_protos has no 198.
-ROOT, INGRESS = "5be7:", "ffff:"
+Side = Literal["ingress", "egress"]
+
+# A route protocol that nobody else has. Those above 3 mean nothing to the kernel (include/uapi/linux/rtnetlink.h);
+# /etc/iproute2/rt_protos has no 198.
 ROUTE_PROTOCOL = "198"
-# What ip and tc say of a device that is not there any more.
-_GONE = ("Cannot find device", "does not exist")
-# More than any link of today, so that the class itself never shapes; the burst is what it sends in 0.1 ms.
-_CLASS = ("rate", "100gbit", "burst", "1m", "cburst", "1m", "quantum", "200000")
-# The length of htb's direct queue is the device's txqueuelen, which may be 0; 1000 is Ethernet's.
-_HTB = ("default", "0", "direct_qlen", "1000")
+# Numbers of our devices and of our blocks of filters begin here; the kernel gives its own from 1 upwards.
+_NUMBERS = 1 << 28
+MARKS = 1 << 24
+
+_LINK = ("ip", "-j", "-d", "link", "show", "dev", "{name}")
 
 
-def plan(found: Found, asked: Asked) -> tuple[Step, ...]:
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """What nobody else has: by these the undo knows what this session made, whoever has made something like it.
+
+    The kernel gives every `clsact` the same handle, but a block of filters has a number of our choice.
+    """
+
+    number: int
+    """Drawn for this session, below `MARKS`."""
+
+    def block(self, side: Side) -> str:
+        """The number of the block of filters of the packets that arrive or that leave."""
+        return str(self._own(side))
+
+    def ifb(self, side: Side) -> Device:
+        """The device that these packets are redirected to. A locally administered address (IEEE 802, bit 2)."""
+        own = self._own(side)
+        mac = ":".join(f"{byte:02x}" for byte in (2, *own.to_bytes(5, "big")))
+        return Device(index=own, name=f"ibench{own - _NUMBERS:x}", mac=mac)
+
+    def _own(self, side: Side) -> int:
+        return _NUMBERS + 2 * self.number + (side == "egress")
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A device of our own."""
+
+    index: int
+    name: str
+    mac: str
+
+    @property
+    def word(self) -> str:
+        """What ip and tc call it, whatever its name is."""
+        return f"if{self.index}"
+
+
+def plan(found: Found, asked: Asked, marks: Marks) -> tuple[Step, ...]:
     """The steps in their order; SpecError when this interface must not be touched."""
     refuse(found, asked)
     return (
@@ -43,15 +84,23 @@ def plan(found: Found, asked: Asked) -> tuple[Step, ...]:
         *_offloads(found, asked.profile),
         *_sizes(found, asked.profile),
         *_interface_mtu(found, asked),
-        *_to_client(found, asked),
-        *_to_server(found, asked),
+        *_queues(found, asked, marks),
         *_route(found, asked),
     )
 
 
+def files(profile: Profile) -> tuple[str, ...]:
+    """The files of the kernel that it writes to: what flows on other interfaces feel too."""
+    return tuple(map(_file, buffers(profile)))
+
+
+def _file(name: str) -> str:
+    return f"/proc/sys/net/ipv4/{name}"
+
+
 def _sysctls(found: Found, profile: Profile) -> Iterator[Step]:
     for name, value in buffers(profile).items():
-        path = f"/proc/sys/net/ipv4/{name}"
+        path = _file(name)
         if found.sysctls.get(name) != value:
             old = Action(path=path, value=found.sysctls[name])
             yield Step(name=name, do=Action(path=path, value=value), undo=(Undo(action=old),))
@@ -67,107 +116,126 @@ def _offloads(found: Found, profile: Profile) -> Iterator[Step]:
         old = {name: found.features[name].wanted for name in changes}
         yield Step(
             name="offloads",
-            do=Action(argv=commands.offloads(found.interface, changes)),
-            undo=(_while_there(found, *commands.offloads(found.interface, old)),),
+            do=Action(argv=commands.offloads(found.device, changes)),
+            undo=(Undo(action=Action(argv=commands.offloads(found.device, old)), index=found.index),),
         )
 
 
 def _sizes(found: Found, profile: Profile) -> Iterator[Step]:
-    """One step for each size. The kernel changes the IPv4 size with the other one, so both are put back."""
+    """One step for each size. The kernel changes the IPv4 size with the other one, so both are put back.
+
+    What somebody else changed meanwhile stays; so does a device that has got the number of one that is gone.
+    """
     for name, size in wanted_sizes(profile).items():
         if found.sizes.get(name) == size:
             continue
-        old = [(name, found.sizes[name])]
+        undo = [_put_back(found.index, name, found.sizes[name], ours=size)]
         twin = name.replace("_max_size", "_ipv4_max_size")
         if twin != name and twin in found.sizes:
-            old.append((twin, found.sizes[twin]))
-        yield Step(
-            name=name,
-            do=_command("ip", "link", "set", "dev", found.interface, name, str(size)),
-            undo=tuple(_while_there(found, "ip", "link", "set", "dev", found.interface, n, str(v)) for n, v in old),
-        )
+            undo.append(_put_back(found.index, twin, found.sizes[twin], ours=size))
+        yield Step(name=name, do=_set(found.index, name, size), undo=tuple(undo))
 
 
 def _interface_mtu(found: Found, asked: Asked) -> Iterator[Step]:
-    """The MTU of the interface. The kernel resets the MTU of its IPv6 with it, which a router may have set."""
-    if not asked.interface_mtu or asked.profile.mtu_bytes == found.mtu_bytes:
+    """The MTU of the interface, and back also that of what stands on it.
+
+    The kernel shrinks VLANs and macvlans with the interface, and does not let them grow again; an ipvlan follows it
+    both ways, also where it had an MTU of its own (net/8021q/vlan.c, drivers/net/macvlan.c, drivers/net/ipvlan/).
+    """
+    ours, old = asked.profile.mtu_bytes, found.mtu_bytes
+    if not asked.interface_mtu or ours == old:
         return
-    undo = [_while_there(found, "ip", "link", "set", "dev", found.interface, "mtu", str(found.mtu_bytes))]
-    if found.ipv6_mtu_bytes is not None:
-        path = f"/proc/sys/net/ipv6/conf/{found.interface}/mtu"
-        undo.append(Undo(action=Action(path=path, value=str(found.ipv6_mtu_bytes))))
-    mtu = str(asked.profile.mtu_bytes)
-    yield Step(
-        name="interface mtu", do=_command("ip", "link", "set", "dev", found.interface, "mtu", mtu), undo=tuple(undo)
+    undo = list(_mtu_back(found.index, old, found.ipv6_mtu_bytes, (ours,)))
+    for upper in found.uppers:
+        undo += _mtu_back(upper.index, upper.mtu_bytes, upper.ipv6_mtu_bytes, (ours, old))
+    yield Step(name="interface mtu", do=_set(found.index, "mtu", ours), undo=tuple(undo))
+
+
+def _mtu_back(index: int, old: int, ipv6_old: int | None, made: tuple[int, ...]) -> Iterator[Undo]:
+    """The undo for a device whose MTU may be one of `made`: by our doing, or by the kernel's.
+
+    The kernel resets the MTU of its IPv6 with it, which a router may have set.
+    """
+    for value in made:
+        if value != old:
+            yield _put_back(index, "mtu", old, ours=value)
+    if ipv6_old is not None:
+        back = Action(path="/proc/sys/net/ipv6/conf/{name}/mtu", value=str(ipv6_old))
+        yield Undo(action=back, look=_LINK, shows=_word("mtu", old), index=index)
+
+
+def _queues(found: Found, asked: Asked, marks: Marks) -> Iterator[Step]:
+    """Devices with the queues of both directions, and then the filters that lead the flow there."""
+    ways: tuple[tuple[Side, Impairment], ...] = (
+        ("ingress", asked.profile.to_client),
+        ("egress", asked.profile.to_server),
     )
-
-
-def _to_server(found: Found, asked: Asked) -> Iterator[Step]:
-    if not shapes(asked.profile.to_server):
+    shaped = [(side, impairment) for side, impairment in ways if shapes(impairment)]
+    if not shaped:
         return
-    device, flow = found.interface, f"{ROOT}1"
-    yield Step(
-        name="root",
-        do=_tc("qdisc", "add", "dev", device, "root", "handle", ROOT, "htb", *_HTB),
-        undo=(_qdisc_gone(device, ROOT, "root"),),
+    for side, impairment in shaped:
+        yield from _ifb(side, marks.ifb(side), impairment, asked.profile.mtu_bytes)
+    blocks = ("ingress_block", marks.block("ingress"), "egress_block", marks.block("egress"))
+    undo = Undo(
+        action=_tc("qdisc", "del", "dev", found.device, "clsact"),
+        look=("tc", "-j", "qdisc", "show", "dev", "{name}"),
+        shows=f'"ingress_block":{marks.block("ingress")},',
+        index=found.index,
     )
-    yield Step(name="class", do=_tc("class", "add", "dev", device, "parent", ROOT, "classid", flow, "htb", *_CLASS))
-    for line in netem.lines(device, asked.profile.to_server, asked.profile.mtu_bytes, parent=f"parent {flow}"):
-        yield Step(name=f"queue to server: {_kind(line)}", do=_tc(*line.split()))
-    yield Step(
-        name="filter to server",
-        do=_tc("filter", "add", "dev", device, "parent", ROOT, *_match(found, "d", asked.port), "flowid", flow),
-    )
+    yield Step(name="clsact", do=_tc("qdisc", "add", "dev", found.device, *blocks, "clsact"), undo=(undo,))
+    for side, _ in shaped:
+        redirect = ("action", "mirred", "egress", "redirect", "dev", marks.ifb(side).word)
+        match = _match(found, side, asked.port)
+        yield Step(name=f"filter {side}", do=_tc("filter", "add", "block", marks.block(side), *match, *redirect))
 
 
-def _to_client(found: Found, asked: Asked) -> Iterator[Step]:
-    """The other direction: what arrives is led through a device of its own, and goes on as if it just arrived."""
-    if not shapes(asked.profile.to_client):
-        return
-    device, ifb = found.interface, found.ifb
-    there = ("ip", "-j", "link", "show", "dev", ifb)
-    yield Step(
-        name="ifb",
-        do=_command("ip", "link", "add", "name", ifb, "type", "ifb"),
-        undo=(Undo(action=_command("ip", "link", "del", "dev", ifb), look=there, shows=f'"{ifb}"', gone=_GONE),),
+def _ifb(side: Side, ifb: Device, impairment: Impairment, mtu_bytes: int) -> Iterator[Step]:
+    undo = Undo(
+        action=_command("ip", "link", "del", "dev", ifb.word),
+        look=_LINK,
+        shows=f'"address":"{ifb.mac}"',
+        index=ifb.index,
     )
-    for line in netem.lines(ifb, asked.profile.to_client, asked.profile.mtu_bytes):
-        yield Step(name=f"queue to client: {_kind(line)}", do=_tc(*line.split()))
-    yield Step(name="ifb up", do=_command("ip", "link", "set", "dev", ifb, "up"))
-    yield Step(
-        name="ingress",
-        do=_tc("qdisc", "add", "dev", device, "handle", INGRESS, "ingress"),
-        undo=(_qdisc_gone(device, INGRESS, "ingress"),),
-    )
-    redirect = ("action", "mirred", "egress", "redirect", "dev", ifb)
-    yield Step(
-        name="redirect to client",
-        do=_tc("filter", "add", "dev", device, "parent", INGRESS, *_match(found, "s", asked.port), *redirect),
-    )
+    made = ("ip", "link", "add", "name", ifb.name, "index", str(ifb.index), "address", ifb.mac, "type", "ifb")
+    yield Step(name=f"ifb {side}", do=_command(*made), undo=(undo,))
+    for line in netem.lines(ifb.word, impairment, mtu_bytes):
+        yield Step(name=f"queue {side}: {_kind(line)}", do=_tc(*line.split()))
+    yield Step(name=f"ifb {side} up", do=_command("ip", "link", "set", "dev", ifb.word, "up"))
 
 
 def _route(found: Found, asked: Asked) -> Iterator[Step]:
-    """The way to the host, as it is, but with its own MTU (locked: no discovery), MSS and congestion control."""
+    """The way to the host, as it is, but with its own MTU (locked: no discovery), MSS and congestion control.
+
+    A route to this host that is there already stays, and ours goes before it: IPv4 takes the first one of the same
+    metric and `prepend` makes it that; IPv6 would take both in turn, so ours has a lower metric.
+    """
     words = tcp_words(found, asked)
     if not words:
         return
     family, target = f"-{found.address.version}", f"{found.address}/{found.address.max_prefixlen}"
-    way = [target, *(("via", found.gateway) if found.gateway else ()), "dev", found.interface]
-    source = ("src", found.source) if found.source else ()
+    way, priority = found.way, found.way.host_priority
+    verb = "prepend" if found.address.version == 4 else "add"
+    if priority is not None and found.address.version == 6:
+        priority -= 1
+    # onlink: the gateway was reached until now, also where no other route says how.
+    hop = (*way.next_hop, "dev", found.device, *(("onlink",) if way.next_hop else ()))
+    place = ("table", way.table, *(("metric", str(priority)) if priority is not None else ()))
+    source = ("src", way.source) if way.source else ()
     ours = ("proto", ROUTE_PROTOCOL)
+    whole = (target, *hop, *place, *source, *ours, *words)
     undo = Undo(
-        action=_command("ip", family, "route", "del", *way, *ours),
-        look=("ip", family, "-j", "route", "show", target, *ours, "dev", found.interface),
+        action=_command("ip", family, "route", "del", *whole),
+        look=("ip", family, "-j", "route", "show", target, "table", way.table, *ours, "dev", "{name}"),
         shows=f'"{found.address}"',
-        gone=_GONE,
+        index=found.index,
     )
-    yield Step(name="route", do=_command("ip", family, "route", "add", *way, *source, *ours, *words), undo=(undo,))
+    yield Step(name="route", do=_command("ip", family, "route", verb, *whole), undo=(undo,))
 
 
-def _match(found: Found, side: str, port: int) -> tuple[str, ...]:
-    """The u32 filter for TCP packets to ("d") or from ("s") the host and port."""
+def _match(found: Found, side: Side, port: int) -> tuple[str, ...]:
+    """The u32 filter for TCP packets that leave for the host and port, or arrive from there."""
     ip, protocol = ("ip", "ip") if found.address.version == 4 else ("ip6", "ipv6")
-    end = {"d": ("dst", "dport"), "s": ("src", "sport")}[side]
+    end = {"egress": ("dst", "dport"), "ingress": ("src", "sport")}[side]
     return (
         *("protocol", protocol, "prio", "1", "u32"),
         *("match", ip, end[0], f"{found.address}/{found.address.max_prefixlen}"),
@@ -180,19 +248,18 @@ def _kind(line: str) -> str:
     return "netem" if " netem " in line else "tbf"
 
 
-def _qdisc_gone(device: str, handle: str, place: str) -> Undo:
-    return Undo(
-        action=_tc("qdisc", "del", "dev", device, *(("root", "handle", handle) if place == "root" else (place,))),
-        look=("tc", "-j", "qdisc", "show", "dev", device),
-        shows=f'"handle":"{handle}"',
-        gone=_GONE,
-    )
+def _put_back(index: int, name: str, old: int, *, ours: int) -> Undo:
+    """The undo that writes an old value in the place of ours, where ours still stands."""
+    return Undo(action=_set(index, name, old), look=_LINK, shows=_word(name, ours), index=index)
 
 
-def _while_there(found: Found, *argv: str) -> Undo:
-    """An undo that is needed as long as the interface exists."""
-    look = ("ip", "-j", "link", "show", "dev", found.interface)
-    return Undo(action=_command(*argv), look=look, shows=f'"ifname":"{found.interface}"', gone=_GONE)
+def _word(name: str, value: int) -> str:
+    """How `_LINK` shows a value. Behind the MTU stands always something; behind the sizes, it depends on `ip`."""
+    return f'"{name}":{value}{"," if name == "mtu" else ""}'
+
+
+def _set(index: int, name: str, value: int) -> Action:
+    return _command("ip", "link", "set", "dev", f"if{index}", name, str(value))
 
 
 def _tc(*words: str) -> Action:

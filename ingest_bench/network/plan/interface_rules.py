@@ -27,6 +27,38 @@ class Qdisc:
 
     kind: str
     handle: str
+    parent: str = ""
+
+    @property
+    def is_filter(self) -> bool:
+        """Whether it is none of the queues, but a place for filters, of which an interface has one."""
+        return self.kind in ("ingress", "clsact")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Upper:
+    """A device that stands on the interface: a VLAN, a macvlan, a bridge, or one that stands on these."""
+
+    name: str
+    index: int
+    mtu_bytes: int
+    ipv6_mtu_bytes: int | None = None
+    """None: it has no IPv6."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """The route by which packets to the host leave, in words of `ip`."""
+
+    next_hop: tuple[str, ...] = ()
+    """("via", "10.0.0.1") or ("via", "inet6", "fe80::1"); none where the host is on the link itself."""
+    source: str | None = None
+    """The address that the route names as ours."""
+    table: str = "main"
+    metrics: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """What it says about TCP: {"initcwnd": ("30",), "mtu": ("lock", "1400")}."""
+    host_priority: int | None = None
+    """The priority ("metric") of a route to this host alone that is there already; None: there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,26 +71,29 @@ class Found:
     sizes: Mapping[str, int]
     """gso_max_segs, gso_max_size, gro_max_size … as `ip` names them."""
     qdiscs: tuple[Qdisc, ...]
-    default_qdisc: str | None
-    """net.core.default_qdisc; None where it cannot be read, as in a namespace."""
     features: Mapping[str, State]
     address: IPv4Address | IPv6Address
     """The host's."""
     route_device: str
-    gateway: str | None = None
-    source: str | None = None
+    way: Way
     is_own_address: bool = False
-    has_host_route: bool = False
     carries_default_route: bool = False
     carries_ssh: bool = False
     ipv6_mtu_bytes: int | None = None
     """None: the interface has no IPv6."""
+    uppers: tuple[Upper, ...] = ()
+    """From below upwards."""
+    uppers_elsewhere: tuple[str, ...] = ()
+    """Those in other network namespaces, which cannot be put back from here."""
     sysctls: Mapping[str, str] = field(default_factory=dict)
 
+    taken_name: bool = False
+    """Another interface bears the name by which `ip` and `tc` know the number of this one."""
+
     @property
-    def ifb(self) -> str:
-        """The name of the device that the other direction is redirected to."""
-        return f"ibench{self.index}"
+    def device(self) -> str:
+        """What `ip` and `tc` call it, whatever its name is by now (lib/ll_map.c, ll_idx_a2n)."""
+        return f"if{self.index}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,17 +121,21 @@ def shapes(impairment: Impairment) -> bool:
 
 
 def tcp_words(found: Found, asked: Asked) -> tuple[str, ...]:
-    """What the route says about MTU, MSS and congestion control; empty: no route of its own is needed."""
+    """What a route of its own says about TCP: what the profile names, and all else as it is; empty: none is needed."""
     profile = asked.profile
     # An IP header and a TCP header without options (RFC 9293, 3.7.1): 20 or 40, and 20 bytes.
     headers_bytes = 40 if found.address.version == 4 else 60
     locks = profile.mtu_bytes < found.mtu_bytes and not asked.interface_mtu
     mss_bytes = profile.mss_bytes or (profile.mtu_bytes - headers_bytes if locks else None)
-    return (
-        *(("mtu", "lock", str(profile.mtu_bytes)) if locks else ()),
-        *(("advmss", str(mss_bytes)) if mss_bytes else ()),
-        *(("congctl", profile.congestion_control) if profile.congestion_control else ()),
-    )
+    named: dict[str, tuple[str, ...]] = {}
+    if locks:
+        named["mtu"] = ("lock", str(profile.mtu_bytes))
+    if mss_bytes:
+        named["advmss"] = (str(mss_bytes),)
+    if profile.congestion_control:
+        named["congctl"] = (profile.congestion_control,)
+    merged = {**found.way.metrics, **named} if named else {}
+    return tuple(word for name, words in merged.items() for word in (name, *words))
 
 
 def _why_not_here(found: Found, asked: Asked) -> Iterator[str]:
@@ -108,17 +147,14 @@ def _why_not_here(found: Found, asked: Asked) -> Iterator[str]:
         yield "it carries your SSH session; work from the console, or use another interface"
     if found.carries_default_route and not asked.allow_default_route:
         yield "it carries the default route; add --allow-default-route if that is meant"
-    expected = {found.default_qdisc} if found.default_qdisc else {qdisc.kind for qdisc in found.qdiscs}
+    if found.taken_name:
+        yield f"it has number {found.index}, and another interface the name {found.device}; rename that one first"
     for qdisc in found.qdiscs:
-        if qdisc.handle != "0:" or qdisc.kind not in expected | {"mq", "noqueue"}:
+        if qdisc.is_filter and any(shapes(way) for way in (asked.profile.to_server, asked.profile.to_client)):
             yield (
-                f"it has a qdisc of its own ({qdisc.kind} {qdisc.handle}) that could not be put back as it was; "
-                f"remove it first: tc qdisc del dev {found.interface} {_place(qdisc)}"
+                f"it has filters of somebody else ({qdisc.kind}), in whose place ours would stand; "
+                f"remove them first: tc qdisc del dev {found.interface} {qdisc.kind}"
             )
-
-
-def _place(qdisc: Qdisc) -> str:
-    return qdisc.kind if qdisc.kind in ("ingress", "clsact") else "root"
 
 
 def _why_not_this(found: Found, asked: Asked) -> Iterator[str]:
@@ -130,10 +166,20 @@ def _why_not_this(found: Found, asked: Asked) -> Iterator[str]:
             f'profile "{profile.name}" wants an MTU of {profile.mtu_bytes}, the interface has {found.mtu_bytes}; '
             "add --interface-mtu to change it for all traffic, or choose a profile with a smaller one"
         )
-    if asked.interface_mtu and profile.mtu_bytes < _IPV6_LEAST_MTU and found.ipv6_mtu_bytes is not None:
-        yield f"below an MTU of {_IPV6_LEAST_MTU} it would lose its IPv6 addresses for good; leave out --interface-mtu"
-    if found.has_host_route and tcp_words(found, asked):
-        yield f"there is a route to {found.address} alone already, that we would have to replace; remove it first"
+    if asked.interface_mtu:
+        with_ipv6 = [found.ipv6_mtu_bytes, *(upper.ipv6_mtu_bytes for upper in found.uppers)]
+        if profile.mtu_bytes < _IPV6_LEAST_MTU and any(with_ipv6):
+            yield (
+                f"below an MTU of {_IPV6_LEAST_MTU} it, or what stands on it, would lose its IPv6 addresses for good; "
+                "leave out --interface-mtu"
+            )
+        if found.uppers_elsewhere:
+            yield (
+                f"{', '.join(found.uppers_elsewhere)} in another network namespace stands on it and would keep its MTU "
+                "for good; leave out --interface-mtu"
+            )
+    if found.address.version == 6 and found.way.host_priority == 1 and tcp_words(found, asked):
+        yield f"a route to {found.address} alone with metric 1, that no other one can go before, is there; remove it"
     shared = _shared(found, profile)
     if shared and not asked.shared_settings:
         yield (
