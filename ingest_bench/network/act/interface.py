@@ -113,7 +113,7 @@ def needs(profile: Profile) -> tuple[str, ...]:
         "htb": to_server,
         "u32": to_server or to_client,
         "netem": any(" netem " in line for impairment in both for line in netem.lines("", impairment, 1500)),
-        "tbf": any(impairment.rate_bps is not None for impairment in both),
+        "tbf": any(" tbf " in line for impairment in both for line in netem.lines("", impairment, 1500)),
         "mirred": to_client,
         "ifb": to_client,
     }

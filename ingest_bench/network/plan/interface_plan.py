@@ -177,7 +177,8 @@ def _match(found: Found, side: str, port: int) -> tuple[str, ...]:
 
 
 def _kind(line: str) -> str:
-    return "netem" if " netem " in line else "tbf"
+    """What a queue is for: two of them may be netems."""
+    return "rate" if f" handle {netem.BOTTLENECK} " in line else "netem"
 
 
 def _qdisc_gone(device: str, handle: str, place: str) -> Undo:
