@@ -38,6 +38,8 @@ STATES = {
     "netem's rate with overheads": Impairment(netem_rate_bps=20 * 10**6, delay_ns=5 * MS, packet_overhead_bytes=24),
     "slots": Impairment(slot_min_ns=2 * MS, slot_max_ns=4 * MS, slot_packets=20, slot_bytes=64_000),
     "a bucket behind a delay": Impairment(rate_bps=20 * 10**6, delay_ns=10 * MS),
+    "a rate alone": Impairment(rate_bps=300 * 10**6),
+    "a rate behind duplicates": Impairment(rate_bps=20 * 10**6, duplicate_ppm=20_000),
     "nothing": Impairment(),
 }
 

@@ -7,7 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ingest_bench.network.measure import losses
-from ingest_bench.network.plan.netem import ETHERNET_HEADER_BYTES, burst_bytes, moment_bytes, queue_frames
+from ingest_bench.network.plan.netem import (
+    ETHERNET_HEADER_BYTES,
+    burst_bytes,
+    moment_bytes,
+    queue_frames,
+    uses_netem,
+)
 
 if TYPE_CHECKING:
     from ingest_bench.model.network import Impairment, Profile
@@ -28,6 +34,9 @@ _EVENTS = 30
 # From the first to the third quartile, in jitters: of what is even between -1 and 1, and of iproute2's tables.
 _MIDDLE_HALF = {"uniform": 1.0, "normal": 1.349, "pareto": 0.649, "paretonormal": 0.824}
 _LONG_S = 0.15
+# How late a timer of the guest of User-Mode Linux may be beside busy processes; its netem then makes up for it at once:
+# over 0.1 s that was up to 115% of the rate.
+_LATE_S = 0.01
 # Of a bulk that must take its time after a pause: a few hundred KB, as ingest sends them, but no more than a third of a
 # second on a slow line. Of fewer frames, the two that may go at once would be too many.
 _BULK_BYTES, _BULK_S, _FEWEST_FRAMES = 200_000, 0.3, 16
@@ -132,14 +141,18 @@ class Flood:
 def flood(impairment: Impairment, mtu_bytes: int, attempt: int) -> Flood:
     """Half more than the link carries after its losses.
 
-    The time is long enough for 100 full packets, and for thirty buckets: what a bucket had saved up is 3% of it then.
+    The time is long enough for 100 full packets, and for thirty times what a bucket has saved up or a late netem makes
+    up: 3% of it.
     It grows with the attempt, against what a receiver that was paused reads at once, up to three times: the longer it
     is, the likelier a busy machine pauses the sender in it.
     """
     rate = rate_bps(impairment) or 1
     frames_per_s = rate / (8 * (mtu_bytes + ETHERNET_HEADER_BYTES))
     arrives = 1 - min(0.5, losses.share(impairment) or 0)
-    bucket_s = burst_bytes(impairment, mtu_bytes) * 8 / rate if impairment.rate_bps else 0
+    if uses_netem(impairment) and impairment.burst_bytes is None:
+        bucket_s = _LATE_S
+    else:
+        bucket_s = burst_bytes(impairment, mtu_bytes) * 8 / rate if impairment.rate_bps else 0
     window_s = min(1.0, max(0.1, 100 / frames_per_s, 30 * bucket_s)) * (1 + (attempt - 1) % 3)
     per_s = math.ceil(1.5 * frames_per_s / arrives)
     return Flood(seconds=2.5 * window_s, per_s=per_s, pieces=_pieces(impairment, mtu_bytes, per_s), window_s=window_s)
