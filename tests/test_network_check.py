@@ -91,7 +91,8 @@ def test_a_bucket_that_lets_a_bulk_pass_at_once_is_found_out_though_it_keeps_the
     profile = catalog.profile(name)
     rate_bps = profile.to_server.rate_bps
     assert rate_bps is not None
-    bucket = replace(profile.to_server, burst_bytes=rate_bps // 8 // 100)
+    # 2 ms of the rate.
+    bucket = replace(profile.to_server, burst_bytes=rate_bps // 8 // 500)
     with link(replace(profile, to_server=bucket)) as made:
         asked = {promise.name for promise in check(made)}
         made.profile = profile

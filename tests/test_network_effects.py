@@ -81,6 +81,17 @@ def test_a_line_that_is_longer_and_worse_than_promised_is_found_out(standing: Li
     assert "loss to-client" not in names
 
 
+@pytest.mark.parametrize("rate_bps", [20 * 10**6, 200 * 10**6])
+def test_a_bucket_behind_a_delay_that_lets_a_bulk_pass_at_once_is_found_out(standing: Link, rate_bps: int) -> None:
+    # 10 ms of the rate.
+    bucket = Impairment(rate_bps=rate_bps, delay_ns=10 * MS, burst_bytes=rate_bps // 800)
+    standing.change(state(bucket))
+    standing.profile = replace(standing.profile, to_server=replace(bucket, burst_bytes=None))
+    names = {promise.name for promise in broken(check(standing))}
+    assert "bulk to-server" in names
+    assert "rate to-server" not in names
+
+
 def test_losses_show_in_the_readings_as_drops_and_retransmits(standing: Link) -> None:
     standing.change(state(Impairment(delay_ns=2 * MS, loss_ppm=20_000)))
     check(standing)
@@ -113,6 +124,6 @@ def test_a_shipped_line_keeps_every_promise(standing: Link, name: str) -> None:
     with link(catalog.profile(name)) as made:
         promises = check(made)
     assert broken(promises) == []
-    assert {"rtt", "rate to-server", "rate to-client", "loss to-server", "mss to-client"} <= {
+    assert {"rtt", "rate to-server", "bulk to-server", "bulk to-client", "loss to-server", "mss to-client"} <= {
         promise.name for promise in promises
     }

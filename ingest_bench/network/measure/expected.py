@@ -37,10 +37,10 @@ _LONG_S = 0.15
 # How late a timer of the guest of User-Mode Linux may be beside busy processes; its netem then makes up for it at once:
 # over 0.1 s that was up to 115% of the rate.
 _LATE_S = 0.01
-# Of a bulk that must take its time after a pause: a few hundred KB, as ingest sends them, but no more than a third of a
-# second on a slow line. Of fewer frames, the two that may go at once would be too many.
-_BULK_BYTES, _BULK_S, _FEWEST_FRAMES = 200_000, 0.3, 16
-_BULKS_S = 1.0
+# Of a bulk that must take its time after a pause: short, so that a bucket of 2 ms shows, but of fewer frames the two
+# that may go at once would be too many. 200 KB are what ingest sends, and what a socket of UDP holds.
+_BULK_BYTES, _BULK_S, _FEWEST_FRAMES = 200_000, 0.003, 24
+_BULKS, _FEWEST_BULKS, _BULKS_S = 20, 3, 1.0
 
 
 def mss_bytes(profile: Profile) -> int:
@@ -195,7 +195,8 @@ def bulk(impairment: Impairment, mtu_bytes: int) -> Bulk | None:
     seconds = (frames - 1) * frame_s
     if frames < _FEWEST_FRAMES or seconds > 2 * _BULKS_S:
         return None
-    return Bulk(frames=frames, times=max(3, min(9, int(_BULKS_S / seconds))), frame_bytes=frame_bytes, seconds=seconds)
+    times = max(_FEWEST_BULKS, min(_BULKS, int(_BULKS_S / seconds)))
+    return Bulk(frames=frames, times=times, frame_bytes=frame_bytes, seconds=seconds)
 
 
 def transfer_bytes(profile: Profile, impairment: Impairment, seconds: float) -> int:
