@@ -7,16 +7,19 @@ to be the queue and the delay line at once.
 A wire sends packet after packet, also after a pause. A token bucket does not: what it has saved up goes at once, and
 one that saves nothing misses its rate on a busy machine, whose timers are late. So the bottleneck is a second netem
 with a rate where there is netem: it gives each packet its time, and what is late goes as soon as it can. Else it is a
-bucket with a peak rate a little above the rate. Time from first to last byte of 200 KB after 200 ms of rest, medians
-on two cores beside other work; and the rate that remained of full packets beside 5 busy processes:
-                                     100 Mbit/s (the wire: 16.7 ms)   1 Gbit/s (1.61 ms)
-  kernel   bucket of 2 ms            14.7 ms    100%                  0.65 ms   100%
-           with a peak of 110%       15.0 ms    100%                  1.46 ms   96 to 100%
-  guest    bucket of 10 ms            6.9 ms    100%                  2.3 ms
-           with a peak of 110%       22 ms       47%                  3.2 ms
-           netem's rate              16.6 ms    100%                  5.1 ms, and quiet 48 to 63% of the rate
-           netem's rate, in slots    16.6 ms    100%                  1.84 ms, and quiet 89 to 98% of the rate
-hfsc was tried in the guest and gave 148% of 200 Mbit/s. Two of these netems may not be in one tree with one that
+bucket with a peak rate a little above the rate. Medians of the time in which the frames of 200 KB came after 200 ms of
+rest, on two cores beside other work, and the rate that was left of full packets:
+
+                          100 Mbit/s: 16.7 ms on a wire    1 Gbit/s: 1.67 ms
+                                    beside 5 busy processes
+    kernel  bucket of 2 ms          14.7 ms  100%          0.65 ms  100% beside 5 busy processes
+            the same with a peak    15.0 ms  100%          1.46 ms  96 to 100%, too
+    guest   bucket of 10 ms          6.9 ms  100%          2.3 ms   100% when quiet
+            the same with a peak    22.5 ms  45 to 49%     3.2 ms   82 to 91%, too
+            netem's rate            16.6 ms  100%          5.1 ms   48 to 63%, too
+            and its slots                                  1.84 ms  89 to 98%, too
+
+hfsc in the guest gave 148% of 200 Mbit/s. These netems may not be in one tree with one that
 duplicates (net/sched/sch_netem.c, check_netem_in_tree); its bottleneck is a bucket.
 """
 
