@@ -10,14 +10,14 @@ with a rate where there is netem: it gives each packet its time, and what is lat
 bucket with a peak rate a little above the rate. Medians of the time in which the frames of 200 KB came after 200 ms of
 rest, on two cores beside other work, and the rate that was left of full packets:
 
-                          100 Mbit/s: 16.7 ms on a wire    1 Gbit/s: 1.67 ms
-                                    beside 5 busy processes
-    kernel  bucket of 2 ms          14.7 ms  100%          0.65 ms  100% beside 5 busy processes
-            the same with a peak    15.0 ms  100%          1.46 ms  96 to 100%, too
-    guest   bucket of 10 ms          6.9 ms  100%          2.3 ms   100% when quiet
-            the same with a peak    22.5 ms  45 to 49%     3.2 ms   82 to 91%, too
-            netem's rate            16.6 ms  100%          5.1 ms   48 to 63%, too
-            and its slots                                  1.84 ms  89 to 98%, too
+                            100 Mbit/s: 16.7 ms on a wire   1 Gbit/s: 1.67 ms
+                            beside 5 busy processes
+    kernel  bucket of 2 ms          14.7 ms  100%           0.65 ms  100%       beside 5 busy processes
+            the same with a peak    15.0 ms  100%           1.46 ms  96 to 100%
+    guest   bucket of 10 ms          6.9 ms  100%           2.3 ms   100%       without them
+            the same with a peak    22.5 ms  45 to 49%      3.2 ms   82 to 91%
+            netem's rate            16.6 ms  100%           5.1 ms   48 to 63%
+            and slots                                       1.84 ms  89 to 98%
 
 hfsc in the guest gave 148% of 200 Mbit/s. These netems may not be in one tree with one that
 duplicates (net/sched/sch_netem.c, check_netem_in_tree); its bottleneck is a bucket.
