@@ -19,8 +19,8 @@ rest, on two cores beside other work, and the rate that was left of full packets
             netem's rate            16.6 ms  100%           5.1 ms   48 to 63%
             and slots                                       1.84 ms  89 to 98%
 
-hfsc in the guest gave 148% of 200 Mbit/s. These netems may not be in one tree with one that
-duplicates (net/sched/sch_netem.c, check_netem_in_tree); its bottleneck is a bucket.
+hfsc in the guest gave 148% of 200 Mbit/s. No other netem may be in one tree with one that duplicates
+(net/sched/sch_netem.c, check_netem_in_tree); its bottleneck is a bucket with a peak.
 """
 
 from __future__ import annotations
