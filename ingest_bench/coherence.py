@@ -147,6 +147,9 @@ def _bucket(impairment: Impairment, frame_bytes: int) -> Iterator[str]:
     if impairment.burst_bytes is None:
         return
     if impairment.burst_bytes < frame_bytes:
-        yield f"burst: a frame has {frame_bytes} bytes, and one that is larger than the burst never passes"
+        yield (
+            f"burst: {impairment.burst_bytes} bytes never let a frame of {frame_bytes} pass (the MTU and 14 bytes of "
+            f"Ethernet); give at least {frame_bytes}B, or leave it out"
+        )
     if impairment.burst_bytes * 8 * 10**9 > impairment.rate_bps * _TBF_NS:
         yield "burst: it would hold more than 274 seconds of the rate, which tc cannot say"

@@ -62,7 +62,7 @@ def test_a_link_keeps_every_promise_of_its_profile(name: str) -> None:
     assert [promise for promise in promises if not promise.kept] == []
     names = {promise.name for promise in promises}
     assert {"rtt", "mtu to-server", "mtu to-client", "mss to-server", "loss to-client", "qdisc to-server"} <= names
-    assert ("rate to-server" in names) == (name != "loopback")
+    assert ("rate to-server" in names) == ("bulk to-client" in names) == (name != "loopback")
 
 
 BROKEN: list[tuple[str, dict[str, Any]]] = [
@@ -84,6 +84,21 @@ def test_a_link_in_another_state_than_its_profile_breaks_the_promise(name: str, 
         found = kept(made)
     assert found[name] is False
     assert found["loss to-client"] is True
+
+
+@pytest.mark.parametrize("name", ["ethernet", "ethernet-100m"])
+def test_a_bucket_that_lets_a_bulk_pass_at_once_is_found_out_though_it_keeps_the_rate(name: str) -> None:
+    profile = catalog.profile(name)
+    rate_bps = profile.to_server.rate_bps
+    assert rate_bps is not None
+    # 2 ms of the rate.
+    bucket = replace(profile.to_server, burst_bytes=rate_bps // 8 // 500)
+    with link(replace(profile, to_server=bucket)) as made:
+        asked = {promise.name for promise in check(made)}
+        made.profile = profile
+        found = kept(made)
+    assert "bulk to-server" not in asked
+    assert (found["bulk to-server"], found["rate to-server"], found["bulk to-client"]) == (False, True, True)
 
 
 def test_segments_that_are_larger_than_promised_are_seen_on_the_wire() -> None:

@@ -86,5 +86,6 @@ def test_with_netem_the_queues_are_in_the_box(backend: str) -> None:
     assert [line.split(" handle ")[0] for line in lines if " netem " in line] == [
         "box: tc qdisc replace dev to-server root",
         "box: tc qdisc replace dev to-client root",
+        "box: tc qdisc replace dev to-client parent 1:1",
     ]
     assert any(line.startswith("box: linux.uml ") for line in lines) == (backend == "uml")

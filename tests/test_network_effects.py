@@ -39,6 +39,8 @@ STATES = {
     "netem's rate with overheads": Impairment(netem_rate_bps=20 * 10**6, delay_ns=5 * MS, packet_overhead_bytes=24),
     "slots": Impairment(slot_min_ns=2 * MS, slot_max_ns=4 * MS, slot_packets=20, slot_bytes=64_000),
     "a bucket behind a delay": Impairment(rate_bps=20 * 10**6, delay_ns=10 * MS),
+    "a rate alone": Impairment(rate_bps=300 * 10**6),
+    "a rate behind duplicates": Impairment(rate_bps=20 * 10**6, duplicate_ppm=20_000),
     "nothing": Impairment(),
 }
 
@@ -78,6 +80,17 @@ def test_a_line_that_is_longer_and_worse_than_promised_is_found_out(standing: Li
     names = {promise.name for promise in broken(check(standing))}
     assert {"rtt", "loss to-server", "qdisc to-server"} <= names
     assert "loss to-client" not in names
+
+
+@pytest.mark.parametrize("rate_bps", [20 * 10**6, 200 * 10**6])
+def test_a_bucket_behind_a_delay_that_lets_a_bulk_pass_at_once_is_found_out(standing: Link, rate_bps: int) -> None:
+    # 10 ms of the rate.
+    bucket = Impairment(rate_bps=rate_bps, delay_ns=10 * MS, burst_bytes=rate_bps // 800)
+    standing.change(state(bucket))
+    standing.profile = replace(standing.profile, to_server=replace(bucket, burst_bytes=None))
+    names = {promise.name for promise in broken(check(standing))}
+    assert "bulk to-server" in names
+    assert "rate to-server" not in names
 
 
 def poured(standing: Link) -> dict[str, int]:
@@ -125,6 +138,6 @@ def test_a_shipped_line_keeps_every_promise(standing: Link, name: str) -> None:
     with link(catalog.profile(name)) as made:
         promises = check(made)
     assert broken(promises) == []
-    assert {"rtt", "rate to-server", "rate to-client", "loss to-server", "mss to-client"} <= {
+    assert {"rtt", "rate to-server", "bulk to-server", "bulk to-client", "loss to-server", "mss to-client"} <= {
         promise.name for promise in promises
     }

@@ -5,7 +5,7 @@ import pytest
 from ingest_bench.model.network import Impairment, Profile
 from ingest_bench.network.measure import expected, frames, lanes
 from ingest_bench.network.measure.check import typical_rtt
-from ingest_bench.network.measure.lanes import Seen, fastest_bps, tried
+from ingest_bench.network.measure.lanes import Seen, fastest_bps, judged, tried
 from ingest_bench.network.measure.readings import median, parse
 
 MS = 10**6
@@ -61,6 +61,67 @@ def test_a_flood_is_more_than_the_link_carries() -> None:
 def test_what_a_bucket_has_saved_up_is_little_beside_the_time_of_a_rate() -> None:
     plan = expected.flood(Impairment(rate_bps=10**8, burst_bytes=125_000), 1500, 1)
     assert 125_000 * 8 / 10**8 / plan.window_s < 0.04
+
+
+def test_a_flood_comes_in_pieces_that_the_queue_need_not_cut() -> None:
+    assert expected.flood(Impairment(rate_bps=10**9), 1500, 1).pieces == 4
+    assert expected.flood(Impairment(rate_bps=10**8), 1500, 1).pieces == 24
+    assert expected.flood(Impairment(rate_bps=10**9), 9000, 1).pieces == 7
+
+
+def test_a_bulk_after_a_pause_takes_the_time_of_its_frames() -> None:
+    bulk = expected.bulk(Impairment(rate_bps=10**9), 1500)
+    assert bulk is not None
+    assert (bulk.frames, bulk.times, bulk.frame_bytes) == (132, 20, 1514)
+    assert bulk.seconds == pytest.approx(131 * 1514 * 8e-9)
+    slow = expected.bulk(Impairment(rate_bps=3 * 10**6), 1500)
+    assert slow is not None
+    # Three quarters of a queue of 32 frames.
+    assert (slow.frames, slow.times) == (24, 10)
+    # A bucket of 2 ms would let most of it through.
+    fast = expected.bulk(Impairment(rate_bps=10**8), 1500)
+    assert fast is not None
+    assert fast.seconds < 0.003
+
+
+@pytest.mark.parametrize(
+    "impairment",
+    [
+        Impairment(),
+        Impairment(delay_ns=MS, loss_ppm=10_000),
+        Impairment(rate_bps=10**8, burst_bytes=125_000),
+        Impairment(rate_bps=10**8, limit_packets=20),
+        Impairment(rate_bps=10**8, delay_ns=10 * MS, jitter_ns=MS),
+        Impairment(rate_bps=10**5),
+    ],
+)
+def test_where_nothing_spaces_a_bulk_there_is_no_such_promise(impairment: Impairment) -> None:
+    assert expected.bulk(impairment, 1500) is None
+
+
+def arrivals(frames: int, every_ns: float, saved: int = 0) -> list[int]:
+    return [round(max(0, number - saved) * every_ns) for number in range(frames)]
+
+
+def test_a_bulk_that_a_bucket_lets_through_breaks_the_promise_and_a_busy_machine_does_not() -> None:
+    bulk = expected.bulk(Impairment(rate_bps=10**9), 1500)
+    assert bulk is not None
+    wire, late = arrivals(132, 12112), arrivals(132, 40_000)
+    assert judged([wire] * 9, bulk) == ("1.587 ms (median of 9; 25%: 1.587 ms)", True)
+    assert judged([wire] * 3 + [late] * 6, bulk)[1]
+    assert not judged([late] * 9, bulk)[1]
+    # What 2 ms of the rate had let through, measured: 0.55 to 0.9 ms.
+    quick = arrivals(132, 12112, saved=70)
+    assert not judged([quick] * 9, bulk)[1]
+    assert not judged([quick] * 5 + [late] * 4, bulk)[1]
+
+
+def test_lost_frames_do_not_shorten_a_bulk_and_a_bulk_that_never_came_is_none() -> None:
+    bulk = expected.bulk(Impairment(rate_bps=10**9, loss_ppm=300_000), 1500)
+    assert bulk is not None
+    assert judged([arrivals(90, 12112)] * 9, bulk) == ("1.587 ms (median of 9; 25%: 1.587 ms)", True)
+    assert judged([[0] * 60] * 9, bulk) == ("more than half was lost of 9 of 9 bulks", False)
+    assert not judged([[]] * 9, bulk)[1]
 
 
 def test_frames_are_sampled_by_a_power_of_two() -> None:

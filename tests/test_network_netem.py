@@ -14,7 +14,12 @@ MS = 10**6
         (Impairment(), ()),
         (
             Impairment(rate_bps=10**9),
-            ("qdisc replace dev d root handle 2: tbf rate 1000000000bit burst 250000b limit 6250000b",),
+            (
+                (
+                    "qdisc replace dev d root handle 2: tbf rate 1000000000bit burst 250000b limit 6250000b "
+                    "peakrate 1100000000bit mtu 12500b"
+                ),
+            ),
         ),
         (
             Impairment(rate_bps=10**6, burst_bytes=1600),
@@ -22,19 +27,54 @@ MS = 10**6
         ),
         (
             Impairment(rate_bps=10**7, limit_packets=1000),
-            ("qdisc replace dev d root handle 2: tbf rate 10000000bit burst 3028b limit 1514000b",),
+            (
+                (
+                    "qdisc replace dev d root handle 2: tbf rate 10000000bit burst 3028b limit 1514000b "
+                    "peakrate 11000000bit mtu 3028b"
+                ),
+            ),
         ),
         (
             Impairment(rate_bps=10**8, delay_ns=25 * MS),
             (
                 "qdisc replace dev d root handle 1: netem limit 5883 delay 25000us",
+                "qdisc replace dev d parent 1:1 handle 2: netem limit 412 rate 100000000bit slot 0us 0us",
+            ),
+        ),
+        # A bucket that was asked for stays one, and netem takes no other netem below one that duplicates.
+        (
+            Impairment(rate_bps=10**8, delay_ns=25 * MS, burst_bytes=25_000),
+            (
+                "qdisc replace dev d root handle 1: netem limit 5883 delay 25000us",
                 "qdisc replace dev d parent 1:1 handle 2: tbf rate 100000000bit burst 25000b limit 625000b",
+            ),
+        ),
+        (
+            Impairment(rate_bps=10**8, duplicate_ppm=10_000),
+            (
+                "qdisc replace dev d root handle 1: netem limit 1000 duplicate 1%",
+                (
+                    "qdisc replace dev d parent 1:1 handle 2: tbf rate 100000000bit burst 25000b limit 625000b "
+                    "peakrate 110000000bit mtu 3028b"
+                ),
             ),
         ),
     ],
 )
 def test_a_direction_becomes_these_lines_of_tc(impairment: Impairment, lines: tuple[str, ...]) -> None:
     assert netem.lines("d", impairment, 1500) == lines
+
+
+def test_where_timers_are_late_each_rate_is_a_netems_and_many_packets_share_one() -> None:
+    def alone(rate_bps: int) -> tuple[str, ...]:
+        return netem.lines("d", Impairment(rate_bps=rate_bps), 1500, rate_by_netem=True)
+
+    before = "qdisc replace dev d root handle 2: netem limit"
+    assert alone(10**9) == (f"{before} 4128 rate 1000000000bit slot 100us 100us",)
+    # 100 us are not two frames. The slot is named all the same: a netem that is changed would keep its old one.
+    assert alone(2 * 10**8) == (f"{before} 825 rate 200000000bit slot 0us 0us",)
+    few = netem.lines("d", Impairment(rate_bps=10**9, limit_packets=7), 1500, rate_by_netem=True)
+    assert few == (f"{before} 7 rate 1000000000bit slot 100us 100us",)
 
 
 @pytest.mark.parametrize(
@@ -88,6 +128,10 @@ def test_the_same_kinds_of_queue_are_changed_in_place_and_others_replaced() -> N
     assert netem.change("d", Impairment(), slow, 1500) == netem.lines("d", slow, 1500)
     assert netem.change("d", Impairment(rate_bps=10**7), slow, 1500) == netem.lines("d", slow, 1500)
     assert netem.change("d", slow, far, 1500) == ("qdisc del dev d root", *netem.lines("d", far, 1500))
+    other = Impairment(rate_bps=10**7, delay_ns=MS)
+    assert netem.change("d", far, other, 1500) == netem.lines("d", other, 1500)
+    bucket = Impairment(rate_bps=10**7, delay_ns=MS, burst_bytes=5000)
+    assert netem.change("d", far, bucket, 1500) == ("qdisc del dev d root", *netem.lines("d", bucket, 1500))
     assert netem.change("d", far, Impairment(), 1500) == ("qdisc del dev d root",)
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from ingest_bench.model.network import Impairment
 from ingest_bench.network.measure import qdiscs
+from ingest_bench.network.plan import netem
 
 MS = 10**6
 COUNTS = {"bytes": 9, "packets": 5, "drops": 2, "overlimits": 0, "requeues": 0, "backlog": 0, "qlen": 1}
@@ -14,7 +15,7 @@ TBF = {
     "kind": "tbf",
     "handle": "2:",
     "parent": "1:1",
-    "options": {"rate": 125000000, "burst": 249875, "lat": 49501},
+    "options": {"rate": 125000000, "burst": 250000, "minburst": 12375, "lat": 48000},
     **COUNTS,
 }
 # What tc 6.1 printed on a kernel with netem, after each was set.
@@ -75,6 +76,24 @@ def test_what_tc_rounds_is_no_difference_and_another_rate_is() -> None:
     assert qdiscs.differences(json.dumps([TBF]), Impairment(rate_bps=10**9), 1500) == []
     wrong = qdiscs.differences(json.dumps([TBF]), Impairment(rate_bps=10**8), 1500)
     assert "tbf rate is 125000000.0, not 1.25e+07" in wrong
+    without_peak = {**TBF, "options": {"rate": 125000000, "burst": 250000, "lat": 48000}}
+    wrong = qdiscs.differences(json.dumps([without_peak]), Impairment(rate_bps=10**9), 1500)
+    assert wrong == ["tbf minburst is None, not 12500"]
+
+
+def test_of_two_netems_one_is_the_bottleneck() -> None:
+    far = Impairment(rate_bps=10**9, delay_ns=MS, limit_packets=412)
+    line = {"delay": 0.001, "jitter": 0, "correlation": 0}
+    root = {**NETEM, "options": {"limit": netem.queue_limit_packets(far, 1500), "delay": line}}
+    rate, slot = {"rate": 125000000, "packetoverhead": 0}, {"min-delay": 0.0001, "max-delay": 0.0001}
+    child = {**NETEM, "handle": "2:", "parent": "1:1", "options": {"limit": 412, "rate": rate, "slot": slot}}
+    assert qdiscs.differences(json.dumps([root, child]), far, 1500) == []
+    assert qdiscs.differences(json.dumps([root]), far, 1500) == ["netem is missing"]
+    gathers = {**child, "options": {"limit": 412, "rate": rate}}
+    assert qdiscs.differences(json.dumps([root, gathers]), far, 1500) == ["netem slot.min-delay is None, not 0.0001"]
+    alone = Impairment(rate_bps=10**9, limit_packets=412)
+    assert qdiscs.differences(json.dumps([child]), alone, 1500, rate_by_netem=True) == []
+    assert qdiscs.differences(json.dumps([child]), alone, 1500) == ["netem is there", "tbf is missing"]
 
 
 def test_the_counters_are_the_roots() -> None:

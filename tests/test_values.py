@@ -290,7 +290,7 @@ def test_plan_and_run_refuse_the_same_with_the_key_and_what_is_allowed(
         (f"--set users={','.join(map(str, range(1, 1002)))}", "a factor has at most 1,000 levels, found 1,001"),
         ("--set bulk=1MiB --set bulk_documents=5", "bulk and bulk_documents: a bulk has one size"),
         ("--set jvm=-Xa:b,-Xa_b", "would both have the folder"),
-        ("--set network.to_server.burst=1000", "burst: a frame has 1514 bytes"),
+        ("--set network.to_server.burst=1000", "burst: 1000 bytes never let a frame of 1514 pass"),
         ("--set network.to_server.limit_packets=10000000", "are more than 4 GiB of queue"),
         ("--attach 0", "--attach: 0 is not between 1 and 4,194,304"),
     ],

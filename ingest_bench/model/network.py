@@ -47,7 +47,8 @@ Feature = Annotated[
 class Impairment:
     """What one direction of a link does to its packets. The defaults do nothing.
 
-    `rate_bps` with `burst_bytes` is a token bucket (tc-tbf); everything else is netem (tc-netem).
+    `rate_bps` is a bottleneck that spaces its packets, and with `burst_bytes` a token bucket (tc-tbf) that lets as much
+    pass at once after a pause. Everything else is netem (tc-netem).
     """
 
     rate_bps: Rate | None = None

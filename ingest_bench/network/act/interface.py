@@ -118,7 +118,7 @@ def needs(profile: Profile) -> tuple[str, ...]:
         "clsact": to_server or to_client,
         "u32": to_server or to_client,
         "netem": any(" netem " in line for impairment in both for line in netem.lines("", impairment, 1500)),
-        "tbf": any(impairment.rate_bps is not None for impairment in both),
+        "tbf": any(" tbf " in line for impairment in both for line in netem.lines("", impairment, 1500)),
         "mirred": to_server or to_client,
         "ifb": to_server or to_client,
     }

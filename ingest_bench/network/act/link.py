@@ -109,6 +109,11 @@ class Link:
             End(self.server, self.at.server_device, server, client, gateways[1], macs[1]),
         )
 
+    @property
+    def rate_by_netem(self) -> bool:
+        """Whether each rate is a netem's."""
+        return self.box is not None and BACKENDS[self.backend].rate_by_netem
+
     def shaper(self, direction: Direction) -> tuple[Namespace | Box, str]:
         """Where the qdiscs of a direction are, and on which device: the box's egress, or the sender's."""
         if self.box is not None:
@@ -173,7 +178,7 @@ class Link:
         )
         for direction, old, new in pairs:
             place, device_name = self.shaper(direction)
-            changes = netem.change(device_name, old, new, profile.mtu_bytes)
+            changes = netem.change(device_name, old, new, profile.mtu_bytes, rate_by_netem=self.rate_by_netem)
             if changes:
                 place.run(("tc", "-batch", "-"), stdin=commands.text(changes))
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import select
 import socket
 import struct
+import time
 from collections import Counter
 
 _ETH_P_ALL = 0x0003
@@ -19,6 +21,11 @@ _ETHER_TYPE_AT, _DESTINATION_AT = 12, 30
 # A filter that kept less of a frame would also hide its size.
 _KEEP_BYTES = 1 << 18
 _PACKET_STATISTICS = 6
+# asm-generic/socket.h. The kernel notes the moment in which a frame arrived, however late the program looks.
+_SO_TIMESTAMPNS = 35
+_SECONDS_AND_NS = struct.Struct("@ll")
+# Soon after it was asked for: until then the moment is that of looking (net/core/dev.c, net_enable_timestamp).
+_STAMPS_AFTER_S = 0.02
 
 
 def one_of(rate_bps: int | None) -> int:
@@ -61,8 +68,28 @@ class Frames:
         self._socket.setsockopt(
             socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("HP", len(code) // 8, ctypes.addressof(steps))
         )
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8 << 20)
         self._socket.bind((device, _ETH_P_ALL))
         self._socket.setblocking(False)
+
+    def arrivals(self, smallest_bytes: int, most: int, quiet_s: float, most_s: float) -> list[int]:
+        """The moments in which frames of at least that size came, in ns, until there are so many or none for a while.
+
+        `most_s` is how long the first may take.
+        """
+        scrap, found, wait_s = bytearray(1), list[int](), most_s
+        while len(found) < most and select.select([self._socket], [], [], wait_s)[0]:
+            size, said, _, _ = self._socket.recvmsg_into([scrap], 64, socket.MSG_TRUNC)
+            if size >= smallest_bytes:
+                seconds, nanoseconds = _SECONDS_AND_NS.unpack_from(said[0][2])
+                found.append(seconds * 10**9 + nanoseconds)
+                wait_s = quiet_s
+        return found
+
+    def stamp(self) -> None:
+        """From here on each frame has the moment of its arrival."""
+        self._socket.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
+        time.sleep(_STAMPS_AFTER_S)
 
     def drain(self) -> None:
         """Everything that waits, counted."""

@@ -25,6 +25,8 @@ _AT_ONCE_S = (0, 0, 0)
 _RATE_RESTS_S = (*_AT_ONCE_S, 2, 4)
 _PROBE_BYTES = 128
 _RATE_SHARE = 0.05
+# A peak of 110% with two frames at once, and what a busy machine adds.
+_BULK_SHARE = 0.25
 _JITTER_SHARE = 0.25
 _JITTER_NS = 500 * 10**3
 _TRANSFER_S = 0.1
@@ -130,6 +132,16 @@ class Lane:
                 _RATE_RESTS_S,
             )
 
+        plan = expected.bulk(self.impairment, self.profile.mtu_bytes)
+        if plan is not None:
+            yield tried(
+                f"bulk {self.direction}",
+                f"{plan.frames * plan.frame_bytes / 1000:.3g} kB in {plan.seconds * 1000:.4g} ms",
+                "25%, from the first to the last frame of what is sent at once after a pause",
+                functools.partial(self._bulk, plan),
+                _RATE_RESTS_S,
+            )
+
     @property
     def _quiet_s(self) -> float:
         """How long nothing may come before nothing more will: the delay, and a busy machine's pause."""
@@ -198,12 +210,36 @@ class Lane:
     def _rate(self, rate_bps: int, attempt: int) -> tuple[str, bool]:
         plan = expected.flood(self.impairment, self.profile.mtu_bytes, attempt)
         most_s = plan.seconds * 2 + self._quiet_s + 1
-        points = self.way.flood(plan.seconds, self.profile.mtu_bytes, plan.per_s, most_s)
+        points = self.way.flood(plan.seconds, self.profile.mtu_bytes, plan.per_s, plan.pieces, most_s)
         # The first bytes are what the bucket had saved up.
         began = next((at for at, count in points if count != points[0][1]), 0.0)
         steady = [point for point in points if point[0] > began + plan.seconds / 10]
         found_bps = fastest_bps(steady, plan.window_s)
         return f"{found_bps / 1e6:.4g} Mbit/s", abs(found_bps - rate_bps) <= _RATE_SHARE * rate_bps
+
+    def _bulk(self, plan: expected.Bulk, attempt: int) -> tuple[str, bool]:
+        # Longer than a frame takes: the end of each bulk that lost some.
+        quiet_s = self._quiet_s + 2 * plan.seconds / plan.frames
+        size = {"packets": plan.frames, "mtu_bytes": self.profile.mtu_bytes, "frame_bytes": plan.frame_bytes}
+        bulks = [self.way.bulk(quiet_s=quiet_s, **size) for _ in range(plan.times * attempt)]
+        return judged(bulks, plan)
+
+
+def judged(bulks: list[list[int]], plan: expected.Bulk) -> tuple[str, bool]:
+    """How long a whole bulk took by the arrivals of each, in ns, and whether that is what the wire would take.
+
+    Too quick is what the median says, and too slow only the quickest quarter: a busy machine makes most of them longer.
+    """
+    took_s = sorted(
+        (max(moments) - min(moments)) / 1e9 * (plan.frames - 1) / (len(moments) - 1)
+        for moments in bulks
+        if len(moments) >= plan.frames / 2
+    )
+    if len(took_s) < len(bulks) / 2:
+        return f"more than half was lost of {len(bulks) - len(took_s)} of {len(bulks)} bulks", False
+    quick_s, middle_s = took_s[len(took_s) // 4], took_s[len(took_s) // 2]
+    words = f"{middle_s * 1000:.4g} ms (median of {len(took_s)}; 25%: {quick_s * 1000:.4g} ms)"
+    return words, middle_s >= (1 - _BULK_SHARE) * plan.seconds and quick_s <= (1 + _BULK_SHARE) * plan.seconds
 
 
 def fastest_bps(points: list[tuple[float, int]], window_s: float) -> float:

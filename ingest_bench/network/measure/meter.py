@@ -33,6 +33,7 @@ _UDP_SEGMENT = 103
 _IP_UDP_HEADERS_BYTES = 28
 _FLOOD_SOCKETS = 16
 _PAUSE_S = 0.0005
+_LATE_S = 0.005
 _QUIET_BYTES = 1000
 # More than the last words of a connection before, and less than any flood.
 _FLOOD_BYTES = 20_000
@@ -135,19 +136,43 @@ class Meter:
             early_s = began + number / per_s - time.monotonic()
             if early_s > 0.0002:
                 time.sleep(early_s)
+            elif early_s < -_LATE_S:
+                # What was missed in a pause is not sent at once: it would fill a queue.
+                began -= early_s
             self.udp.sendto(_PROBE.pack(run, number, time.monotonic_ns()) + padding, tuple(to))
         self._end(run, to)
         return {"seconds": time.monotonic() - began}
 
-    def flood(self, to: list[Any], seconds: float, mtu_bytes: int, per_s: int) -> dict[str, Any]:
+    def bulk(self, to: list[Any], packets: int, mtu_bytes: int) -> dict[str, Any]:
+        """So many full packets at once."""
+        packet = mtu_bytes - _IP_UDP_HEADERS_BYTES
+        # As few calls as can be: a busy machine may pause us between two.
+        at_once = max(1, min(44, 65000 // packet))
+        with ExitStack() as stack:
+            for first in range(0, packets, at_once):
+                count = min(at_once, packets - first)
+                # What a socket has in the queue is limited, and it would wait.
+                out = stack.enter_context(_flooding(packet if count > 1 else None))
+                out.sendto(bytes(packet * count), tuple(to))
+        return {"packets": packets}
+
+    def arrivals(self, frames: int, frame_bytes: int, quiet_s: float, most_s: float) -> dict[str, Any]:
+        """The moments in which the frames of a bulk came."""
+        seen = Frames(self.device, self.address, 1)
+        seen.stamp()
+        _say({"ready": True})
+        moments_ns = seen.arrivals(frame_bytes, frames, quiet_s, most_s)
+        seen.close()
+        self._forget()
+        return {"moments_ns": moments_ns}
+
+    def flood(self, to: list[Any], seconds: float, mtu_bytes: int, per_s: int, pieces: int) -> dict[str, Any]:
         """Full packets at about that rate, to a socket that may overflow. The kernel cuts them from large pieces.
 
         The kernel lets one socket have 3 ms of 1 Gbit/s in a queue; a busy machine does not run us that often. Many
         sockets fill the queue, and the link then works on without us.
         """
         packet = mtu_bytes - _IP_UDP_HEADERS_BYTES
-        # A block is short beside the link's queue, which would cut off what it cannot hold.
-        pieces = max(1, min(44, 65000 // packet, per_s // 500))
         block = bytes(packet * pieces)
         with ExitStack() as stack:
             outs = [stack.enter_context(_flooding(packet if pieces > 1 else None)) for _ in range(_FLOOD_SOCKETS)]
@@ -267,8 +292,8 @@ def _overflowed() -> int:
 def main() -> None:
     """The child: one answer a request, until standard input ends."""
     meter = Meter(*sys.argv[1:])
-    receiving = (meter.collect, meter.echo, meter.wire, meter.sink)
-    sending = (meter.ping, meter.sizes, meter.burst, meter.flood, meter.pour)
+    receiving = (meter.collect, meter.echo, meter.wire, meter.sink, meter.arrivals)
+    sending = (meter.ping, meter.sizes, meter.burst, meter.flood, meter.pour, meter.bulk)
     operations: Mapping[str, Callable[..., dict[str, Any]]] = {
         operation.__name__: operation for operation in (*receiving, *sending)
     }

@@ -76,10 +76,18 @@ class Way:
         rtts: list[int] = sorted(said["rtts_ns"])
         return rtts
 
-    def flood(self, seconds: float, mtu_bytes: int, per_s: int, most_s: float) -> list[tuple[float, int]]:
+    def bulk(self, packets: int, mtu_bytes: int, frame_bytes: int, quiet_s: float) -> list[int]:
+        """The moments, in ns, in which the frames of a bulk arrived that was sent at once."""
+        sending = {"to": self.receiver.where("udp"), "packets": packets, "mtu_bytes": mtu_bytes}
+        receiving = {"frames": packets, "frame_bytes": frame_bytes, "quiet_s": quiet_s, "most_s": quiet_s + 1}
+        _, said = self._both("bulk", sending, "arrivals", receiving)
+        moments_ns: list[int] = said["moments_ns"]
+        return moments_ns
+
+    def flood(self, seconds: float, mtu_bytes: int, per_s: int, pieces: int, most_s: float) -> list[tuple[float, int]]:
         """Moments and bytes received until then, while more is sent than the link can carry."""
         to = self.receiver.where("udp")
-        sending = {"to": to, "seconds": seconds, "mtu_bytes": mtu_bytes, "per_s": per_s}
+        sending = {"to": to, "seconds": seconds, "mtu_bytes": mtu_bytes, "per_s": per_s, "pieces": pieces}
         _, said = self._both("flood", sending, "wire", {"seconds": most_s, "quiet_s": 0.05})
         return [(at, count) for at, count in said["points"]]
 

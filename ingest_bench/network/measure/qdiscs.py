@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 
     from ingest_bench.model.network import Impairment
 
-# tc keeps times and bursts as ticks of a coarse clock, and shares as 32-bit fractions: 62500 bytes come back as 62375.
-_RELATIVE = 0.01
+# tc keeps times and bursts as ticks of a coarse clock, and shares as 32-bit fractions: 62500 bytes come back as 62375,
+# and 1250 as 1237.
+_RELATIVE = 0.02
 _MILLION = 10**6
 
 Path = tuple[str, ...]
@@ -36,21 +37,23 @@ def show(device: str) -> tuple[str, ...]:
     return ("tc", "-j", "-s", "qdisc", "show", "dev", device)
 
 
-def differences(shown: str, impairment: Impairment, mtu_bytes: int) -> list[str]:
+def differences(shown: str, impairment: Impairment, mtu_bytes: int, *, rate_by_netem: bool = False) -> list[str]:
     """What the kernel has otherwise than it was told; empty: nothing."""
-    found = {qdisc["kind"]: qdisc for qdisc in json.loads(shown)}
-    told: dict[str, dict[Path, float]] = {}
+    found = {(qdisc["kind"], qdisc["handle"]): qdisc for qdisc in json.loads(shown)}
+    told: dict[tuple[str, str], dict[Path, float]] = {}
     if netem.uses_netem(impairment):
-        told["netem"] = told_netem(impairment, mtu_bytes)
-    if impairment.rate_bps is not None:
-        told["tbf"] = {("rate",): impairment.rate_bps / 8, ("burst",): netem.burst_bytes(impairment, mtu_bytes)}
-    wrong = [f"{kind} is there" for kind in ("netem", "tbf") if kind in found and kind not in told]
-    for kind, options in told.items():
-        if kind not in found:
+        told["netem", netem.NETEM] = told_netem(impairment, mtu_bytes)
+    if netem.is_spaced_by_netem(impairment, rate_by_netem=rate_by_netem):
+        told["netem", netem.BOTTLENECK] = _told_spacing(impairment, mtu_bytes)
+    elif impairment.rate_bps is not None:
+        told["tbf", netem.BOTTLENECK] = _told_bucket(impairment, mtu_bytes)
+    wrong = [f"{kind} is there" for kind, at in found if kind in ("netem", "tbf") and (kind, at) not in told]
+    for (kind, at), options in told.items():
+        if (kind, at) not in found:
             wrong.append(f"{kind} is missing")
             continue
         for path, value in options.items():
-            has = _at(found[kind]["options"], path)
+            has = _at(found[kind, at]["options"], path)
             if has is None or not math.isclose(has, value, rel_tol=_RELATIVE, abs_tol=1e-9):
                 wrong.append(f"{kind} {'.'.join(path)} is {has}, not {value:g}")
     return wrong
@@ -97,6 +100,23 @@ def told_netem(impairment: Impairment, mtu_bytes: int) -> dict[Path, float]:
     if impairment.ecn:
         told["ecn",] = True
     return told
+
+
+def _told_bucket(impairment: Impairment, mtu_bytes: int) -> dict[Path, float]:
+    rate_bytes_per_s = (impairment.rate_bps or 0) / 8
+    told: dict[Path, float] = {("rate",): rate_bytes_per_s, ("burst",): netem.burst_bytes(impairment, mtu_bytes)}
+    if impairment.burst_bytes is None:  # tc -j shows the peak's bucket, and not its rate (iproute2 6.1)
+        told["minburst",] = netem.moment_bytes(impairment, mtu_bytes)
+    return told
+
+
+def _told_spacing(impairment: Impairment, mtu_bytes: int) -> dict[Path, float]:
+    told: dict[Path, float] = {
+        ("limit",): netem.queue_frames(impairment, mtu_bytes),
+        ("rate", "rate"): (impairment.rate_bps or 0) / 8,
+    }
+    slot_ns = netem.slot_ns(impairment, mtu_bytes)
+    return told | ({("slot", "min-delay"): slot_ns / 1e9} if slot_ns else {})
 
 
 def _shares(table: str, names: Sequence[str], shares_ppm: Sequence[int]) -> dict[Path, float]:

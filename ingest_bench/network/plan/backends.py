@@ -21,11 +21,13 @@ class Backend:
     """Why it cannot carry such a profile; empty: it can."""
     has_fixed_mtu: bool = False
     """Whether its own devices keep the MTU that it was opened with: then only the ends' devices have the profile's."""
+    rate_by_netem: bool = False
+    """Whether its timers are too late for any token bucket, and each rate is a netem's."""
     carried: Callable[[Profile], Profile] = lambda profile: profile
     """The profile with what the box itself decides where the profile left it open."""
 
 
 BACKENDS: Mapping[str, Backend] = {
     "kernel": Backend(),
-    "uml": Backend(guest.refusal, has_fixed_mtu=True, carried=guest.carried),
+    "uml": Backend(guest.refusal, has_fixed_mtu=True, rate_by_netem=True, carried=guest.carried),
 }

@@ -6,10 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from ingest_bench.network.plan import commands, netem, places
+from ingest_bench.network.plan import commands, places
 
 if TYPE_CHECKING:
-    from ingest_bench.model.network import Impairment, Profile
+    from ingest_bench.model.network import Profile
 
 MODULES = Path("/usr/lib/uml/modules")
 # The largest that the guest's driver takes as its mtu=: 65534 passed, 65535 was ignored. It is set at boot for good:
@@ -19,10 +19,6 @@ LARGEST_MTU_BYTES = 65534
 
 # Only what is used is taken, so this is a bound: netem's delay line holds whole packets.
 _MEMORY = "256M"
-# How late a timer of the guest may be before a token bucket misses its rate. Medians of 6 streams on two cores with 5
-# to 9 busy processes: a bucket of 0.5 ms gave 54 to 88% of 50 to 300 Mbit/s; one of 10 ms gave 96 to 101% of 50 to
-# 200 Mbit/s, and 92% of 300 Mbit/s. Where the rate is missed, `check` says so.
-_BURST_NS = 10 * 10**6
 
 
 class Side(NamedTuple):
@@ -105,24 +101,11 @@ def refusal(profile: Profile) -> str:
 
 
 def carried(profile: Profile) -> Profile:
-    """The profile with what this box decides: single segments, whole checksums, and buckets for its late timers.
+    """The profile with what this box decides: single segments and whole checksums.
 
     A packet socket sees a frame before an offloaded checksum would be made, and super-packets whole.
     """
-    frame_bytes = profile.mtu_bytes + netem.ETHERNET_HEADER_BYTES
-    return replace(
-        profile,
-        gso_max_segs=1,
-        offloads={**profile.offloads, "tx": False},
-        to_server=_with_burst(profile.to_server, frame_bytes),
-        to_client=_with_burst(profile.to_client, frame_bytes),
-    )
-
-
-def _with_burst(impairment: Impairment, frame_bytes: int) -> Impairment:
-    if impairment.rate_bps is None or impairment.burst_bytes is not None:
-        return impairment
-    return replace(impairment, burst_bytes=max(2 * frame_bytes, impairment.rate_bps * _BURST_NS // (8 * 10**9)))
+    return replace(profile, gso_max_segs=1, offloads={**profile.offloads, "tx": False})
 
 
 def _is_checksum(offload: str) -> bool:

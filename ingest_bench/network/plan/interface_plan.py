@@ -245,7 +245,8 @@ def _match(found: Found, side: Side, port: int) -> tuple[str, ...]:
 
 
 def _kind(line: str) -> str:
-    return "netem" if " netem " in line else "tbf"
+    """What a queue is for: two of them may be netems."""
+    return "rate" if f" handle {netem.BOTTLENECK} " in line else "netem"
 
 
 def _put_back(index: int, name: str, old: int, *, ours: int) -> Undo:

@@ -11,7 +11,7 @@ from ingest_bench.network.plan.backends import BACKENDS
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ingest_bench.model.network import Impairment, Profile
+    from ingest_bench.model.network import Profile
 
 # (device, address, peer, gateway, MAC of who takes its frames) of each end, directly and through a box.
 _ENDS = {
@@ -37,7 +37,7 @@ def _loopback(profile: Profile) -> Iterator[tuple[str, str]]:
     yield from _ip("client", (*commands.loopback_up(), *commands.loopback(profile)))
     yield from _rest("client", "lo", profile)
     for impairment in (profile.to_server, profile.to_client):
-        yield from _tc("client", "lo", impairment, profile.mtu_bytes)
+        yield from _tc("client", netem.lines("lo", impairment, profile.mtu_bytes))
 
 
 def _veth(profile: Profile, backend: str, has_ipv6: bool) -> Iterator[tuple[str, str]]:
@@ -56,7 +56,8 @@ def _veth(profile: Profile, backend: str, has_ipv6: bool) -> Iterator[tuple[str,
     for direction, impairment in (("to-server", profile.to_server), ("to-client", profile.to_client)):
         sender = "client" if direction == "to-server" else "server"
         place, device = (sender, _ENDS[sender][0]) if backend == "plain" else ("box", direction)
-        yield from _tc(place, device, impairment, profile.mtu_bytes)
+        by_netem = backend != "plain" and BACKENDS[backend].rate_by_netem
+        yield from _tc(place, netem.lines(device, impairment, profile.mtu_bytes, rate_by_netem=by_netem))
 
 
 def _middle(profile: Profile, backend: str, has_ipv6: bool) -> Iterator[tuple[str, str]]:
@@ -94,5 +95,5 @@ def _ip(place: str, batch: tuple[str, ...]) -> Iterator[tuple[str, str]]:
     return ((place, f"ip {line}") for line in batch)
 
 
-def _tc(place: str, device: str, impairment: Impairment, mtu_bytes: int) -> Iterator[tuple[str, str]]:
-    return ((place, f"tc {line}") for line in netem.lines(device, impairment, mtu_bytes))
+def _tc(place: str, batch: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    return ((place, f"tc {line}") for line in batch)
