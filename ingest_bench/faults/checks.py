@@ -21,6 +21,10 @@ _KEYS = {
     "mtu_bytes": "mtu",
     "connections": "connections",
 }
+# A fault begins by some commands or signals, of some milliseconds each.
+_SHORTEST_GAP_NS = 10 * 10**6
+# Each is a process that waits from the start of the server on.
+_MOST_RESTARTS = 100
 # The protocols of documents that go over HTTP.
 _OF_HTTP = ("bulk", "json-array")
 
@@ -36,6 +40,9 @@ def check(cell: Cell) -> None:
         for complaint in (*_of_time(cell, fault), *_of_keys(fault), FAULTS[fault.kind].complaint(cell, fault)):
             if complaint:
                 raise SpecError(f"fault {fault.kind}: {complaint}")
+    most = max(restarts(cell, node) for node in range(1, cell.target.nodes + 1))
+    if most > _MOST_RESTARTS:
+        raise SpecError(f"fault kill: a node would be started again {most:,} times, at most {_MOST_RESTARTS} may be")
 
 
 def check_protocol(cell: Cell, protocol: str) -> None:
@@ -101,6 +108,8 @@ def _of_time(cell: Cell, fault: Fault) -> Iterator[str]:
         yield 'at random, how far apart on average? Add every = "10s"'
     if 0 < fault.every_ns <= fault.for_ns:
         yield "it would begin again before it has ended; every is longer than for"
+    elif 0 < fault.every_ns < fault.for_ns + _SHORTEST_GAP_NS:
+        yield "less than 10 ms from its end to its next beginning: no fault is that quick; take a longer every"
     if cell.load.measure_documents is None and fault.at_ns + fault.for_ns > cell.load.measure_ns:
         yield "it ends after the measurement; measure longer"
 
