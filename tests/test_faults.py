@@ -542,6 +542,7 @@ def test_a_flush_that_fails_fails_the_run() -> None:
         (Fault(kind="pause", at_ns=1, for_ns=S, every_ns=S + 1, random=True), {}, "less than 10 ms from its end"),
         (Fault(kind="kill", at_ns=1, for_ns=1, every_ns=S // 10), {}, "a node would be started again 200 times"),
         (Fault(kind="reset", at_ns=1, for_ns=2 * S), {}, "fault reset: it has no length; take for out"),
+        (Fault(kind="gc", at_ns=1, mtu_bytes=1400), {}, "fault gc: it has no mtu; take mtu out"),
         (
             Fault(kind="throttle", at_ns=1, for_ns=2 * S, rate_bps=10**6, direction="to-server"),
             {},

@@ -121,12 +121,6 @@ def _of_keys(fault: Fault) -> Iterator[str]:
         yield "it is none of a link; take link out"
     if kind.hits == "server" and fault.node is not None:
         yield "it is one of all nodes at once; take node out"
-    for name, key in (
-        ("direction", "direction"),
-        ("profile", "profile"),
-        ("rate_bps", "rate"),
-        ("delay_ns", "delay"),
-        ("connections", "connections"),
-    ):
+    for name, key in _KEYS.items():
         if name not in kind.takes and getattr(fault, name) != getattr(usual, name):
             yield f"it has no {key}; take {key} out"
