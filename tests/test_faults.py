@@ -7,6 +7,7 @@ import functools
 import itertools
 import resource
 import subprocess
+import sys
 import threading
 import typing
 from collections.abc import Callable, Iterator, Sequence
@@ -163,6 +164,32 @@ def test_a_fault_that_fails_in_whatever_way_fails_the_run(monkeypatch: pytest.Mo
             hold(fault)
 
 
+def test_a_fault_that_begins_late_lasts_as_long_and_one_that_never_began_fails_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, spans = Clock(20 * S), []
+    monkeypatch.setattr(timeline, "time", SimpleNamespace(monotonic_ns=lambda: clock.now_ns, time_ns=lambda: 0))
+
+    def begin(fault: Fault, _stage: Stage) -> Begun:
+        began = clock.now_ns
+        if fault.kind == "kill":
+            clock.now_ns += 5 * S  # it waits for a node that still starts
+        return Begun(end=lambda: spans.append((fault.kind, clock.now_ns - began)) or "")  # type: ignore[func-returns-value]
+
+    monkeypatch.setattr(timeline, "begin", begin)
+    kill, pause = Fault(kind="kill", at_ns=1 * S, for_ns=S), Fault(kind="pause", at_ns=2 * S, for_ns=2 * S)
+    following = timeline.Following((kill, pause), Stage(), lambda: 0, 20 * S)
+    following.over = clock  # type: ignore[assignment]
+    following.follow()
+    assert ("pause", 2 * S) in spans
+
+    with (
+        pytest.raises(RunFailed, match="fault: pause had not begun when the load ended"),
+        timeline.happening((dataclasses.replace(pause, at_ns=10**6 * S),), Stage(), lambda: 1, CELL.load),
+    ):
+        pass
+
+
 class Sleeper:
     """The process of a node: a real one, which a new one follows when it is killed."""
 
@@ -274,6 +301,19 @@ def test_what_is_due_while_a_node_starts_does_not_wait_for_it(sleepers: tuple[Sl
     assert not sleepers[0].stands_still()
 
 
+def test_nodes_that_were_killed_together_are_started_together(sleepers: tuple[Sleeper, Sleeper]) -> None:
+    both = threading.Barrier(2)
+
+    def start_again(usual: Callable[[float], None], timeout_s: float) -> None:
+        usual(timeout_s)
+        both.wait(20)  # as a node of a cluster, which is ready when it has found the others
+
+    for one in sleepers:
+        one.start_again = functools.partial(start_again, one.start_again)  # type: ignore[method-assign]
+    said = timeline.begin(lasting("kill"), with_nodes(sleepers)).end()
+    assert said.count("ready again") == 2
+
+
 def test_a_node_that_is_killed_in_the_middle_of_a_collection_fails_nothing(sleepers: tuple[Sleeper, Sleeper]) -> None:
     def jcmd(pid: int, command: Sequence[str]) -> str:
         if command[0] == "GC.run":
@@ -299,10 +339,82 @@ def test_a_process_has_few_file_descriptors_left_for_a_while(sleepers: tuple[Sle
     assert resource.prlimit(pid, resource.RLIMIT_NOFILE) == before
 
 
+def test_numbers_of_files_that_were_closed_are_none_that_are_left(sleepers: tuple[Sleeper, Sleeper]) -> None:
+    text = "import os, sys; files = [os.dup(0) for _ in range(50)]; [os.close(file) for file in files[10:40]]"
+    text += """
+print("ready", flush=True)
+sys.stdin.readline()
+count = 0
+try:
+    while count < 50:
+        os.dup(0)
+        count += 1
+except OSError:
+    pass
+print(count, flush=True)
+"""
+    one = sleepers[0]
+    one.kill()
+    one.popen = subprocess.Popen(
+        (sys.executable, "-I", "-S", "-c", text), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert one.popen.stdout is not None
+    assert one.popen.stdout.readline() == b"ready\n"
+    open_now = len(list(Path(f"/proc/{one.jvm_pid}/fd").iterdir()))
+    begun = timeline.begin(lasting("file-descriptors"), with_nodes((one,)))
+    assert begun.seen == f"node 1: 4 left beside the {open_now} that are open"
+    assert one.popen.communicate(b"go\n")[0] == b"4\n"
+
+
 def test_a_jvm_that_was_told_to_collect_and_does_not_fails_the_run(sleepers: tuple[Sleeper, Sleeper]) -> None:
     stage = with_nodes(sleepers, lambda _pid, command: "sun.gc.collector.1.invocations=7\n" * (command[0] != "GC.run"))
     with pytest.raises(RunFailed, match="gc: node 1 was told to collect and did not"):
         timeline.begin(Fault(kind="gc", at_ns=0), stage)
+
+
+def test_a_jvm_that_collects_only_by_itself_was_not_made_to_collect(sleepers: tuple[Sleeper, Sleeper]) -> None:
+    own = itertools.count()
+
+    def jcmd(_pid: int, command: Sequence[str]) -> str:
+        flags = "1:\n-XX:CICompilerCount=2 -XX:+DisableExplicitGC -XX:+UseG1GC\n"
+        return flags if command == ("VM.flags",) else f"sun.gc.collector.0.invocations={next(own)}\n"
+
+    with pytest.raises(RunFailed, match=r"gc: node 1 has -XX:.DisableExplicitGC"):
+        timeline.begin(Fault(kind="gc", at_ns=0), with_nodes(sleepers, jcmd))
+
+
+def test_two_heap_dumps_at_once_are_two_files_and_none_is_left(
+    tmp_path: Path, sleepers: tuple[Sleeper, Sleeper]
+) -> None:
+    inner: list[str] = []
+
+    def jcmd(_pid: int, command: Sequence[str]) -> str:
+        path = Path(command[1])
+        if path.exists():
+            return f"Unable to create {path}: File exists"
+        path.write_bytes(bytes(2_000_000 if inner else 1_000_000))
+        if not inner:
+            inner.append("")
+            inner.append(timeline.begin(Fault(kind="heap-dump", at_ns=0), stage).seen)
+        return "Heap dump file created"
+
+    stage = with_nodes(sleepers[:1], jcmd)
+    stage.nodes[0].home = tmp_path
+    assert timeline.begin(Fault(kind="heap-dump", at_ns=0), stage).seen.startswith("node 1: 1 MB within ")
+    assert inner[1].startswith("node 1: 2 MB within ")
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_could_not_begin_does_not_begin_on_the_next_process(sleepers: tuple[Sleeper, Sleeper]) -> None:
+    (node,) = with_nodes(sleepers[:1]).nodes
+
+    def fail() -> None:
+        raise RunFailed("no")
+
+    with pytest.raises(RunFailed, match="no"):
+        node.hold("pause", fail, fail)
+    timeline.begin(lasting("kill"), Stage(nodes=(node,))).end()
+    assert not node.is_down
 
 
 def test_a_pause_that_cannot_be_had_at_one_node_is_at_none(sleepers: tuple[Sleeper, Sleeper]) -> None:
@@ -316,6 +428,14 @@ def test_a_reset_of_no_connection_fails_the_run() -> None:
     _, stage = on_a_link()
     with pytest.raises(RunFailed, match="reset: there was no connection to reset"):
         timeline.begin(Fault(kind="reset", at_ns=0), stage)
+
+
+def test_a_reset_of_a_node_that_is_down_is_not_done_and_said_so(sleepers: tuple[Sleeper, Sleeper]) -> None:
+    _, stage = on_a_link()
+    stage = dataclasses.replace(stage, nodes=with_nodes(sleepers[:1]).nodes)
+    kill = timeline.begin(lasting("kill"), stage)
+    assert timeline.begin(Fault(kind="reset", at_ns=0), stage).seen == "not done, node 1 is down"
+    kill.end()
 
 
 def test_every_kind_of_fault_that_an_experiment_may_name_is_there() -> None:
@@ -418,7 +538,11 @@ def test_a_flush_that_fails_fails_the_run() -> None:
         (Fault(kind="flush", at_ns=21 * S), {}, "it ends after the measurement"),
         (Fault(kind="pause", at_ns=1, for_ns=2 * S, every_ns=2 * S), {}, "it would begin again before it has ended"),
         (Fault(kind="flush", at_ns=1, random=True), {}, "at random, how far apart"),
+        (Fault(kind="flush", at_ns=1, every_ns=1), {}, "less than 10 ms from its end"),
+        (Fault(kind="pause", at_ns=1, for_ns=S, every_ns=S + 1, random=True), {}, "less than 10 ms from its end"),
+        (Fault(kind="kill", at_ns=1, for_ns=1, every_ns=S // 10), {}, "a node would be started again 200 times"),
         (Fault(kind="reset", at_ns=1, for_ns=2 * S), {}, "fault reset: it has no length; take for out"),
+        (Fault(kind="gc", at_ns=1, mtu_bytes=1400), {}, "fault gc: it has no mtu; take mtu out"),
         (
             Fault(kind="throttle", at_ns=1, for_ns=2 * S, rate_bps=10**6, direction="to-server"),
             {},

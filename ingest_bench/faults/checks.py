@@ -22,6 +22,10 @@ _KEYS = {
     "trace": "trace",
     "connections": "connections",
 }
+# A fault begins by some commands or signals, of some milliseconds each.
+_SHORTEST_GAP_NS = 10 * 10**6
+# Each is a process that waits from the start of the server on.
+_MOST_RESTARTS = 100
 # The protocols of documents that go over HTTP.
 _OF_HTTP = ("bulk", "json-array")
 
@@ -37,6 +41,9 @@ def check(cell: Cell) -> None:
         for complaint in (*_of_time(cell, fault), *_of_keys(fault), FAULTS[fault.kind].complaint(cell, fault)):
             if complaint:
                 raise SpecError(f"fault {fault.kind}: {complaint}")
+    most = max(restarts(cell, node) for node in range(1, cell.target.nodes + 1))
+    if most > _MOST_RESTARTS:
+        raise SpecError(f"fault kill: a node would be started again {most:,} times, at most {_MOST_RESTARTS} may be")
 
 
 def check_protocol(cell: Cell, protocol: str) -> None:
@@ -102,6 +109,8 @@ def _of_time(cell: Cell, fault: Fault) -> Iterator[str]:
         yield 'at random, how far apart on average? Add every = "10s"'
     if 0 < fault.every_ns <= fault.for_ns:
         yield "it would begin again before it has ended; every is longer than for"
+    elif 0 < fault.every_ns < fault.for_ns + _SHORTEST_GAP_NS:
+        yield "less than 10 ms from its end to its next beginning: no fault is that quick; take a longer every"
     if cell.load.measure_documents is None and fault.at_ns + fault.for_ns > cell.load.measure_ns:
         yield "it ends after the measurement; measure longer"
 
@@ -113,12 +122,6 @@ def _of_keys(fault: Fault) -> Iterator[str]:
         yield "it is none of a link; take link out"
     if kind.hits == "server" and fault.node is not None:
         yield "it is one of all nodes at once; take node out"
-    for name, key in (
-        ("direction", "direction"),
-        ("profile", "profile"),
-        ("rate_bps", "rate"),
-        ("delay_ns", "delay"),
-        ("connections", "connections"),
-    ):
+    for name, key in _KEYS.items():
         if name not in kind.takes and getattr(fault, name) != getattr(usual, name):
             yield f"it has no {key}; take {key} out"

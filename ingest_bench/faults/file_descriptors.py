@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+from collections.abc import Set
 from pathlib import Path
 
 from ingest_bench import system
@@ -21,13 +23,16 @@ def _begin(fault: Fault, stage: Stage) -> Begun:
 
 
 def _few(node: Node) -> tuple[str, Act]:
-    """The limit is that of the process (prlimit(2)): what is open stays open, and a higher number is refused."""
+    """The limit is that of the process (prlimit(2)): what is open stays open, any number above is refused."""
     usual: dict[int, str] = {}
+    said: list[str] = []
 
     def begin() -> None:
         pid = node.process.jvm_pid
         usual[pid] = _limit(pid)
-        _set(pid, str(_next(pid) + LEFT))
+        taken = _open(pid)
+        _set(pid, str(_with_room(taken, LEFT)))
+        said.append(f"{LEFT} left beside the {len(taken)} that are open")
 
     def end() -> None:
         pid = node.process.jvm_pid
@@ -35,12 +40,18 @@ def _few(node: Node) -> tuple[str, Act]:
             _set(pid, usual[pid])
 
     let_go = node.hold("file-descriptors", begin, end)
-    return "" if node.is_down else f"{LEFT} left beside the {_next(node.process.jvm_pid)} that are open", let_go
+    # Nothing where it has few already, or is down.
+    return "".join(said), let_go
 
 
-def _next(pid: int) -> int:
-    """The number after the highest that is open: the limit is one of numbers, not of how many there are."""
-    return max((int(entry.name) for entry in Path(f"/proc/{pid}/fd").iterdir()), default=-1) + 1
+def _open(pid: int) -> set[int]:
+    return {int(entry.name) for entry in Path(f"/proc/{pid}/fd").iterdir()}
+
+
+def _with_room(taken: Set[int], count: int) -> int:
+    """The limit that leaves so many: it is one of numbers, and the lowest that is free is taken next (open(2))."""
+    free = (number for number in itertools.count() if number not in taken)
+    return next(itertools.islice(free, count - 1, None)) + 1
 
 
 def _limit(pid: int) -> str:

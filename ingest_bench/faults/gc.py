@@ -20,10 +20,12 @@ def _begin(fault: Fault, stage: Stage) -> Begun:
 
 def _collect(node: Node) -> str:
     """RunFailed when it collected nothing: -XX:+DisableExplicitGC makes the command a success without any effect."""
+    if "-XX:+DisableExplicitGC" in node.ask("VM.flags").split():
+        raise RunFailed(f"gc: {node.name} has -XX:+DisableExplicitGC, it would not collect; start it without")
     before, began = _collections(node), time.monotonic()
     node.ask("GC.run")
     if _collections(node) <= before:
-        raise RunFailed(f"gc: {node.name} was told to collect and did not. Was it started with -XX:+DisableExplicitGC?")
+        raise RunFailed(f"gc: {node.name} was told to collect and did not")
     return f"collected within {time.monotonic() - began:.2f} s"
 
 

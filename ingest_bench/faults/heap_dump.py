@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 
 from ingest_bench.errors import RunFailed
@@ -16,8 +17,11 @@ def _begin(fault: Fault, stage: Stage) -> Begun:
 
 
 def _dump(node: Node) -> str:
-    """The file is in the server's own folder, where the server may write, and nobody needs it afterwards."""
-    path = node.home / "heap-dump.hprof"
+    """The file is in the server's own folder, where the server may write, and nobody needs it afterwards.
+
+    Two may be asked for at once.
+    """
+    path = node.home / f"heap-dump-{secrets.token_hex(4)}.hprof"
     began = time.monotonic()
     try:
         said = node.ask("GC.heap_dump", str(path))

@@ -7,6 +7,7 @@ when it is back: `lost_documents` says how many are not.
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 from ingest_bench.faults import each
 from ingest_bench.faults.kind import Begun, FaultKind
@@ -29,8 +30,10 @@ def _begin(fault: Fault, stage: Stage) -> Begun:
     ends = [_killed(node, said) for node in nodes]
 
     def end() -> str:
-        for let_go in ends:
-            let_go()
+        # All at once: a node may need the others to be ready.
+        with ThreadPoolExecutor(len(ends)) as pool:
+            for ended in [pool.submit(let_go) for let_go in ends]:
+                ended.result()
         return "; ".join(said)
 
     return Begun("", end)

@@ -43,7 +43,11 @@ def _reset_at(end: End, among: Sequence[int]) -> list[int]:
 
 
 def _begin(fault: Fault, stage: Stage) -> Begun:
-    count = sum(reset(link) for _, link in each.links(fault, stage))
+    down = {node.number: node.name for node in stage.nodes if node.is_down}
+    links = dict(each.links(fault, stage))
+    count = sum(reset(link) for link in links.values())
+    if not count and all(down.keys() & set(name.nodes) for name in links):
+        return Begun(f"not done, {' and '.join(down.values())} is down")
     if not count:
         raise RunFailed("reset: there was no connection to reset")
     return Begun(f"{count} connections")

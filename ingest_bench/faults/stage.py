@@ -85,9 +85,9 @@ class Node:
         """As the function `hold`, of its process: a process that is started meanwhile has it too."""
 
         def begin_and_keep() -> None:
-            self.lasting[what] = (begin, end)
             if not self.is_down:
                 begin()
+            self.lasting[what] = (begin, end)
 
         def forget_and_end() -> None:
             _, first_end = self.lasting.pop(what)

@@ -47,6 +47,11 @@ def happening(
         error = happened.error
         said = str(error) if isinstance(error, (IngestBenchError, OSError)) else f"{type(error).__name__}: {error}"
         raise RunFailed(f"fault: {said}")
+    if measure_ns is not None and (never := [fault.kind for fault in happened.never()]):
+        raise RunFailed(
+            f"fault: {' and '.join(never)} had not begun when the load ended: another fault took too long before, "
+            "or the machine is too slow. Give them other moments, or measure longer"
+        )
 
 
 class Following:
@@ -73,6 +78,7 @@ class Following:
         heapq.heapify(self._moments)
         self._ends: dict[int, tuple[Begun, int]] = {}
         self._busy: dict[int, threading.Thread] = {}
+        self._began: set[int] = set()
 
     def follow(self) -> None:
         """Let each fault begin and end at its moment."""
@@ -89,9 +95,11 @@ class Following:
                     continue
                 if number not in self._busy or not self._busy[number].is_alive():
                     self._begin(number, fault)
+                end_ns = at_ns + late_ns + fault.for_ns
                 if fault.for_ns:
-                    heapq.heappush(self._moments, (at_ns + fault.for_ns, 0, number))
-                again_ns = next((turn for turn in self._turns[number] if turn > at_ns + late_ns), None)
+                    # One that begins late lasts as long as any.
+                    heapq.heappush(self._moments, (end_ns, 0, number))
+                again_ns = next((turn for turn in self._turns[number] if turn > end_ns), None)
                 if again_ns is not None:
                     heapq.heappush(self._moments, (again_ns, 1, number))
         except Exception as error:  # noqa: BLE001 - it ends the run: nobody would see it in this thread
@@ -101,6 +109,10 @@ class Following:
                 self._end(number)
             for thread in self._busy.values():
                 thread.join()
+
+    def never(self) -> list[Fault]:
+        """Those that should have happened and have not; of those at random nobody knows."""
+        return [fault for number, fault in enumerate(self._faults) if number not in self._began and not fault.random]
 
     def _is_too_late(self, fault: Fault, begin_ns: int) -> bool:
         """Whether one turn more would not end within the measurement."""
@@ -118,6 +130,7 @@ class Following:
 
     def _begin(self, number: int, fault: Fault) -> None:
         kind = FAULTS[fault.kind]
+        self._began.add(number)
         self.records.append(
             Happened(
                 kind=fault.kind,

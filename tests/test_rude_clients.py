@@ -1,0 +1,73 @@
+"""Clients that misbehave, as the program that they are, with a server of the test's own."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import pytest
+
+from ingest_bench import system
+from ingest_bench.errors import RunFailed
+from ingest_bench.faults import clients, rude_clients
+
+LONG_S = 60
+
+
+@contextmanager
+def program(
+    kind: str, count: int, backlog: int, first: Sequence[str] = ()
+) -> Iterator[tuple[socket.socket, subprocess.Popen[bytes]]]:
+    """The server's listener, and the clients."""
+    with socket.create_server(("127.0.0.1", 0), backlog=backlog) as listener:
+        listener.settimeout(LONG_S)
+        argv = (
+            *first,
+            *system.script(rude_clients.__file__, kind, "127.0.0.1", str(listener.getsockname()[1]), str(count)),
+        )
+        child = system.start(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        try:
+            yield listener, child
+        finally:
+            child.kill()
+            child.communicate()
+
+
+def test_clients_that_nobody_answers_end_all_the_same() -> None:
+    # Who is not accepted fills the backlog; whoever comes then waits, as in a partition.
+    with program("connection-flood", 40, 0) as (_, child):
+        assert child.stdin is not None
+        child.stdin.close()
+        child.stdin = None
+        said, _ = child.communicate(timeout=clients._END_LIMIT_S / 2)
+        assert b'"opened": ' in said
+
+
+def test_as_many_connections_as_were_asked_for_are_open_at_a_time() -> None:
+    with program("slow-bodies", 100, 128, ("prlimit", "--nofile=40:1000")) as (listener, child):
+        accepted = [listener.accept()[0] for _ in range(100)]
+        assert "slow-bodies" not in clients._ended("slow-bodies", child)
+        for one in accepted:
+            one.close()
+
+
+def test_more_connections_than_this_process_may_open_are_an_error() -> None:
+    with (
+        program("slow-bodies", 100, 128, ("prlimit", "--nofile=40:60")) as (_, child),
+        pytest.raises(RunFailed, match="100 connections need 116 file descriptors, and the limit is 60"),
+    ):
+        clients._ended("slow-bodies", child)
+
+
+def test_a_window_is_closed_by_answers_that_fill_it_and_not_by_a_server_that_stands_still() -> None:
+    with program("zero-window", 2, 8) as (listener, child):
+        still, filling = (listener.accept()[0] for _ in range(2))
+        with still, filling:
+            still.sendall(b"HTTP/1.1 2")
+            filling.settimeout(1)
+            with pytest.raises(TimeoutError):
+                filling.sendall(bytes(100_000_000))
+            said = clients._ended("zero-window", child)
+    assert said == "2 connections, 1 closed windows at a time"
