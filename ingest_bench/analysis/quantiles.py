@@ -17,8 +17,8 @@ import numpy as np
 Values = np.ndarray[Any, np.dtype[Any]]
 Passes = Callable[[], Iterator[Mapping[str, Values]]]
 
-# Of one range, in memory: 1 MB. With eight times as many, a billion took 95 MB more than ten million.
-_FIT = 1 << 17
+# Of one range, in memory: 8 MB.
+_FIT = 1 << 20
 _PARTS = 1 << 16
 # 18 minutes in nanoseconds, which leaves room for 97 days of seconds.
 _TIME_BITS = 40
