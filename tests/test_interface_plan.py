@@ -17,7 +17,7 @@ from ingest_bench.network.act.interface_facts import metrics, next_hop, qdiscs, 
 from ingest_bench.network.plan import features
 from ingest_bench.network.plan.features import State
 from ingest_bench.network.plan.interface_plan import MARKS, Marks, Side, plan
-from ingest_bench.network.plan.interface_rules import Asked, Found, Qdisc, Upper, Way
+from ingest_bench.network.plan.interface_rules import Asked, Found, Qdisc, Upper, Way, tcp_words
 
 GOLDEN = Path(__file__).parent / "golden"
 OURS = Marks(0xABCDEF)
@@ -129,6 +129,17 @@ def test_an_interface_that_must_not_be_touched_is_refused(
     whole = Asked(**{"port": 9200, "profile": PROFILE, "shared_settings": True, **asked})
     with pytest.raises(SpecError, match=reason):
         plan(dataclasses.replace(FOUND, **found), whole, OURS)
+
+
+def test_the_route_asks_for_ecn_where_packets_may_be_marked_and_only_there() -> None:
+    marking = Impairment(loss_ppm=10_000, ecn=True)
+    for profile in (Profile(name="x", to_server=marking), Profile(name="x", to_client=marking)):
+        assert tcp_words(FOUND, Asked(port=9200, profile=profile))[-2:] == ("features", "ecn")
+    plain = Profile(name="x", to_server=Impairment(loss_ppm=10_000))
+    assert tcp_words(FOUND, Asked(port=9200, profile=plain)) == ()
+    has = dataclasses.replace(FOUND, way=Way(metrics={"features": ("tcp_usec_ts",)}))
+    words = tcp_words(has, Asked(port=9200, profile=Profile(name="x", to_server=marking)))
+    assert words == ("features", "tcp_usec_ts", "ecn")
 
 
 def test_the_default_route_may_be_allowed() -> None:

@@ -134,6 +134,8 @@ def tcp_words(found: Found, asked: Asked) -> tuple[str, ...]:
         named["advmss"] = (str(mss_bytes),)
     if profile.congestion_control:
         named["congctl"] = (profile.congestion_control,)
+    if profile.to_server.ecn or profile.to_client.ecn:
+        named["features"] = tuple(dict.fromkeys((*found.way.metrics.get("features", ()), "ecn")))
     merged = {**found.way.metrics, **named} if named else {}
     return tuple(word for name, words in merged.items() for word in (name, *words))
 
