@@ -115,6 +115,16 @@ def ordinary(session: nox.Session) -> None:
 
 
 @nox.session
+def kills(session: nox.Session) -> None:
+    """SIGKILL at random moments, 1,000 of them or as many as asked for: `nox -s kills -- 200`. `nox` does 50."""
+    install(session, *TESTS)
+    count, *_ = session.posargs or ("1000",)
+    files = ("interface_kills", "host_settings", "servers_killed", "run_crash")
+    paths = [f"tests/test_{name}.py" for name in files]
+    session.run(*PYTEST, "-k", "kill", *paths, *promised(PROMISED), env={"INGEST_BENCH_KILLS": count})
+
+
+@nox.session
 def bench(session: nox.Session) -> None:
     """What the tool costs, all or one: `nox -s bench -- probes --rounds 12`. Not part of `nox`: it wants quiet."""
     install(session)

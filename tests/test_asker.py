@@ -142,3 +142,23 @@ def flood(listener: socket.socket, head: bytes) -> None:
         connection.sendall(head)
         while True:
             connection.sendall(bytes(1 << 20))
+
+
+def test_each_of_several_threads_gets_the_answer_to_its_own_question() -> None:
+    def answer(listener: socket.socket) -> None:
+        for _ in range(40):
+            connection, _ = listener.accept()
+            with connection:
+                path = connection.recv(65536).split()[1]
+                time.sleep(0.005)
+                head = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(path)
+                connection.sendall(head + path)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        serving = threading.Thread(target=answer, args=(listener,))
+        serving.start()
+        with ask(outside, Endpoint(*listener.getsockname()[:2])) as http, ThreadPoolExecutor(4) as pool:
+            paths = [f"/{number}" for number in range(40)]
+            bodies = list(pool.map(lambda path: http.request("GET", path).body.decode(), paths))
+        serving.join(60)
+    assert bodies == paths

@@ -13,8 +13,8 @@ from interface_lab import HAS_IPV6, NEEDS_IPV6, SERVER, Lab, lab
 
 pytestmark = pytest.mark.netns
 
-# CI kills a few at random; `INGEST_BENCH_KILLS=200` is the slow job.
-RANDOM_KILLS = int(os.environ.get("INGEST_BENCH_KILLS", "20"))
+# `nox -s kills` does many more.
+RANDOM_KILLS = int(os.environ.get("INGEST_BENCH_KILLS", "50"))
 
 
 @pytest.fixture(scope="module")

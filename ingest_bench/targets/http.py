@@ -6,6 +6,7 @@ import base64
 import json
 import select
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -72,6 +73,8 @@ class Http:
     """Its own folder, of a server of ours."""
     deadline: float | None = None
     """Of all questions together, on the monotonic clock; None: each has its own limit alone."""
+    lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    """Held from a question to its answer: nodes that are started again are asked by several threads."""
 
     def within(self, limit_s: float) -> Http:
         """The same server, which is asked nothing any more after that time."""
@@ -135,15 +138,16 @@ class Http:
 
     def _ask(self, question: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
         assert self.asker.stdout is not None  # noqa: S101 - for the type checker: `ask` opened both pipes
-        self.tell(question)
-        if not select.select([self.asker.stdout], [], [], limit_s)[0]:
-            # An answer that came after this one would be taken for the next question's.
-            self.asker.kill()
-        try:
-            answer: dict[str, Any] = json.loads(self.asker.stdout.readline())
-        except ValueError:
-            answer = {"error": "the asking process ended"}
-        return answer
+        with self.lock:
+            self.tell(question)
+            if not select.select([self.asker.stdout], [], [], limit_s)[0]:
+                # An answer that came after this one would be taken for the next question's.
+                self.asker.kill()
+            try:
+                answer: dict[str, Any] = json.loads(self.asker.stdout.readline())
+            except ValueError:
+                answer = {"error": "the asking process ended"}
+            return answer
 
     def tell(self, line: Mapping[str, Any]) -> None:
         """Give a line to the asking process. When that has ended, its answer will be missing."""
