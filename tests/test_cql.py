@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
 import struct
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import gevent
 import pytest
 from cql_server import INDICES, cql_server, done, frame, raised, rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_load_process import loaded, outcomes, plan_for
-from test_protocols import DOCUMENTS, Sent, Spoken, replies, sent, ticket, whole
-from test_users import PLANNED_NS, started
+from test_protocols import Sent, Spoken, replies, sent, ticket, whole
 
 from ingest_bench import idl
-from ingest_bench.analysis import integrity
-from ingest_bench.documents.ids import Ids
 from ingest_bench.errors import RunFailed, SpecError
 from ingest_bench.idl import cql
 from ingest_bench.model.load import LoadOptions, Wire
-from ingest_bench.model.results import RunRecord
 from ingest_bench.model.target import Endpoint, Place, Tls
-from ingest_bench.model.workload import BulkAction
 from ingest_bench.protocols import spoken
 from ingest_bench.protocols.cql import insert
 from ingest_bench.protocols.cql.frames import Frames, known
@@ -56,43 +47,6 @@ def protocol(**options: Any) -> Any:
     return spoken(WIRE, "nyc_taxis", LoadOptions(**options))
 
 
-def test_rows_go_to_all_tables_in_turn() -> None:
-    body = whole(protocol(action=BulkAction(indices=3)), DOCUMENTS)
-    found = rows(bytes(body.data))
-    assert [document for _, document in found.values()] == DOCUMENTS
-    assert [table for table, _ in found.values()] == [f"nyc_taxis_{number % 3}" for number in range(10)]
-
-
-def test_no_two_rows_of_any_users_have_one_key() -> None:
-    template = protocol().body(DOCUMENTS, 1)
-    keys = []
-    for user in range(3):
-        ids, own = Ids(user, 3, "none", 1), template.copy()
-        keys += [key for _ in range(4) for key in rows(bytes(own.filled(ids).data))]
-    assert len(keys) == len(set(keys)) == 3 * 4 * len(DOCUMENTS)
-
-
-@given(documents=st.lists(st.binary(max_size=300), min_size=1, max_size=20), indices=st.integers(1, 3))
-@settings(max_examples=30, deadline=None)
-def test_what_a_server_reads_is_what_was_put_in(documents: list[bytes], indices: int) -> None:
-    body = whole(protocol(action=BulkAction(indices=indices)), documents)
-    assert [document for _, document in rows(bytes(body.data)).values()] == documents
-    assert int(body.starts()[-1]) == len(body.data)
-
-
-@pytest.mark.parametrize(
-    "action", [BulkAction(pipeline="p"), BulkAction(refresh="true"), BulkAction(operation="create")]
-)
-def test_what_belongs_to_the_bulk_api_is_refused(action: BulkAction) -> None:
-    with pytest.raises(SpecError, match=r"load\.action: cql has no"):
-        protocol(action=action)
-
-
-def test_keys_that_come_again_in_several_tables_are_refused_for_nobody_could_count_them() -> None:
-    with pytest.raises(SpecError, match="take out conflicts or indices"):
-        protocol(action=BulkAction(conflicts="random", indices=3))
-
-
 def test_more_rows_than_a_batch_can_count_are_refused() -> None:
     with pytest.raises(SpecError, match="at most 65,535 rows, and these are 65,536"):
         protocol(bulk_documents=65_536)
@@ -102,32 +56,12 @@ def test_more_rows_than_a_batch_can_count_are_refused() -> None:
     assert len(rows(bytes(body.data))) == 65_535
 
 
-def test_ready_bulk_bodies_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match="ready bulk bodies"):
-        protocol().of_file(tmp_path, ready=True, index=None)
-
-
-@pytest.mark.parametrize("keyspace", ["", "a b", 'a"b', "x" * 49, "ä"])
-def test_a_keyspace_that_cassandra_has_not_is_refused(keyspace: str) -> None:
-    with pytest.raises(SpecError, match="keyspace"):
-        spoken(Wire(protocol="cql", keys={"keyspace": keyspace}), "i", LoadOptions())
-
-
 def test_an_encrypted_way_is_refused() -> None:
     made = protocol().user()
     there = Endpoint("127.0.0.1", 1)
     user = type("One", (made,), {"way": way_to(Place(endpoint=there, tls=Tls(name="localhost")))})
     with pytest.raises(RunFailed, match="cql: this protocol has no TLS here"):
         user(SimpleNamespace()).on_start()
-
-
-def test_a_timeout_of_the_server_is_tried_again_for_each_row_has_a_key_of_ours() -> None:
-    found = answered(TIMED_OUT, done())
-    assert (found.outcome, found.documents, found.sample.attempts, found.sample.status) == ("ok", (10, 10, 0), 2, 200)
-    # What the first attempt wrote nobody knows.
-    assert 0 < found.sample.bytes_unanswered < found.sample.bytes_sent == found.server.bytes_read
-    first, second = found.server.bodies
-    assert first == second
 
 
 def test_timeouts_without_an_end_fail_and_leave_open_what_is_there() -> None:
@@ -287,50 +221,3 @@ def test_answers_may_come_in_any_order_and_byte_by_byte() -> None:
     frames.room()[: len(twice)] = twice
     with pytest.raises(BrokenAnswerError, match="no answer to this"):
         frames.came(len(twice))
-
-
-def test_an_error_is_never_taken_for_the_answer_before_it() -> None:
-    """Two answers of one length: the second is a success."""
-    failed = raised(0x1001, "")
-    found = [answered(*order, retries=3) for order in ((failed, failed, done()), (done(),))]
-    assert [(one.outcome, one.sample.attempts) for one in found] == [("ok", 3), ("ok", 1)]
-
-
-def test_each_connection_greets_once_and_every_byte_is_counted() -> None:
-    with cql_server(lambda _body, number: None if number == 3 else done()) as server:
-        user, kept = started(server.address, protocol=SPEECH.protocol)
-        for _ in range(4):
-            gevent.spawn(user.send, PLANNED_NS, SPEECH.body()).get(timeout=60)
-        user.on_stop()
-        user.way.deadlines.close()
-    greeting = len(cql.startup() + cql.prepare(insert("k", "i")))
-    batch = len(SPEECH.body().data)
-    assert [sample.bytes_sent for sample in kept.samples] == [greeting + batch, batch, greeting + 2 * batch, batch]
-    assert sum(sample.bytes_sent for sample in kept.samples) == server.bytes_read == user.way.traffic.bytes_written
-    assert server.connections == 2
-
-
-@pytest.mark.processes
-def test_a_whole_load_is_stored_once_whatever_the_server_does(tmp_path: Path) -> None:
-    stored: set[bytes] = set()
-
-    def reply(body: bytes, number: int) -> bytes | None:
-        if number % 7 == 0:
-            return OVERLOADED
-        stored.update(rows(body))
-        if number % 11 == 0:
-            return None
-        return TIMED_OUT if number % 13 == 0 else done()
-
-    with cql_server(reply) as server:
-        plan = dataclasses.replace(plan_for(server.address, tmp_path), wire=WIRE)
-        report, samples, _ = loaded(plan)
-    acked = int(samples["documents_acked"].sum())
-    assert report.bytes_written == server.bytes_read == samples["bytes_sent"].sum()
-    assert report.documents_resent > 0
-    assert "ok" in outcomes(samples)
-    unknown = int((samples["documents"] - samples["documents_acked"]).sum())
-    assert acked <= len(stored) <= acked + unknown
-    values = {"documents_acked": acked, "bytes_sent": report.bytes_written, "documents_counted": len(stored)}
-    record = RunRecord(run="x/1", replicate=1, cell="x", levels={}, state="measured")
-    assert integrity.verdict(record, samples, report, values) == []
