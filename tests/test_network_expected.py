@@ -67,6 +67,10 @@ def test_a_flood_comes_in_pieces_that_the_queue_need_not_cut() -> None:
     assert expected.flood(Impairment(rate_bps=10**9), 1500, 1).pieces == 4
     assert expected.flood(Impairment(rate_bps=10**8), 1500, 1).pieces == 24
     assert expected.flood(Impairment(rate_bps=10**9), 9000, 1).pieces == 7
+    # All of them are one datagram, of less than 64 KiB.
+    for mtu_bytes in (68, 576, 1500, 9000, 65535):
+        pieces = expected.flood(Impairment(rate_bps=10**11), mtu_bytes, 1).pieces
+        assert 1 <= pieces * (mtu_bytes - 28) < 65_508 or pieces == 1
 
 
 def test_a_bulk_after_a_pause_takes_the_time_of_its_frames() -> None:

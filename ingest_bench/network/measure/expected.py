@@ -174,7 +174,8 @@ def _pieces(impairment: Impairment, mtu_bytes: int, per_s: int) -> int:
     of 99%. Where a moment has too few, the time of a block is short beside the queue, which drops what it cannot hold.
     """
     frames = moment_bytes(impairment, mtu_bytes) // (mtu_bytes + ETHERNET_HEADER_BYTES)
-    return frames // 2 if frames > 3 else max(1, min(44, 65000 // mtu_bytes, per_s // 500))
+    # A datagram has less than 64 KiB.
+    return max(1, min(44, 65000 // mtu_bytes, frames // 2 if frames > 3 else per_s // 500))
 
 
 @dataclass(frozen=True, slots=True)
