@@ -23,6 +23,7 @@ from ingest_bench.jvm.attach import Attached, ours, reader
 from ingest_bench.jvm.java import Java
 from ingest_bench.jvm.process import ServerProcess
 from ingest_bench.model.experiment import Cell
+from ingest_bench.model.host import HostSettings
 from ingest_bench.model.network import Promise
 from ingest_bench.model.target import Endpoint, Place, TargetOptions
 from ingest_bench.network import Links
@@ -118,8 +119,10 @@ def _started(
     target = targets.of(cell.target)
     listens = target.listens(cell.target)
     with contextlib.ExitStack() as stack:
-        with stage("host"):
-            settings = stack.enter_context(host.applied(cell.host))
+        settings = host.found()
+        if cell.host != HostSettings():
+            with stage("host"):
+                settings |= stack.enter_context(host.applied(cell.host))
         with stage("link"):
             states = checks.states(cell)
             links = stack.enter_context(network.links(states, netem=netem, seen_as_local=listens.seen_as_local))
