@@ -202,7 +202,9 @@ def of_links(server: Serving, folder: RunFolder) -> dict[str, Any]:
 
 
 def hit_by_faults(server: Serving, folder: RunFolder, indices: Sequence[str]) -> faults_stage.Stage:
-    """What faults act on."""
+    """What faults act on: nothing of a server that runs already."""
+    if not server.is_ours:
+        return faults_stage.Stage()
 
     def jcmd(pid: int, command: Sequence[str]) -> str:
         return ours(pid, server.java).ask(*command)

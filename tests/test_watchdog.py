@@ -69,7 +69,7 @@ def test_a_block_that_fails_is_put_back_and_its_own_error_is_told(state: Path) -
     setting.write_text("old", encoding="ascii")
 
     def change_and_fail() -> None:
-        with session("key", "failing", time_limit_s=600) as opened:
+        with session("key", "failing", time_limit_s=600, resources=(str(setting),)) as opened:
             opened.change([written(setting, "new")])
             assert setting.read_text(encoding="ascii") == "new\n"
             raise LookupError("mine")
@@ -83,13 +83,13 @@ def test_a_block_that_fails_is_put_back_and_its_own_error_is_told(state: Path) -
 def test_waiting_for_the_end_is_no_error_but_being_overtaken_by_it_is(state: Path) -> None:
     setting = state / "setting"
     setting.write_text("old", encoding="ascii")
-    with session("key", "waiting", time_limit_s=0.5) as opened:
+    with session("key", "waiting", time_limit_s=0.5, resources=(str(setting),)) as opened:
         opened.change([written(setting, "new")])
         opened.wait()
     assert setting.read_text(encoding="ascii") == "old\n"
 
     def overtaken() -> None:
-        with session("key", "working", time_limit_s=600) as opened:
+        with session("key", "working", time_limit_s=600, resources=(str(setting),)) as opened:
             opened.change([written(setting, "new")])
             # What `net restore` does in another process.
             assert sessions.restore() == [f"echo old > {setting}"]
@@ -102,7 +102,7 @@ def test_waiting_for_the_end_is_no_error_but_being_overtaken_by_it_is(state: Pat
 def test_sigterm_to_the_watchdog_means_put_back_now(state: Path) -> None:
     setting = state / "setting"
     setting.write_text("old", encoding="ascii")
-    with session("key", "terminated", time_limit_s=600) as opened:
+    with session("key", "terminated", time_limit_s=600, resources=(str(setting),)) as opened:
         opened.waited = True
         opened.change([written(setting, "new")])
         children = Path("/proc/self/task").glob("*/children")
