@@ -18,8 +18,6 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from scapy.layers.inet import IP, TCP
-
 from ingest_bench.network.measure import diag
 
 if TYPE_CHECKING:
@@ -28,7 +26,7 @@ if TYPE_CHECKING:
 _ETH_P_ALL, _ETHER_TYPE_AT = 0x0003, 12
 _IPV4 = b"\x08\x00"
 _IP_AT = 14
-_RST, _ACK = 0x04, 0x10
+_SYN, _RST, _ACK = 0x02, 0x04, 0x10
 # A socket answers two strange segments a second at most (net.ipv4.tcp_invalid_ratelimit).
 _ASK_EVERY_S = 0.5
 _LOOK_EVERY_S = 0.02
@@ -36,11 +34,25 @@ _LOOK_EVERY_S = 0.02
 Ports = tuple[int, int]
 
 
-def forged(source: str, destination: str, ports: Ports, flags: str, sequence: int) -> bytes:
-    """A whole IPv4 packet with a bare TCP header, its checksums made."""
-    source_port, destination_port = ports
-    segment = TCP(sport=source_port, dport=destination_port, seq=sequence, flags=flags, window=0)
-    return bytes(IP(src=source, dst=destination, id=0) / segment)
+def forged(source: str, destination: str, ports: Ports, flags: int, sequence: int) -> bytes:
+    """A whole IPv4 packet with a bare TCP header; the kernel fills in IP's own checksum and length.
+
+    Not by scapy: its import takes 0.6 s, and twice that on a busy machine. A reset at 500 ms of a measurement of 1.5 s
+    then found nobody.
+    """
+    addresses = socket.inet_aton(source) + socket.inet_aton(destination)
+    header = struct.pack(">HHIIBBHHH", *ports, sequence, 0, 5 << 4, flags, 0, 0, 0)
+    checksum = ones_complement(addresses + struct.pack(">HH", socket.IPPROTO_TCP, len(header)) + header)
+    header = header[:16] + struct.pack(">H", checksum) + header[18:]
+    return struct.pack(">BBHHHBBH", 0x45, 0, 20 + len(header), 0, 0, 64, socket.IPPROTO_TCP, 0) + addresses + header
+
+
+def ones_complement(data: bytes) -> int:
+    """The Internet checksum of an even number of bytes (RFC 1071)."""
+    total: int = sum(struct.unpack(f">{len(data) // 2}H", data))
+    while total >> 16:
+        total = (total & 0xFFFF) + (total >> 16)
+    return ~total & 0xFFFF
 
 
 def awaited(frame: bytes, source: str) -> tuple[Ports, int] | None:
@@ -72,13 +84,13 @@ def reset(device: str, address: str, peer: str, limit_s: float, among: Set[int])
             if time.monotonic() >= ask_at:
                 ask_at = time.monotonic() + _ASK_EVERY_S
                 for local, remote in standing:
-                    forger.sendto(forged(peer, address, (remote, local), "S", 0), (address, 0))
+                    forger.sendto(forged(peer, address, (remote, local), _SYN, 0), (address, 0))
             look_at = time.monotonic() + _LOOK_EVERY_S
             while (left_s := look_at - time.monotonic()) > 0 and select.select([sniffed], [], [], left_s)[0]:
                 found = awaited(sniffed.recv(128), address)
                 if found is not None and found[0] in standing:
                     (local, remote), number = found
-                    forger.sendto(forged(peer, address, (remote, local), "R", number), (address, 0))
+                    forger.sendto(forged(peer, address, (remote, local), _RST, number), (address, 0))
             standing = victims & _connections(peer)
     return victims, standing
 
