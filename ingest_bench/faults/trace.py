@@ -8,6 +8,7 @@ at which it may leave; its rate is taken over each half second. A trace that is 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import threading
 import time
@@ -91,12 +92,14 @@ def moments(steps: Sequence[Step], length_ns: int) -> Iterator[Step]:
     return (Step(turn * length_ns + step.at_ns, step.rate_bps) for turn in itertools.count() for step in steps)
 
 
-def _read(fault: Fault) -> tuple[tuple[Step, ...], int]:
-    assert fault.trace is not None  # noqa: S101 - `_complaint` refused it
+@functools.cache
+def _read(trace: str | None) -> tuple[tuple[Step, ...], int]:
+    """Once: the trace that was checked is the one that is replayed, also where its file changes meanwhile."""
+    assert trace is not None  # noqa: S101 - `_complaint` refused it
     try:
-        return parse(Path(fault.trace).read_text(encoding="utf-8"), fault.trace)
+        return parse(Path(trace).read_text(encoding="utf-8"), trace)
     except (OSError, UnicodeDecodeError) as error:
-        raise SpecError(f"fault trace: {fault.trace} cannot be read ({error})") from None
+        raise SpecError(f"fault trace: {trace} cannot be read ({error})") from None
 
 
 def _complaint(cell: Cell, fault: Fault) -> str:
@@ -107,7 +110,7 @@ def _complaint(cell: Cell, fault: Fault) -> str:
         return 'a loopback link has one device for both directions; use medium = "veth"'
     if profile is not None and None in (profile.to_server.rate_bps, profile.to_client.rate_bps):
         return f'a link of profile "{profile.name}" has no rate that could change; choose one with a rate both ways'
-    _read(fault)
+    _read(fault.trace)
     return ""
 
 
@@ -173,7 +176,7 @@ def replayed(link: Link, steps: Sequence[Step], length_ns: int) -> Iterator[Repl
 
 
 def _begin(fault: Fault, stage: Stage) -> Begun:
-    steps, length_ns = _read(fault)
+    steps, length_ns = _read(fault.trace)
     replays: list[Replay] = []
 
     @contextmanager
@@ -193,7 +196,7 @@ def _begin(fault: Fault, stage: Stage) -> Begun:
 
 def _slowest(profile: Profile, fault: Fault) -> Profile:
     """A state that needs whatever any of its states needs."""
-    steps, _ = _read(fault)
+    steps, _ = _read(fault.trace)
     return with_rate(profile, min(step.rate_bps for step in steps))
 
 
