@@ -53,10 +53,11 @@ def check_protocol(cell: Cell, protocol: str) -> None:
             raise SpecError(f"fault {fault.kind}: it is one of HTTP, and {cell.target.name} takes {protocol}")
 
 
-def turns(cell: Cell, fault: Fault) -> int:
-    """How often it may happen in a measurement of known length."""
+def _turns(cell: Cell, number: int) -> int:
+    """How often the fault of that number may happen in a measurement of known length."""
+    fault = cell.faults[number]
     last_ns = cell.load.measure_ns - max(1, fault.for_ns)
-    own = moments(fault, cell.faults.index(fault), cell.load.seed)
+    own = moments(fault, number, cell.load.seed)
     return sum(1 for _ in itertools.takewhile(lambda at_ns: at_ns <= last_ns, own))
 
 
@@ -78,7 +79,11 @@ def moments(fault: Fault, number: int, seed: int) -> Iterator[int]:
 
 def restarts(cell: Cell, node: int) -> int:
     """How often a node is started again."""
-    return sum(turns(cell, fault) for fault in cell.faults if fault.kind == "kill" and fault.node in (None, node))
+    return sum(
+        _turns(cell, number)
+        for number, fault in enumerate(cell.faults)
+        if fault.kind == "kill" and fault.node in (None, node)
+    )
 
 
 def states(cell: Cell) -> dict[LinkName, tuple[Profile, ...]]:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import functools
-
 from ingest_bench import catalog
 from ingest_bench.faults import each
 from ingest_bench.faults.kind import Begun, FaultKind
-from ingest_bench.faults.layers import other_state
 from ingest_bench.faults.stage import Stage
 from ingest_bench.model.experiment import Cell, Fault
 from ingest_bench.model.network import Profile
@@ -30,8 +27,7 @@ def _complaint(cell: Cell, fault: Fault) -> str:
 
 
 def _begin(fault: Fault, stage: Stage) -> Begun:
-    change = functools.partial(_changed, fault=fault)
-    return each.on_links(fault, stage, lambda link, _: other_state(link, change))
+    return each.in_other_state(fault, stage, _changed)
 
 
 PROFILE = FaultKind(
