@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import median
 
+from ingest_bench.analysis import integrity
 from ingest_bench.model.results import Happened, Series, Value
 
 # "Back" is this share of the median before the first fault. Not all of it: seconds of a steady run differ too.
@@ -37,8 +38,7 @@ def lost(faults: Sequence[Happened], values: Mapping[str, Value]) -> dict[str, V
     At least, because those whose request broke without an answer may be there in their place. Without a `kill` a
     document that is missing makes a run invalid; with it that is the result.
     """
-    acked, counted = values.get("documents_acked"), values.get("documents_counted")
-    if not any(fault.kind == "kill" for fault in faults) or not isinstance(acked, int) or not isinstance(counted, int):
+    expected, counted = integrity.documents_expected(values), values.get("documents_counted")
+    if not any(fault.kind == "kill" for fault in faults) or expected is None or not isinstance(counted, int):
         return {}
-    repeated = values.get("documents_repeated")
-    return {"lost_documents": max(0, acked - (repeated if isinstance(repeated, int) else 0) - counted)}
+    return {"lost_documents": max(0, expected - counted)}

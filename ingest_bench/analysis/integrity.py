@@ -114,12 +114,19 @@ def own_allocations(values: Mapping[str, Value]) -> list[str]:
     return [f"direct buffers: the server allocated {own:,}, and {recorded:,} were recorded"]
 
 
+def documents_expected(values: Mapping[str, Value]) -> int | None:
+    """Acknowledged documents without those that replaced one: so many must be counted. None: nobody knows."""
+    acked, repeated = values.get("documents_acked"), values.get("documents_repeated")
+    if not isinstance(acked, int):
+        return None
+    return acked - (repeated if isinstance(repeated, int) else 0)
+
+
 def _documents(values: Mapping[str, Value], may_be_more: int) -> list[str]:
     acked, counted = values.get("documents_acked"), values.get("documents_counted")
-    if not isinstance(acked, int) or not isinstance(counted, int):
+    expected = documents_expected(values)
+    if not isinstance(acked, int) or not isinstance(counted, int) or expected is None:
         return []
-    repeated = values.get("documents_repeated")
-    expected = acked - (repeated if isinstance(repeated, int) else 0)
     # By their numbers it is known which are lost, and that some are there more than once.
     lost, twice = values.get("lost_documents"), values.get("delivered_twice")
     least = expected - (lost if isinstance(lost, int) else 0)
