@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ingest_bench import units
@@ -11,6 +11,7 @@ from ingest_bench.analysis import cells
 from ingest_bench.analysis.cells import CellRuns
 from ingest_bench.model.results import Summary
 from ingest_bench.report import tables
+from ingest_bench.report.tables import Shown
 from ingest_bench.report.words import bytes_text, key_text, short, whole
 
 
@@ -52,22 +53,15 @@ class Published:
         return ", ".join([f"1 ms: {once + (twice or 0)}", *([f"2 ms: {twice}"] if twice else [])])
 
 
-@dataclass(frozen=True, slots=True)
-class _Shown:
-    column: str
-    head: str
-    text: Callable[[float], str]
-
-
 _COLUMNS = (
-    _Shown("direct_allocations_per_s", "allocations/s", whole),
-    _Shown("direct_allocation_ms_mean", "ms each, mean", short),
-    _Shown("direct_allocation_ms_p50", "p50", short),
-    _Shown("direct_allocation_ms_p99", "p99", short),
-    _Shown("direct_allocation_ms_max", "max", short),
-    _Shown("system_gcs", "System.gc()", whole),
-    _Shown("direct_allocations_per_system_gc", "allocations for each", short),
-    _Shown("direct_buffer_used_max_bytes", "direct memory, max", bytes_text),
+    Shown("direct_allocations_per_s", "allocations/s", whole),
+    Shown("direct_allocation_ms_mean", "ms each, mean", short),
+    Shown("direct_allocation_ms_p50", "p50", short),
+    Shown("direct_allocation_ms_p99", "p99", short),
+    Shown("direct_allocation_ms_max", "max", short),
+    Shown("system_gcs", "System.gc()", whole),
+    Shown("direct_allocations_per_system_gc", "allocations for each", short),
+    Shown("direct_buffer_used_max_bytes", "direct memory, max", bytes_text),
 )
 _SLEEPS = "sleeps"
 

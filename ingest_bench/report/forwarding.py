@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ingest_bench import units
@@ -11,6 +11,7 @@ from ingest_bench.analysis import cells
 from ingest_bench.analysis.cells import CellRuns
 from ingest_bench.model.results import Summary
 from ingest_bench.report import tables
+from ingest_bench.report.tables import Shown
 from ingest_bench.report.words import key_text, short, whole
 
 DELIVERED, FORWARDS, CAP = "delivered_per_s", "forwards_per_s", "forwards_cap_per_s"
@@ -32,21 +33,14 @@ class Published:
         return short(self.least) if self.least == self.most else f"{short(self.least)} to {short(self.most)}"
 
 
-@dataclass(frozen=True, slots=True)
-class _Shown:
-    column: str
-    head: str
-    text: Callable[[float], str]
-
-
 _COLUMNS = (
-    _Shown("accepted_per_s", "accepted/s", whole),
-    _Shown(DELIVERED, "delivered/s", whole),
-    _Shown(FORWARDS, "forwards/s", short),
-    _Shown("delivery_ms_p50", "accepted to delivered, p50, ms", short),
-    _Shown("delivery_ms_p99", "p99, ms", short),
-    _Shown("lost_documents", "lost", whole),
-    _Shown("delivered_twice", "delivered twice", whole),
+    Shown("accepted_per_s", "accepted/s", whole),
+    Shown(DELIVERED, "delivered/s", whole),
+    Shown(FORWARDS, "forwards/s", short),
+    Shown("delivery_ms_p50", "accepted to delivered, p50, ms", short),
+    Shown("delivery_ms_p99", "p99, ms", short),
+    Shown("lost_documents", "lost", whole),
+    Shown("delivered_twice", "delivered twice", whole),
 )
 _BESIDE = ("workers / batch delay", "forwards/s, node to peer", "asynchronous / blocking")
 

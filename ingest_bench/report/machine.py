@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from ingest_bench.analysis import cells
 from ingest_bench.model.results import Summary
 from ingest_bench.report import tables
+from ingest_bench.report.tables import Shown
 from ingest_bench.report.words import bytes_text, key_text, short, whole
 
 # Keys of the table [host], as a factor has them.
 _KEYS = "host."
-_COLUMNS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
-    ("docs_per_s_median", "docs/s", whole),
-    ("response_ms_p50", "response p50, ms", short),
-    ("response_ms_p99", "p99", short),
-    ("response_ms_max", "max", short),
-    ("gc_pause_ms_total", "paused, ms", short),
-    ("server_cpu_s", "server's CPU, s", short),
-    ("server_rss_max_bytes", "resident, max", bytes_text),
-    ("server_minor_faults", "its page faults", whole),
-    ("thp_fault_alloc", "huge pages by faults", whole),
-    ("thp_fault_fallback", "small ones in their place", whole),
-    ("thp_collapse_alloc", "by khugepaged", whole),
-    ("compact_stall", "waits for compaction", whole),
-    ("allocstall", "waits for memory", whole),
-    ("pgmajfault", "faults with a disk", whole),
-    ("numa_pages_migrated", "pages moved between nodes", whole),
+_COLUMNS = (
+    Shown("docs_per_s_median", "docs/s", whole),
+    Shown("response_ms_p50", "response p50, ms", short),
+    Shown("response_ms_p99", "p99", short),
+    Shown("response_ms_max", "max", short),
+    Shown("gc_pause_ms_total", "paused, ms", short),
+    Shown("server_cpu_s", "server's CPU, s", short),
+    Shown("server_rss_max_bytes", "resident, max", bytes_text),
+    Shown("server_minor_faults", "its page faults", whole),
+    Shown("thp_fault_alloc", "huge pages by faults", whole),
+    Shown("thp_fault_fallback", "small ones in their place", whole),
+    Shown("thp_collapse_alloc", "by khugepaged", whole),
+    Shown("compact_stall", "waits for compaction", whole),
+    Shown("allocstall", "waits for memory", whole),
+    Shown("pgmajfault", "faults with a disk", whole),
+    Shown("numa_pages_migrated", "pages moved between nodes", whole),
 )
 
 
@@ -36,13 +37,13 @@ def table(summaries: Sequence[Summary]) -> list[list[str]]:
     if not any(key.startswith(_KEYS) for key in keys):
         return []
     rows = cells.group(summaries)
-    shown = [column for column in _COLUMNS if any(row.told.numbers(column[0]) for row in rows)]
-    head = [*map(key_text, keys), "runs", *(title for _, title, _ in shown)]
+    columns = [shown for shown in _COLUMNS if any(row.told.numbers(shown.column) for row in rows)]
+    head = [*map(key_text, keys), "runs", *(shown.head for shown in columns)]
     body = [
         [
             *(row.levels.get(key, "") for key in keys),
             tables.runs(row),
-            *(tables.spread(row.told.numbers(name), text) for name, _, text in shown),
+            *(tables.spread(row.told.numbers(shown.column), shown.text) for shown in columns),
         ]
         for row in rows
     ]
