@@ -35,24 +35,12 @@ def end(*popens: subprocess.Popen[bytes], grace_s: float = GRACE_S) -> None:
     for popen, children in told:
         with suppress(subprocess.TimeoutExpired):
             popen.wait(max(0.0, deadline - time.monotonic()))
-        left = running(children, deadline)
-        for process in left:
-            with suppress(psutil.NoSuchProcess):
-                process.kill()
-        popen.kill()
-        popen.wait()
-        running(left, math.inf)
+        _kill(popen, running(children, deadline))
 
 
 def kill(popen: subprocess.Popen[bytes]) -> None:
     """End a server by SIGKILL, with all that it started; nothing of them runs any more."""
-    processes = children_of(popen)
-    for process in processes:
-        with suppress(psutil.NoSuchProcess):
-            process.kill()
-    popen.kill()
-    popen.wait()
-    running(processes, math.inf)
+    _kill(popen, children_of(popen))
 
 
 def entered(enter: Callable[[Sequence[str]], tuple[str, ...]]) -> tuple[str, str, int] | None:
@@ -69,11 +57,7 @@ def end_orphans(entered: tuple[str, str, int] | None) -> None:
     """
     if entered is None:
         return
-    left = [one for one in psutil.process_iter() if _is_orphan(one, entered)]
-    for process in left:
-        with suppress(psutil.NoSuchProcess):
-            process.kill()
-    running(left, math.inf)
+    _kill(None, [one for one in psutil.process_iter() if _is_orphan(one, entered)])
 
 
 def _is_orphan(process: psutil.Process, entered: tuple[str, str, int]) -> bool:
@@ -96,6 +80,17 @@ def running(processes: Sequence[psutil.Process], deadline: float) -> list[psutil
             return left
         time.sleep(_POLL_S)
     return []
+
+
+def _kill(popen: subprocess.Popen[bytes] | None, others: Sequence[psutil.Process]) -> None:
+    """SIGKILL for a child of ours and for others; it returns when they are gone."""
+    for process in others:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    if popen is not None:
+        popen.kill()
+        popen.wait()
+    running(others, math.inf)
 
 
 def _runs(process: psutil.Process) -> bool:
