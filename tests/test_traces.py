@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import os
 import threading
 import time
 from pathlib import Path
@@ -52,6 +53,8 @@ def test_a_trace_of_moments_has_the_rate_of_its_packets_in_each_half_second() ->
         ("5\n4\n", "never fall"),
         ("0\n", "never fall"),
         ("1.5\n", "is CSV"),
+        ("99999999999999999999\n", "at most 24 hours"),
+        ("0,1mbit\n86401,1mbit", "line 2: a trace is at most 24 hours"),
     ],
 )
 def test_what_is_no_trace_is_refused(text: str, said: str) -> None:
@@ -72,6 +75,14 @@ def test_a_link_without_a_rate_and_a_file_that_is_not_there_are_refused_before_a
     checks.check(cell(file, ethernet))
     with pytest.raises(SpecError, match="has no rate that could change"):
         checks.check(cell(file, Profile(name="free")))
+
+
+def test_what_is_no_file_is_no_trace_and_nobody_waits_for_it(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for path, said in ((pipe, "named pipe"), (Path("/dev/zero"), "device"), (tmp_path, "directory")):
+        with pytest.raises(SpecError, match=said):
+            checks.check(cell(path, catalog.profile("ethernet")))
 
 
 @pytest.mark.netns

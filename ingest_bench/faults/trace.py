@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from ingest_bench import units
+from ingest_bench import files, units
 from ingest_bench.errors import SpecError
 from ingest_bench.faults import each
 from ingest_bench.faults.kind import Begun, FaultKind
@@ -35,6 +35,9 @@ _STEP_NS = 500 * 10**6
 # Where nothing may leave for a step. No bottleneck takes a rate of 0; at this one a packet takes longer than the step.
 _SILENT_BPS = 64_000
 _MOST_LINES = 1_000_000
+# As long as the longest measurement.
+_LONGEST_NS = 24 * 3600 * 10**9
+_TOO_LONG = "a trace is at most 24 hours long"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +50,8 @@ class Step:
 
 def parse(text: str, name: str) -> tuple[tuple[Step, ...], int]:
     """The steps of a trace, and its length in nanoseconds; SpecError for what is none."""
-    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    stripped = (line.strip() for line in text.splitlines())
+    lines = [line for line in stripped if line and not line.startswith("#")]
     if not lines:
         raise SpecError(f"{name}: a trace has at least one line")
     if len(lines) > _MOST_LINES:
@@ -66,6 +70,8 @@ def _csv(lines: Sequence[str], name: str) -> tuple[tuple[Step, ...], int]:
             raise SpecError(f"{name}, line {number}: {said}") from None
         if step.at_ns != 0 if not steps else step.at_ns < steps[-1].at_ns + _STEP_NS:
             raise SpecError(f"{name}, line {number}: the seconds begin at 0 and grow by 0.5 at least from line to line")
+        if step.at_ns > _LONGEST_NS:
+            raise SpecError(f"{name}, line {number}: {_TOO_LONG}")
         steps.append(Step(step.at_ns, max(step.rate_bps, _SILENT_BPS)))
     longest_ns = max((later.at_ns - one.at_ns for one, later in itertools.pairwise(steps)), default=10**9)
     return tuple(steps), steps[-1].at_ns + longest_ns
@@ -78,6 +84,8 @@ def _mahimahi(lines: Sequence[str], name: str) -> tuple[tuple[Step, ...], int]:
         raise SpecError(f"{name}: a trace is CSV (seconds,rate) or has a millisecond in each line") from None
     if moments_ms != sorted(moments_ms) or moments_ms[0] < 0 or moments_ms[-1] == 0:
         raise SpecError(f"{name}: the milliseconds of a trace never fall, and its last one is its length")
+    if moments_ms[-1] > _LONGEST_NS // 10**6:
+        raise SpecError(f"{name}: {_TOO_LONG}")
     step_ms = _STEP_NS // 10**6
     packets = Counter(min(at_ms, moments_ms[-1] - 1) // step_ms for at_ms in moments_ms)
     count = -(-moments_ms[-1] // step_ms)
@@ -97,7 +105,7 @@ def _read(trace: str | None) -> tuple[tuple[Step, ...], int]:
     """Once: the trace that was checked is the one that is replayed, also where its file changes meanwhile."""
     assert trace is not None  # noqa: S101 - `_complaint` refused it
     try:
-        return parse(Path(trace).read_text(encoding="utf-8"), trace)
+        return parse(files.text(Path(trace)), trace)
     except (OSError, UnicodeDecodeError) as error:
         raise SpecError(f"fault trace: {trace} cannot be read ({error})") from None
 
