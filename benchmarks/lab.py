@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ingest_bench import catalog, load, network, targets
-from ingest_bench.analysis import student
+from ingest_bench.analysis import compare
 from ingest_bench.analysis.samples import Samples
 from ingest_bench.documents import source
 from ingest_bench.jvm.process import Launch, serve
@@ -134,7 +134,7 @@ def poster(base: Any, body: Path, host: str, **own: Any) -> Any:
 def interval(values: Sequence[float]) -> tuple[float, float, float]:
     """The mean of some rounds and its 95% interval."""
     mean = statistics.fmean(values)
-    half = student.quantile(0.95, len(values) - 1) * statistics.stdev(values) / len(values) ** 0.5
+    half = compare.t_quantile(len(values) - 1) * statistics.stdev(values) / len(values) ** 0.5
     return mean, mean - half, mean + half
 
 

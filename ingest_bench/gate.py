@@ -8,20 +8,24 @@
     may_rise = "10%"                 # or may_fall: against the baseline
     cells = "network=ethernet*"      # which cells; all of them when it is left out
 
-Against a baseline a change beyond the allowance fails when it is distinct from no change (`analysis.compare`). One that
-runs of the same cell could show as well is no verdict: more replicates decide it. With a single run on a side there is
-no interval, and the allowance alone decides.
+Against a baseline the 95% interval of the change decides (`analysis.compare`). All of it within the allowance passes,
+all of it beyond fails. Anything else is no verdict, and the text says how many replicates would decide it. With one run
+a side there is no interval.
+
+Two results are compared where they are of the same experiment, workload and network, on machines that agree in what
+decides how fast a server is (`analysis.comparable`). How else they differ is said in notes.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Annotated, Any, Literal
 
 from ingest_bench import records
-from ingest_bench.analysis import cells, compare
+from ingest_bench.analysis import cells, comparable, compare
 from ingest_bench.analysis.cells import CellRuns
 from ingest_bench.analysis.columns import COLUMNS
 from ingest_bench.errors import SpecError
@@ -61,6 +65,8 @@ class Verdict:
     """All checks. One failure fails; without one, anything that could not be judged is no verdict."""
 
     checks: tuple[Check, ...]
+    notes: tuple[str, ...] = ()
+    """How the baseline differs, where that forbids nothing."""
 
     @property
     def outcome(self) -> Outcome:
@@ -96,33 +102,63 @@ def thresholds(table: Mapping[str, Any], where: str) -> tuple[Threshold, ...]:
     return found
 
 
-def judge(summaries: Sequence[Summary], wanted: Iterable[Threshold], baseline: Sequence[Summary] = ()) -> Verdict:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Results:
+    """What is judged, or what it is judged by."""
+
+    summaries: Sequence[Summary] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """Of its machine; empty where nobody wrote them down."""
+
+
+def judge(now: Results, wanted: Iterable[Threshold], baseline: Results | None = None) -> Verdict:
     """The verdict on all runs. An invalid or failed run is no verdict on its cell: never a pass."""
-    found = cells.group(summaries)
-    before = {row.name: row for row in cells.group(baseline)}
-    checks = [check for row in found for check in _runs(row)]
+    found = cells.group(now.summaries)
+    before = None if baseline is None else {row.name: row for row in cells.group(baseline.summaries)}
+    checks = [check for row in found for check in _runs(row, (before or {}).get(row.name))]
+    notes: list[str] = []
+    if baseline is not None:
+        forbidden, notes = comparable.machines(baseline.facts, now.facts)
+        checks += [
+            Check(cell="*", column="facts", outcome="no verdict", text=f"another machine: {each}") for each in forbidden
+        ]
+        if not (baseline.facts and now.facts):
+            notes = ["nobody knows whether the machines are the same: a summary.csv alone has no facts, a folder has"]
     for item in wanted:
+        is_relative = item.may_fall_ppm is not None or item.may_rise_ppm is not None
         matching = [row for row in found if fnmatchcase(row.name, item.cells)]
         if not matching:
-            text = f'no cell matches "{item.cells}"'
-            checks.append(Check(cell=item.cells, column=item.column, outcome="no verdict", text=text))
+            checks.append(_missing(item.cells, item, f'no cell matches "{item.cells}"'))
         for row in matching:
             judged = _absolute(row, item)
-            if item.may_fall_ppm is not None or item.may_rise_ppm is not None:
-                judged.append(_relative(row, item, before.get(row.name)))
+            if is_relative:
+                judged.append(_relative(row, item, before))
             checks += [_of_all(row, item, check) for check in judged]
-    return Verdict(checks=tuple(checks))
+        if is_relative:
+            here = {row.name for row in found}
+            gone = [name for name in before or () if name not in here and fnmatchcase(name, item.cells)]
+            checks += [_missing(name, item, "the baseline has this cell, and these results have not") for name in gone]
+    return Verdict(checks=tuple(checks), notes=tuple(notes))
 
 
-def _runs(row: CellRuns) -> list[Check]:
+def _missing(cell: str, item: Threshold, text: str) -> Check:
+    return Check(cell=cell, column=item.column, outcome="no verdict", text=text)
+
+
+def _runs(row: CellRuns, before: CellRuns | None) -> list[Check]:
     checks = []
     for run in row.runs:
-        if run.state == "oom":
-            text = f"{run.run} ended out of memory"
-            checks.append(Check(cell=row.name, column="state", outcome="fail", text=text))
-        elif run.state != "measured":
+        if run.state not in ("measured", "oom"):
             text = f"{run.run} is {run.state}{': ' + run.reason if run.reason else ''}"
             checks.append(Check(cell=row.name, column="state", outcome="no verdict", text=text))
+    if row.out_of_memory:
+        text = f"{row.out_of_memory} of {len(row.runs)} runs ended out of memory"
+        outcome: Outcome = "fail"
+        if before is not None:
+            text += f", in the baseline {before.out_of_memory} of {len(before.runs)}"
+            if row.out_of_memory * len(before.runs) <= before.out_of_memory * len(row.runs):
+                outcome = "pass"
+        checks.append(Check(cell=row.name, column="state", outcome=outcome, text=text))
     return checks
 
 
@@ -142,27 +178,49 @@ def _absolute(row: CellRuns, item: Threshold) -> list[Check]:
     return checks
 
 
-def _relative(row: CellRuns, item: Threshold, before: CellRuns | None) -> Check:
+def _relative(row: CellRuns, item: Threshold, baseline: Mapping[str, CellRuns] | None) -> Check:
+    if baseline is None:
+        return _check(row, item, "no verdict", "may_fall and may_rise need --baseline")
+    before = baseline.get(row.name)
     if before is None:
         return _check(row, item, "no verdict", "the baseline has no such cell")
+    if other := comparable.experiments(before.runs, row.runs):
+        return _check(row, item, "no verdict", other)
     sides = [(name, side.by_replicate(item.column)) for name, side in (("baseline", before), (row.name, row))]
     # Never paired: the runs of a baseline were made at another time.
     found = compare.numbers(item.column, sides[0], sides[1], paired=False)
     if found is None:
         return _check(row, item, "no verdict", "it was not measured on both sides")
-    change = found.relative if found.relative is not None else float("inf") * found.difference
-    interval = ""
-    if found.low is not None and found.high is not None and found.first_mean:
-        ends = sorted(end / found.first_mean for end in (found.low, found.high))
-        interval = f", 95% interval {ends[0]:+.1%} to {ends[1]:+.1%}"
-    text = f"{change:+.1%} against the baseline ({found.first_mean:,.6g} to {found.second_mean:,.6g}{interval})"
-    fell = item.may_fall_ppm is not None and change < -item.may_fall_ppm / 1e6
-    rose = item.may_rise_ppm is not None and change > item.may_rise_ppm / 1e6
-    if not (fell or rose):
+    means = f"{found.first_mean:,.6g} to {found.second_mean:,.6g}"
+    if found.interval is None:
+        runs = f"{found.first_runs} and {found.second_runs} runs"
+        text = f"{means}, of {runs}: one run a side has no interval; take 3 replicates or more"
+        return _check(row, item, "no verdict", text)
+    if not found.first_mean:
+        return _from_nothing(row, item, means, [numbers for _, numbers in sides])
+    low, high = found.relative_interval or (-math.inf, math.inf)
+    text = f"{found.relative:+.1%} against the baseline ({means}, 95% interval {low:+.1%} to {high:+.1%})"
+    least = -math.inf if item.may_fall_ppm is None else -item.may_fall_ppm / 1e6
+    most = math.inf if item.may_rise_ppm is None else item.may_rise_ppm / 1e6
+    if least <= low and high <= most:
         return _check(row, item, "pass", text)
-    if found.is_distinct is False:
-        return _check(row, item, "no verdict", f"{text}: not distinct from noise; give both sides more replicates")
-    return _check(row, item, "fail", text)
+    if high < least or low > most:
+        return _check(row, item, "fail", text)
+    relative = found.relative or 0.0
+    enough = compare.replicates(found, min(abs(relative - least), abs(relative - most)) * abs(found.first_mean))
+    advice = f"about {enough} replicates a side would tell" if enough else "it is too near to what is allowed to tell"
+    return _check(row, item, "no verdict", f"{text}: {advice}")
+
+
+def _from_nothing(row: CellRuns, item: Threshold, means: str, sides: Sequence[Mapping[int, float]]) -> Check:
+    """Where the baseline's mean is 0 there are no shares: what may rise may not be there in any run."""
+    before, now = (list(side.values()) for side in sides)
+    up = item.may_rise_ppm is not None and max(now) > max(before)
+    down = item.may_fall_ppm is not None and min(now) < min(before)
+    if not up and not down:
+        return _check(row, item, "pass", means)
+    always = (up and min(now) > max(before)) or (down and max(now) < min(before))
+    return _check(row, item, "fail" if always else "no verdict", f"{means}: in {'all' if always else 'some'} runs")
 
 
 def _of_all(row: CellRuns, item: Threshold, check: Check) -> Check:

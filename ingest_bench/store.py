@@ -268,6 +268,12 @@ def open_results(path: Path) -> Results:
     return Results(path)
 
 
+def facts(path: Path) -> dict[str, Any]:
+    """The facts of the machine of that results folder; empty where there are none, as beside a summary.csv alone."""
+    file = path / "facts.json"
+    return whole_files.read_json(file) if file.is_file() else {}
+
+
 def check_names(plan: Plan, where: str = "") -> None:
     """Nothing; SpecError for a plan whose experiment or runs cannot have a folder, each its own."""
     naming.check(plan.experiment, f"{where}the experiment")

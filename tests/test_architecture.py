@@ -121,6 +121,7 @@ FENCES = {
     "scapy": ("network", "faults", "probes"),
     "pyroute2": ("network", "probes"),
     "matplotlib": ("report",),
+    "scipy": ("analysis",),
     "typer": ("cli",),
     "rich": ("cli",),
     "psutil": ("jvm", "host", "probes", "facts", "load"),

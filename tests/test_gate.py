@@ -1,16 +1,19 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import tomllib
 from collections.abc import Sequence
+from typing import Any
 
 import made_summaries as made
 import numpy as np
 import pytest
 
 from ingest_bench import gate
+from ingest_bench.analysis import compare
 from ingest_bench.errors import SpecError
-from ingest_bench.gate import Verdict
+from ingest_bench.gate import Results, Verdict
 from ingest_bench.model.results import Summary
 
 THRESHOLDS = """
@@ -23,10 +26,16 @@ may_rise = "20%"
 """
 
 
-def runs(factor: float = 1.0, *, seed: int = 1, replicates: int = 3) -> list[Summary]:
+ONE = made.summary({"network": "ethernet"})
+
+
+def runs(factor: float = 1.0, *, seed: int = 1, replicates: int = 5) -> list[Summary]:
     """Replicates of one cell with 1% noise between runs."""
     random = np.random.default_rng(seed)
-    made_runs = [made.summary({"network": "ethernet"}, replicate) for replicate in range(1, replicates + 1)]
+    made_runs = [
+        dataclasses.replace(ONE, run=f"{ONE.cell}/{replicate}", replicate=replicate)
+        for replicate in range(1, replicates + 1)
+    ]
     return [
         made.changed(
             run, values={"docs_per_s_median": 20_000 * factor * random.normal(1, 0.01), "gc_pause_ms_total": 100}
@@ -35,22 +44,32 @@ def runs(factor: float = 1.0, *, seed: int = 1, replicates: int = 3) -> list[Sum
     ]
 
 
-def judged(now: Sequence[Summary], text: str = THRESHOLDS, baseline: Sequence[Summary] = ()) -> Verdict:
-    return gate.judge(now, gate.thresholds(tomllib.loads(text), "gate.toml"), baseline)
+def judged(
+    now: Sequence[Summary],
+    text: str = THRESHOLDS,
+    baseline: Sequence[Summary] | None = None,
+    facts: tuple[dict[str, Any], dict[str, Any]] = ({}, {}),
+) -> Verdict:
+    """The facts of the baseline come first."""
+    before = None if baseline is None else Results(summaries=baseline, facts=facts[0])
+    return gate.judge(Results(summaries=now, facts=facts[1]), gate.thresholds(tomllib.loads(text), "gate.toml"), before)
 
 
-@pytest.mark.parametrize("replicates", [1, 3])
-def test_two_runs_of_the_same_cell_pass(replicates: int) -> None:
+def with_docs(*values: float) -> list[Summary]:
+    made_runs = runs(replicates=len(values))
+    return [
+        made.changed(run, values={"docs_per_s_median": value}) for run, value in zip(made_runs, values, strict=True)
+    ]
+
+
+def test_two_runs_of_the_same_cell_pass() -> None:
     for seed in range(1, 20):
-        now, before = runs(seed=seed, replicates=replicates), runs(seed=100 + seed, replicates=replicates)
-        assert judged(now, baseline=before).exit_code == 0
+        assert judged(runs(seed=seed), baseline=runs(seed=100 + seed)).exit_code == 0
 
 
-@pytest.mark.parametrize("replicates", [1, 3])
-def test_an_injected_difference_is_caught(replicates: int) -> None:
+def test_an_injected_difference_is_caught() -> None:
     for seed in range(1, 20):
-        now, before = runs(0.85, seed=seed, replicates=replicates), runs(seed=100 + seed, replicates=replicates)
-        verdict = judged(now, baseline=before)
+        verdict = judged(runs(0.85, seed=seed), baseline=runs(seed=100 + seed))
         assert verdict.exit_code == 1
         assert [check.column for check in verdict.checks if check.outcome == "fail"] == ["docs_per_s_median"]
 
@@ -59,14 +78,83 @@ def test_an_improvement_does_not_fail() -> None:
     assert judged(runs(1.3), baseline=runs(seed=2)).outcome == "pass"
 
 
-def test_a_change_that_noise_could_be_is_no_verdict_and_asks_for_replicates() -> None:
-    noisy = [
-        made.changed(run, values={"docs_per_s_median": value})
-        for run, value in zip(runs(), (9e3, 2e4, 2.2e4), strict=True)
-    ]
-    verdict = judged(noisy, baseline=runs(seed=2))
+@pytest.mark.parametrize("now", [(60, 112, 101), (101, 112, 60)])
+def test_an_interval_from_within_to_beyond_is_no_verdict_and_asks_for_replicates(now: tuple[float, ...]) -> None:
+    """A mean of -9%, and an interval of -77% to +59%: it passed `may_fall = "10%"`."""
+    text = '[[threshold]]\ncolumn = "docs_per_s_median"\nmay_fall = "10%"\n'
+    verdict = judged(with_docs(*now), text, with_docs(100, 100, 100))
     assert verdict.exit_code == 3
-    assert "more replicates" in verdict.checks[0].text
+    # It is 1% from the limit, and the runs differ by 27%.
+    assert re.search(r"-9\.0% .* interval -7\d\.\d% to \+5\d\.\d%\): it is too near", verdict.checks[0].text)
+    unsure = judged(with_docs(95, 112, 101), text, with_docs(100, 100, 100)).checks[0].text
+    found = re.search("about ([0-9]+) replicates a side would tell", unsure)
+    assert found is not None
+    assert 4 <= int(found[1]) <= 12
+
+
+def test_so_many_replicates_as_it_asks_for_tell() -> None:
+    """Of noise of 6% it knows how many runs show that a change of 4% is below 10%."""
+    sides = (("before", {1: 94.0, 2: 100, 3: 106}), ("now", {1: 90.0, 2: 96, 3: 102}))
+    found = compare.numbers("docs_per_s_median", *sides, paired=False)
+    assert found is not None
+    enough = compare.replicates(found, 6)
+    # t = 2.1 for 10 runs a side: 2.1 * 6 * sqrt(2 / 10) = 5.6, and for 9 it is 6.0.
+    assert enough == 9
+    random, text = np.random.default_rng(5), '[[threshold]]\ncolumn = "docs_per_s_median"\nmay_fall = "10%"\n'
+    verdicts = [
+        judged(
+            with_docs(*random.normal(96, 6, 2 * enough)), text, with_docs(*random.normal(100, 6, 2 * enough))
+        ).outcome
+        for _ in range(20)
+    ]
+    assert verdicts.count("pass") >= 13
+    assert "fail" not in verdicts
+
+
+def test_one_run_a_side_is_no_verdict() -> None:
+    verdict = judged(runs(0.5, replicates=1), baseline=runs(replicates=1))
+    assert verdict.exit_code == 3
+    assert "take 3 replicates or more" in verdict.checks[0].text
+
+
+def test_a_cell_that_the_baseline_has_and_the_results_have_not_is_no_verdict() -> None:
+    more = [made.summary({"network": "jumbo"}, replicate) for replicate in (1, 2, 3)]
+    assert judged(runs(), baseline=runs(seed=2)).outcome == "pass"
+    verdict = judged(runs(), baseline=[*runs(seed=2), *more])
+    assert verdict.exit_code == 3
+    assert [check.cell for check in verdict.checks if check.outcome != "pass"] == ["network=jumbo"] * 2
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("experiment", "experiment is other, this one's made"),
+        ("workload", "workload is other"),
+        ("network", "network is"),
+    ],
+)
+def test_a_baseline_of_something_else_is_no_verdict(name: str, said: str) -> None:
+    before = [
+        dataclasses.replace(run, experiment="other")
+        if name == "experiment"
+        else made.changed(run, values={name: "other"})
+        for run in runs(seed=2)
+    ]
+    verdict = judged(runs(), baseline=before)
+    assert verdict.exit_code == 3
+    assert said in verdict.checks[0].text
+
+
+def test_another_machine_is_no_verdict_and_another_kernel_is_named() -> None:
+    here = {"cpu": "A", "cores": 2, "memory_bytes": 16 << 30, "kernel": "6.1", "load_average": [0.1]}
+    same = here | {"memory_bytes": (16 << 30) - (50 << 20), "kernel": "6.2", "load_average": [3]}
+    verdict = judged(runs(), baseline=runs(seed=2), facts=(here, same))
+    assert (verdict.outcome, verdict.notes) == ("pass", ("kernel was 6.1, is 6.2",))
+    for other in ({"cores": 4}, {"memory_bytes": 8 << 30}, {"cpu": "B"}):
+        verdict = judged(runs(), baseline=runs(seed=2), facts=(here, here | other))
+        assert verdict.exit_code == 3
+        assert f"{next(iter(other))} was" in verdict.checks[0].text
+    assert "nobody knows" in judged(runs(), baseline=runs(seed=2), facts=({}, here)).notes[0]
 
 
 def test_an_invalid_run_is_never_a_pass() -> None:
@@ -86,7 +174,16 @@ def test_a_failure_is_a_failure_even_beside_an_invalid_run() -> None:
 def test_a_run_out_of_memory_fails() -> None:
     now = runs()
     now[0] = made.changed(now[0], state="oom")
+    assert judged(now).exit_code == 1
     assert judged(now, baseline=runs(seed=2)).exit_code == 1
+    before = runs(seed=2)
+    before[3] = made.changed(before[3], state="oom")
+    # It is as it was, and said so.
+    verdict = judged(now, baseline=before)
+    assert verdict.exit_code == 0
+    assert verdict.checks[0].text == "1 of 5 runs ended out of memory, in the baseline 1 of 5"
+    now[1] = made.changed(now[1], state="oom")
+    assert judged(now, baseline=before).exit_code == 1
 
 
 def test_a_run_that_was_aborted_is_no_verdict_and_never_a_pass() -> None:
@@ -106,13 +203,15 @@ def test_absolute_limits_are_checked_without_a_baseline() -> None:
 def test_what_was_not_measured_or_has_no_baseline_is_no_verdict() -> None:
     unmeasured = '[[threshold]]\ncolumn = "retransmits"\nat_most = 5\n'
     assert judged(runs(), unmeasured).exit_code == 3
-    assert judged(runs()).exit_code == 3
+    verdict = judged(runs())
+    assert verdict.exit_code == 3
+    assert "need --baseline" in verdict.checks[0].text
     assert judged([], THRESHOLDS).exit_code == 3
 
 
 @pytest.mark.parametrize("unknown", [None, float("nan"), float("inf"), "never"])
 def test_a_number_that_one_of_the_runs_has_not_is_no_pass(unknown: float | str | None) -> None:
-    first, second, third = (made.changed(run, values={"recovery_s": 2.0}) for run in runs())
+    first, second, third = (made.changed(run, values={"recovery_s": 2.0}) for run in runs(replicates=3))
     without = made.changed(second, values={"recovery_s": unknown})
     text = '[[threshold]]\ncolumn = "recovery_s"\n{}\n'
     for limit, broken in (("at_most = 5", "at_most = 1"), ('may_rise = "10%"', 'may_rise = "0%"')):
@@ -140,6 +239,8 @@ def test_full_collections_where_there_were_none_fail() -> None:
     now = [made.changed(run, values={"full_gcs": 2}) for run in runs()]
     assert judged(now, text, runs(seed=2)).exit_code == 1
     assert judged(runs(), text, runs(seed=2)).exit_code == 0
+    now[0] = made.changed(now[0], values={"full_gcs": 0})
+    assert judged(now, text, runs(seed=2)).exit_code == 3
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import made_summaries as made
@@ -27,13 +28,16 @@ def gate(folder: Path, *more: str) -> tuple[int, str]:
 @pytest.fixture
 def written(tmp_path: Path) -> Path:
     """A results folder of quickstart's four cells whose summary.csv holds all of them."""
-    ordered = plan.order(spec.load("quickstart"))
-    results = store.create(tmp_path, ordered, {})
-    rows = [made.summary(run.cell.levels, run=run.id, cell=run.cell.name) for run in ordered.runs]
+    ordered = plan.order(spec.load("quickstart", replicates=3))
+    results = store.create(tmp_path, ordered, {"cpu": "A", "kernel": "6.1"})
+    rows = [
+        made.summary(run.cell.levels, run.replicate, run=run.id, cell=run.cell.name, experiment="quickstart")
+        for run in ordered.runs
+    ]
     results.write({"summary.csv": tables.summary_csv(rows).encode()})
     for name, limit in (("low", 1), ("high", 10**9)):
         (tmp_path / f"{name}.toml").write_text(GATE.format(limit))
-    (tmp_path / "fall.toml").write_text('[[threshold]]\ncolumn = "docs_per_s_median"\nmay_fall = "5%"\n')
+    (tmp_path / "fall.toml").write_text('[[threshold]]\ncolumn = "docs_per_s_median"\nmay_fall = "20%"\n')
     return results.path
 
 
@@ -47,7 +51,17 @@ def test_results_above_the_threshold_pass_and_below_it_fail(written: Path, tmp_p
 def test_a_baseline_is_a_folder_or_a_file(written: Path, tmp_path: Path) -> None:
     fall = ("--thresholds", str(tmp_path / "fall.toml"))
     for baseline in (written, written / "summary.csv"):
-        assert gate(written, *fall, "--baseline", str(baseline))[0] == 0
+        code, said = gate(written, *fall, "--baseline", str(baseline))
+        assert code == 0
+        assert ("nobody knows whether the machines are the same" in said) == (baseline != written)
+    (written / "facts.json").write_text('{"cpu": "B", "kernel": "6.2"}')
+    before = written.with_name("before")
+    shutil.copytree(written, before)
+    (before / "facts.json").write_text('{"cpu": "A", "kernel": "6.1"}')
+    code, said = gate(written, *fall, "--baseline", str(before))
+    assert code == 3
+    assert "another machine: cpu was A, is B" in said
+    assert "note: kernel was 6.1, is 6.2" in said
     assert gate(written, *fall)[0] == 3
 
 

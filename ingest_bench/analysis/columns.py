@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 Together = Literal["sum", "max", "min", "machine", ""]
+# What a name has that is no count of events: a unit, or a mean.
+_UNITS = frozenset({"s", "ms", "bytes", "ppm", "percent", "share", "per", "mean", "mss"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +19,11 @@ class Column:
     together: Together = ""
     """What the readings of several nodes become in the run's row. "machine": each node's is that of all. "": nothing,
     for a median or a text of each is none of all; nodes.csv has them."""
+
+    @property
+    def is_count(self) -> bool:
+        """Whether it counts events: its name has no unit."""
+        return _UNITS.isdisjoint(self.name.split("_"))
 
 
 COLUMNS: tuple[Column, ...] = (

@@ -7,21 +7,30 @@ The method is Welch's t interval on the runs' numbers, or, where both cells ran 
 the differences within each block: a drift of the machine meets both and cancels. With three replicates the interval
 is wide (t = 4.3 at 2 degrees of freedom), as it should be. Rejected: a permutation test, whose smallest possible
 p value with three runs a side is 0.1; and the bootstrap, whose intervals are too narrow for so few runs.
-Each interval stands for itself: among twenty true zeroes one is expected to be missed.
+
+What counts events has at least the variance of as many events that come independently (Poisson's): two runs that happen
+to have 22 collections each would otherwise be certain of 22. Each interval stands for itself. What is called distinct
+is so in its whole table, after Holm (1979, "A simple sequentially rejective multiple test procedure"): of all tables in
+which nothing differs, at most one in twenty calls anything distinct.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, variance
 
-from ingest_bench.analysis import cells, student
+from scipy import special
+
+from ingest_bench.analysis import cells
 from ingest_bench.analysis.cells import CellRuns
+from ingest_bench.analysis.columns import COLUMNS
 from ingest_bench.model.results import Summary
 
 CONFIDENCE = 0.95
+_MOST_RUNS = 1000
+_COUNTS = frozenset(column.name for column in COLUMNS if column.is_count)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,10 +44,13 @@ class Comparison:
     second_runs: int
     first_mean: float
     second_mean: float
-    low: float | None
-    """The interval of the difference; None with fewer than two runs on a side."""
-    high: float | None
     paired: bool
+    error: float = 0.0
+    """The standard error of the difference."""
+    freedom: float | None = None
+    """Its degrees of freedom; None with fewer than two runs on a side: nothing is known then of its error."""
+    is_distinct: bool | None = None
+    """Whether runs of one cell would hardly do this, as one of all comparisons of a table; None where nobody knows."""
 
     @property
     def difference(self) -> float:
@@ -53,15 +65,43 @@ class Comparison:
         return None if self.difference else 0.0
 
     @property
-    def is_distinct(self) -> bool | None:
-        """Whether the interval leaves out 0, so that runs of one cell would hardly do this; None without one."""
-        return None if self.low is None or self.high is None else self.low > 0 or self.high < 0
+    def interval(self) -> tuple[float, float] | None:
+        """Of the difference, at 95%; None where its error is not known."""
+        if self.freedom is None:
+            return None
+        half = t_quantile(self.freedom) * self.error
+        return self.difference - half, self.difference + half
+
+    @property
+    def relative_interval(self) -> tuple[float, float] | None:
+        """The same as shares of the first; None where there is none."""
+        if self.interval is None or not self.first_mean:
+            return None
+        low, high = (end / abs(self.first_mean) for end in self.interval)
+        return low, high
+
+    @property
+    def p_value(self) -> float | None:
+        """How often runs of one cell would differ so much, by Student's t."""
+        if self.freedom is None:
+            return None
+        if not self.error:
+            return 0.0 if self.difference else 1.0
+        return float(2 * special.stdtr(self.freedom, -abs(self.difference) / self.error))
+
+
+def t_quantile(freedom: float) -> float:
+    """The t that |T| stays below with 95%: 4.303 for 2 degrees of freedom."""
+    return float(special.stdtrit(freedom, (1 + CONFIDENCE) / 2))
 
 
 def numbers(
     column: str, first: tuple[str, Mapping[int, float]], second: tuple[str, Mapping[int, float]], *, paired: bool
 ) -> Comparison | None:
-    """The comparison of two cells, each (name, {replicate: number}); None when one of them has no number."""
+    """The comparison of two cells, each (name, {replicate: number}); None when one of them has no number.
+
+    It is judged by itself, as the only one of its table.
+    """
     (first_name, ones), (second_name, others) = first, second
     if not ones or not others:
         return None
@@ -69,54 +109,86 @@ def numbers(
     paired = paired and len(blocks) >= 2
     if paired:
         ones, others = ({block: side[block] for block in blocks} for side in (ones, others))
-        interval: tuple[float, float] | None = _paired([others[block] - ones[block] for block in blocks])
-    else:
-        interval = _welch(list(ones.values()), list(others.values()))
-    low, high = interval or (None, None)
-    return Comparison(
+    sides = list(ones.values()), list(others.values())
+    error, freedom = _paired(column, *sides) if paired else _welch(column, *sides)
+    found = Comparison(
         column=column,
         first=first_name,
         second=second_name,
         first_runs=len(ones),
         second_runs=len(others),
-        first_mean=fmean(ones.values()),
-        second_mean=fmean(others.values()),
-        low=low,
-        high=high,
+        first_mean=fmean(sides[0]),
+        second_mean=fmean(sides[1]),
         paired=paired,
+        error=error,
+        freedom=freedom,
     )
+    return _judged([found])[0]
 
 
-def pairs(summaries: Sequence[Summary], column: str) -> list[Comparison]:
-    """Every two cells of one experiment that differ in exactly one factor, the first of its levels first."""
-    found = []
-    for one, other in itertools.combinations(cells.group(summaries), 2):
-        if len(_differing(one, other)) == 1:
-            sides = [(side.name, side.by_replicate(column)) for side in (one, other)]
-            comparison = numbers(column, sides[0], sides[1], paired=True)
-            if comparison is not None:
-                found.append(comparison)
-    return found
+def table(summaries: Sequence[Summary], columns: Sequence[str]) -> list[Comparison]:
+    """Every two cells of one experiment that differ in exactly one factor, the first of its levels first, by column.
+
+    All of them are judged together.
+    """
+    rows = cells.group(summaries)
+    couples = [(one, other) for one, other in itertools.combinations(rows, 2) if len(_differing(one, other)) == 1]
+    found = (
+        numbers(column, *((side.name, side.by_replicate(column)) for side in couple), paired=True)
+        for column in columns
+        for couple in couples
+    )
+    return _judged([each for each in found if each is not None])
+
+
+def replicates(found: Comparison, distance: float) -> int | None:
+    """How many runs a side would have an interval of at most that much to each side, were they as these are.
+
+    None where that would be more than 1,000.
+    """
+    spread = found.error / (1 / found.first_runs + 1 / found.second_runs) ** 0.5
+    enough = (
+        runs for runs in range(2, _MOST_RUNS + 1) if t_quantile(2 * runs - 2) * spread * (2 / runs) ** 0.5 <= distance
+    )
+    return next(enough, None)
+
+
+def _judged(family: Sequence[Comparison]) -> list[Comparison]:
+    """Which of them are distinct, by Holm: the k-th smallest p value is held to 5% divided by all from it on."""
+    known = sorted((each.p_value, place) for place, each in enumerate(family) if each.p_value is not None)
+    distinct: set[int] = set()
+    for done, (p_value, place) in enumerate(known):
+        if p_value > (1 - CONFIDENCE) / (len(known) - done):
+            break
+        distinct.add(place)
+    return [
+        replace(each, is_distinct=None if each.p_value is None else place in distinct)
+        for place, each in enumerate(family)
+    ]
 
 
 def _differing(one: CellRuns, other: CellRuns) -> list[str]:
     return [key for key in one.levels if one.levels[key] != other.levels.get(key)]
 
 
-def _paired(differences: Sequence[float]) -> tuple[float, float]:
-    half = student.quantile(CONFIDENCE, len(differences) - 1) * (variance(differences) / len(differences)) ** 0.5
-    return fmean(differences) - half, fmean(differences) + half
+def _variance(column: str, values: Sequence[float]) -> float:
+    found = variance(values)
+    return max(found, fmean(values)) if column in _COUNTS else found
 
 
-def _welch(ones: Sequence[float], others: Sequence[float]) -> tuple[float, float] | None:
+def _paired(column: str, ones: Sequence[float], others: Sequence[float]) -> tuple[float, float]:
+    found = variance([other - one for one, other in zip(ones, others, strict=True)])
+    if column in _COUNTS:
+        # Two independent counts.
+        found = max(found, fmean(ones) + fmean(others))
+    return (found / len(ones)) ** 0.5, len(ones) - 1
+
+
+def _welch(column: str, ones: Sequence[float], others: Sequence[float]) -> tuple[float, float | None]:
     if len(ones) < 2 or len(others) < 2:
-        return None
-    difference = fmean(others) - fmean(ones)
-    parts = [variance(side) / len(side) for side in (ones, others)]
-    spread = sum(parts)
-    if spread == 0:
-        return difference, difference
+        return 0.0, None
+    parts = [(_variance(column, side) / len(side), len(side) - 1) for side in (ones, others)]
+    spread = sum(part for part, _ in parts)
     # Welch and Satterthwaite's degrees of freedom, at least those of the smaller side.
-    freedom = spread**2 / sum(part**2 / (len(side) - 1) for part, side in zip(parts, (ones, others), strict=True))
-    half = student.quantile(CONFIDENCE, round(freedom, 3)) * spread**0.5
-    return difference - half, difference + half
+    weighed = sum(part**2 / freedom for part, freedom in parts)
+    return spread**0.5, spread**2 / weighed if weighed else min(freedom for _, freedom in parts)

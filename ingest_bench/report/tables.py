@@ -214,20 +214,20 @@ _COMPARED = (
 def comparisons(summaries: Sequence[Summary]) -> list[list[str]]:
     """A head and a row for each two cells that differ in one factor, and each column that both have.
 
-    The interval is of the relative difference, at 95%; "" where a side has fewer than two runs.
+    The interval is of the relative difference, at 95%; "" where a side has fewer than two runs. What is distinct is so
+    beside all others of the table.
     """
     rows = [["column", "from", "to", "runs", "mean from", "mean to", "change", "95% interval", "distinct"]]
-    for column in _COMPARED:
-        for found in compare.pairs(summaries, column):
-            interval = ""
-            if found.low is not None and found.high is not None and found.first_mean:
-                ends = (found.low / abs(found.first_mean), found.high / abs(found.first_mean))
-                interval = f"{ends[0]:+.1%} to {ends[1]:+.1%}"
-            change = "" if found.relative is None else f"{found.relative:+.1%}"
-            runs = f"{found.first_runs}, {found.second_runs}{' in blocks' if found.paired else ''}"
-            distinct = {True: "yes", False: "no", None: ""}[found.is_distinct]
-            means = (short(found.first_mean), short(found.second_mean))
-            rows.append([column, found.first, found.second, runs, *means, change, interval, distinct])
+    for found in compare.table(summaries, _COMPARED):
+        interval = ""
+        if found.relative_interval is not None:
+            low, high = found.relative_interval
+            interval = f"{low:+.1%} to {high:+.1%}"
+        change = "" if found.relative is None else f"{found.relative:+.1%}"
+        runs = f"{found.first_runs}, {found.second_runs}{' in blocks' if found.paired else ''}"
+        distinct = {True: "yes", False: "no", None: ""}[found.is_distinct]
+        means = (short(found.first_mean), short(found.second_mean))
+        rows.append([found.column, found.first, found.second, runs, *means, change, interval, distinct])
     return rows
 
 

@@ -1,0 +1,63 @@
+"""May two results be compared? Facts of their machines, and what they are results of. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ingest_bench.model.results import Summary
+
+# What decides how fast a server is, and is the machine's and not the server's. Another kernel or another version of
+# this tool may be what one wants to compare: they are named, and no more.
+_DECISIVE = (
+    *("machine", "cpu", "cores", "memory_bytes", "cpu_governor"),
+    *("transparent_hugepages", "numa_balancing", "swappiness", "tcp_congestion_control"),
+)
+_OF_THE_MOMENT = ("load_average",)
+# A kernel keeps some memory for itself, another time a little more.
+_SAME_MEMORY = 0.02
+
+
+def machines(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """How the facts of two results differ: what forbids a verdict, and what is only to be known.
+
+    A fact that one of them has not is not compared.
+    """
+    differing = {
+        name: f"{name} was {before[name]}, is {now[name]}"
+        for name in before
+        if name in now and name not in _OF_THE_MOMENT and not _agree(before[name], now[name])
+    }
+    forbidden = [text for name, text in differing.items() if name in _DECISIVE]
+    return forbidden, [text for name, text in differing.items() if name not in _DECISIVE]
+
+
+def experiments(before: Sequence[Summary], now: Sequence[Summary]) -> str:
+    """Why the runs of a cell of that name are of another kind; empty where they are of the same."""
+    for name, of in (("experiment", _experiment), ("workload", _workload), ("network", _network)):
+        ones, others = ({value for run in runs if (value := of(run))} for runs in (before, now))
+        if ones and others and ones != others:
+            return f"the baseline's {name} is {_listed(ones)}, this one's {_listed(others)}"
+    return ""
+
+
+def _agree(one: object, other: object) -> bool:
+    if isinstance(one, int) and isinstance(other, int) and max(one, other) > 1 << 20:
+        return abs(one - other) <= _SAME_MEMORY * max(one, other)
+    return one == other
+
+
+def _experiment(run: Summary) -> str:
+    return run.experiment
+
+
+def _workload(run: Summary) -> str:
+    return str(run.values.get("workload") or "")
+
+
+def _network(run: Summary) -> str:
+    return str(run.values.get("network") or "")
+
+
+def _listed(names: set[str]) -> str:
+    return " and ".join(sorted(names))
