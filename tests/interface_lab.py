@@ -75,13 +75,26 @@ class Lab:
         pipe = subprocess.PIPE
         return subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env={**self.env, **env})
 
+    def running(self, *words: str) -> subprocess.Popen[str]:
+        """The driver, when what it applies stands."""
+        process = self.drive("tool", *words)
+        assert process.stdout is not None
+        while process.stdout.readline() != "running\n":
+            assert process.poll() is None, process.communicate()
+        return process
+
+    def killed_with_its_watchdog(self, dog_stage: int, variant: str) -> None:
+        """A session whose watchdog ended at that stage, and whose tool was killed while it ran: something is left."""
+        process = self.running("-1", str(dog_stage), variant)
+        process.kill()
+        process.communicate()
+        self.wait_until_free()
+        assert self.leftovers()
+
     @contextmanager
     def shaped(self, *words: str) -> Iterator[subprocess.Popen[str]]:
         """A session of the driver's that runs; it ends in order at the end of the block."""
-        with self.drive("tool", "-1", "-1", *words) as process:
-            assert process.stdout is not None
-            while process.stdout.readline() != "running\n":
-                assert process.poll() is None, process.communicate()
+        with self.running("-1", "-1", *words) as process:
             try:
                 yield process
             finally:
@@ -116,6 +129,12 @@ class Lab:
 
     def leftovers(self) -> list[str]:
         return [path.name for path in self.state.glob("*.jsonl")]
+
+    def is_put_back(self, before: str, when: str = "") -> None:
+        """Nobody looks after anything, nothing is noted, and all is as it was."""
+        self.wait_until_free()
+        assert self.leftovers() == [], when
+        assert self.snapshot() == before, when
 
 
 def _is_held(path: Path) -> bool:

@@ -35,24 +35,15 @@ def stages_of_the_tool(place: Lab, variant: str) -> list[str]:
     return out.splitlines()
 
 
-def put_back(place: Lab, before: str, when: str) -> None:
-    place.wait_until_free()
-    assert place.snapshot() == before, when
-    assert place.leftovers() == [], when
-
-
 @pytest.mark.parametrize("variant", ["route", "mtu", pytest.param("ipv6", marks=NEEDS_IPV6)])
 def test_a_session_that_ends_by_itself_leaves_everything_as_it_was(place: Lab, variant: str) -> None:
     before = place.snapshot()
-    process = place.drive("tool", "-1", "-1", variant)
-    assert process.stdout is not None
-    while process.stdout.readline() != "running\n":
-        assert process.poll() is None, process.communicate()
+    process = place.running("-1", "-1", variant)
     during = place.snapshot()
     assert during != before
     out, errors = process.communicate("\n", timeout=120)
     assert process.returncode == 0, errors
-    put_back(place, before, out)
+    place.is_put_back(before, out)
 
 
 @pytest.mark.parametrize("variant", ["route", "mtu"])
@@ -63,7 +54,7 @@ def test_a_kill_at_any_stage_of_applying_running_and_undoing_leaves_nothing(plac
     for number, stage in enumerate(stages):
         status, out, errors = place.driven("tool", str(number), "-1", variant)
         assert (status, out.splitlines()[-1]) == (-signal.SIGKILL, stage), errors
-        put_back(place, before, f"killed at: {stage}")
+        place.is_put_back(before, f"killed at: {stage}")
 
 
 def test_a_watchdog_killed_at_any_stage_of_undoing_is_stood_in_for_by_the_tool(place: Lab) -> None:
@@ -73,41 +64,27 @@ def test_a_watchdog_killed_at_any_stage_of_undoing_is_stood_in_for_by_the_tool(p
         process = place.drive("tool", "-1", str(number), "route")
         _, errors = process.communicate("\n", timeout=120)
         assert process.returncode == 0, errors
-        put_back(place, before, f"watchdog killed at stage {number}")
+        place.is_put_back(before, f"watchdog killed at stage {number}")
 
 
 def test_when_tool_and_watchdog_are_both_killed_restore_puts_everything_back(place: Lab) -> None:
     before = place.snapshot()
     for number in (2, 7, 14):
-        process = place.drive("tool", "-1", str(number), "route")
-        assert process.stdout is not None
-        while process.stdout.readline() != "running\n":
-            assert process.poll() is None, process.communicate()
-        process.kill()
-        process.communicate()
-        place.wait_until_free()
-        assert place.leftovers()
+        place.killed_with_its_watchdog(number, "route")
         assert place.snapshot() != before
         status, shown, _ = place.driven("show")
         assert "alive=False" in shown
         status, out, errors = place.driven("restore")
         assert status == 0, errors
         assert "ip link" in out or "tc qdisc del" in out
-        put_back(place, before, f"watchdog killed at stage {number}, then restored")
+        place.is_put_back(before, f"watchdog killed at stage {number}, then restored")
 
 
 def test_what_an_earlier_session_left_behind_is_put_back_before_the_next_one_begins(place: Lab) -> None:
     before = place.snapshot()
-    process = place.drive("tool", "-1", "0", "route")
-    assert process.stdout is not None
-    while process.stdout.readline() != "running\n":
-        assert process.poll() is None, process.communicate()
-    process.kill()
-    process.communicate()
-    place.wait_until_free()
-    assert place.leftovers()
+    place.killed_with_its_watchdog(0, "route")
     stages_of_the_tool(place, "plain")
-    put_back(place, before, "after the second session")
+    place.is_put_back(before, "after the second session")
 
 
 def test_kills_at_random_moments_leave_nothing(place: Lab) -> None:
@@ -123,7 +100,7 @@ def test_kills_at_random_moments_leave_nothing(place: Lab) -> None:
         except subprocess.TimeoutExpired:
             process.kill()
         process.communicate()
-        put_back(place, before, f"seed {seed}, kill {number}")
+        place.is_put_back(before, f"seed {seed}, kill {number}")
 
 
 def test_the_time_limit_puts_everything_back_while_the_tool_lives(place: Lab) -> None:
@@ -134,7 +111,7 @@ def test_the_time_limit_puts_everything_back_while_the_tool_lives(place: Lab) ->
     _, errors = process.communicate("\n", timeout=120)
     assert process.returncode == 3
     assert "time limit of 1.5 s was over" in errors
-    put_back(place, before, "after the time limit")
+    place.is_put_back(before, "after the time limit")
 
 
 def place_is_free_of_ledgers(place: Lab) -> None:
@@ -148,24 +125,18 @@ def place_is_free_of_ledgers(place: Lab) -> None:
 
 def test_a_second_user_of_the_same_interface_is_refused(place: Lab) -> None:
     before = place.snapshot()
-    process = place.drive("tool", "-1", "-1", "plain")
-    assert process.stdout is not None
-    while process.stdout.readline() != "running\n":
-        assert process.poll() is None, process.communicate()
+    process = place.running("-1", "-1", "plain")
     status, _, errors = place.driven("tool", "-1", "-1", "plain")
     assert status == 3
     assert "in use by pid" in errors
     assert "plain on eth0 to 198.18.40.2:9200" in errors
     process.communicate("\n", timeout=120)
-    put_back(place, before, "after both")
+    place.is_put_back(before, "after both")
 
 
 def test_an_interface_that_vanishes_meanwhile_is_nothing_to_undo(tmp_path: Path) -> None:
     with lab(tmp_path / "state") as own:
-        process = own.drive("tool", "-1", "-1", "route")
-        assert process.stdout is not None
-        while process.stdout.readline() != "running\n":
-            assert process.poll() is None, process.communicate()
+        process = own.running("-1", "-1", "route")
         own.run("ip", "link", "del", "eth0")
         _, errors = process.communicate("\n", timeout=120)
         assert process.returncode == 0, errors

@@ -28,21 +28,13 @@ def test_a_setting_that_two_interfaces_share_belongs_to_one_session_at_a_time(pl
             # What it does not share it may shape.
             with other.shaped("plain", "eth1", "198.18.41.2"):
                 pass
-        place.wait_until_free()
-        assert place.snapshot() == before
+        place.is_put_back(before)
         assert other.leftovers() == []
 
 
 def test_a_setting_that_a_killed_session_left_is_put_back_before_another_interface_changes_it(place: Lab) -> None:
     before = place.snapshot()
-    process = place.drive("tool", "-1", "0", "buffers")
-    assert process.stdout is not None
-    while process.stdout.readline() != "running\n":
-        assert process.poll() is None, process.communicate()
-    process.kill()
-    process.communicate()
-    place.wait_until_free()
-    assert place.leftovers()
+    place.killed_with_its_watchdog(0, "buffers")
     with place.shaped("buffers", "eth1", "198.18.41.2"):
         assert len(place.leftovers()) == 1
     assert place.driven("restore")[0] == 0
@@ -60,6 +52,5 @@ def test_two_sessions_of_different_state_folders_on_one_interface_do_not_harm_ea
         assert status == 3
         assert f"in use by pid {first.pid}: plain on eth0 to 198.18.40.2:9200" in errors
         assert place.snapshot() == during
-    place.wait_until_free()
-    assert place.snapshot() == before
+    place.is_put_back(before)
     assert other.leftovers() == []

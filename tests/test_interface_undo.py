@@ -19,6 +19,14 @@ def mtu(place: Lab, device: str) -> int:
     return int(json.loads(place.run("ip", "-j", "link", "show", "dev", device))[0]["mtu"])
 
 
+def only_the_filters_of_others_stand(place: Lab, before: str) -> None:
+    """`OTHERS` are there still; without them all is as it was."""
+    place.wait_until_free()
+    assert "pref 9 " in place.run("tc", "filter", "show", "dev", "eth0", "egress")
+    place.run("tc", "qdisc", "del", "dev", "eth0", "clsact")
+    place.is_put_back(before)
+
+
 @pytest.mark.parametrize("variant", ["mtu", "route"])
 def test_an_interface_that_was_renamed_is_put_back_and_the_one_with_its_old_name_is_left_alone(
     tmp_path: Path, variant: str
@@ -47,11 +55,7 @@ def test_a_clsact_that_appears_just_before_ours_is_left_alone_and_so_is_what_it_
         status, _, errors = place.driven("tool", "-1", "-1", "mtu", DRIVER_AT=AT_ADDING, DRIVER_RUNS=OTHERS)
         assert status == 3
         assert "Exclusivity flag on" in errors
-        place.wait_until_free()
-        assert place.leftovers() == []
-        assert "pref 9 " in place.run("tc", "filter", "show", "dev", "eth0", "egress")
-        place.run("tc", "qdisc", "del", "dev", "eth0", "clsact")
-        assert place.snapshot() == before
+        only_the_filters_of_others_stand(place, before)
 
 
 def test_a_clsact_that_stands_in_the_place_of_ours_hinders_no_undo_and_is_left_alone(tmp_path: Path) -> None:
@@ -59,11 +63,7 @@ def test_a_clsact_that_stands_in_the_place_of_ours_hinders_no_undo_and_is_left_a
         before = place.snapshot()
         with place.shaped("mtu"):
             place.run("sh", "-ec", f"tc qdisc del dev eth0 clsact; {OTHERS}")
-        place.wait_until_free()
-        assert place.leftovers() == []
-        assert "pref 9 " in place.run("tc", "filter", "show", "dev", "eth0", "egress")
-        place.run("tc", "qdisc", "del", "dev", "eth0", "clsact")
-        assert place.snapshot() == before
+        only_the_filters_of_others_stand(place, before)
 
 
 def test_whoever_is_killed_between_noting_and_adding_undoes_nothing_of_another_program(tmp_path: Path) -> None:
@@ -72,11 +72,7 @@ def test_whoever_is_killed_between_noting_and_adding_undoes_nothing_of_another_p
         killing = f"{OTHERS}; kill -9 $PPID"
         status, _, errors = place.driven("tool", "-1", "-1", "plain", DRIVER_AT=AT_ADDING, DRIVER_RUNS=killing)
         assert status == -signal.SIGKILL, errors
-        place.wait_until_free()
-        assert place.leftovers() == []
-        assert "pref 9 " in place.run("tc", "filter", "show", "dev", "eth0", "egress")
-        place.run("tc", "qdisc", "del", "dev", "eth0", "clsact")
-        assert place.snapshot() == before
+        only_the_filters_of_others_stand(place, before)
 
 
 def test_our_own_devices_are_removed_under_any_name(tmp_path: Path) -> None:

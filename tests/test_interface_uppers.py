@@ -76,13 +76,7 @@ def test_what_stands_on_the_interface_gets_its_mtu_back_when_tool_and_watchdog_w
     if not is_made(place, "macvlan"):
         pytest.skip("this kernel makes no macvlan")
     for stage in (2, 4, 16, 18, 20):
-        process = place.drive("tool", "-1", str(stage), "mtu")
-        assert process.stdout is not None
-        while process.stdout.readline() != "running\n":
-            assert process.poll() is None, process.communicate()
-        process.kill()
-        process.communicate()
-        place.wait_until_free()
+        place.killed_with_its_watchdog(stage, "mtu")
         place.run("sh", "-ec", "ip link set up0 down; ip link set up0 name new0; ip link set new0 up")
         status, _, errors = place.driven("restore")
         assert status == 0, errors
