@@ -9,18 +9,20 @@ folder.
 from __future__ import annotations
 
 import os
+import select
 import shlex
 import shutil
 import site
 import subprocess
 import sys
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Self, cast
 
 from ingest_bench.errors import RunFailed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 # Where programs are looked for, whatever the caller's PATH says: cron's has no /usr/sbin, where ip and tc are, and one
 # with "." in it would run somebody's program.
@@ -32,6 +34,9 @@ CALLERS_PATH = os.environ.get("PATH", PATH)
 # Options for every JVM, such as an agent, and for every Python, such as to end with the first warning. Ours are told
 # what they need in their argv, and what they print is parsed.
 _FOR_EVERYBODY = {"JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS", "PYTHONWARNINGS", "PYTHONINSPECT"}
+
+# Of what a program said, in an error.
+_LAST_WORDS_BYTES = 2000
 
 # Not by a preexec_fn: Python then runs the hooks of os.register_at_fork, where a Ctrl-C is printed and forgotten.
 _DYING = ("setpriv", "--pdeathsig", "KILL", "--")
@@ -73,7 +78,7 @@ def run(
     if not check:
         return done.stdout + done.stderr
     if done.returncode:
-        said = (done.stderr.strip() or done.stdout.strip() or "nothing")[-2000:]
+        said = (done.stderr.strip() or done.stdout.strip() or "nothing")[-_LAST_WORDS_BYTES:]
         raise RunFailed(f"{shlex.join(argv)}: exit {done.returncode}, it said: {said}")
     return done.stdout
 
@@ -141,6 +146,121 @@ def stop(process: subprocess.Popen[bytes], *, grace_s: float = 5.0) -> int:
         except subprocess.TimeoutExpired:
             process.kill()
     return process.wait()
+
+
+class Child:
+    """A child that is told, and tells, lines of text. It dies with us, and is killed at the end of its block.
+
+    Start it from the main thread, as by `start`. Its errors have its name and the end of what it wrote to its standard
+    error, which is a file of its own: a pipe that nobody reads would stop it when it is full. One that is late is
+    killed: its answer would be taken for that to the next question.
+    """
+
+    def __init__(self, argv: Sequence[str], *, name: str, log: Path | None = None) -> None:
+        """Its standard error is in `log` then; else in memory, and gone with it."""
+        self.name = name
+        self._errors = os.fdopen(os.memfd_create("said"), "rb") if log is None else log.open("w+b")
+        try:
+            self._popen = start(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors.fileno())
+        except BaseException:
+            self._errors.close()
+            raise
+        self.stdin, self.stdout = cast("IO[bytes]", self._popen.stdin), cast("IO[bytes]", self._popen.stdout)
+        self._unread = b""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def pid(self) -> int:
+        """Of what was started: inside a namespace it may be what entered it."""
+        return self._popen.pid
+
+    def tell(self, line: str, limit_s: float = 60) -> None:
+        """It hears this; when it is gone, its answer will be missing. RunFailed when it does not listen in time."""
+        until = time.monotonic() + limit_s
+        left = memoryview(line.encode() + b"\n")
+        try:
+            while left:
+                self._await(self.stdin, select.POLLOUT, until, f"it did not listen for {limit_s:g} s")
+                # So much never waits, once there is room.
+                left = left[os.write(self.stdin.fileno(), left[: select.PIPE_BUF]) :]
+        except BrokenPipeError:
+            return
+
+    def line(self, limit_s: float = 60) -> str:
+        """The next line that it says; RunFailed when it ends or the time is over before a whole one has come."""
+        parts = [self._unread]
+        blocks = self._blocks(limit_s, "no answer")
+        while b"\n" not in parts[-1]:
+            block = next(blocks, b"")
+            if not block:
+                raise RunFailed(f"{self.name}: it ended, it said: {self.said()}")
+            parts.append(block)
+        line, _, self._unread = b"".join(parts).partition(b"\n")
+        return line.decode(errors="replace")
+
+    def ask(self, line: str, limit_s: float = 60) -> str:
+        """Its answer to that line, as `line`."""
+        until = time.monotonic() + limit_s
+        self.tell(line, limit_s)
+        return self.line(max(0.0, until - time.monotonic()))
+
+    def rest(self, limit_s: float) -> str:
+        """All that it still says when its standard input ends; RunFailed when it does not end in that time."""
+        until = time.monotonic() + limit_s
+        self.stdin.close()
+        said, self._unread = b"".join((self._unread, *self._blocks(limit_s, "no end"))), b""
+        try:
+            self._popen.wait(max(0.0, until - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            raise self._late(f"no end after {limit_s:g} s") from None
+        return said.decode(errors="replace")
+
+    def said(self) -> str:
+        """The end of what it wrote to its standard error; "nothing" without a word."""
+        size_bytes = os.fstat(self._errors.fileno()).st_size
+        end = os.pread(self._errors.fileno(), _LAST_WORDS_BYTES, max(0, size_bytes - _LAST_WORDS_BYTES))
+        return end.decode(errors="replace").strip() or "nothing"
+
+    def runs(self) -> bool:
+        """Whether it has not ended yet."""
+        return self._popen.poll() is None
+
+    def kill(self) -> None:
+        """It is ended by SIGKILL; an ended one is fine."""
+        self._popen.kill()
+
+    def close(self) -> None:
+        """It is gone: killed if need be, and reaped."""
+        self.kill()
+        self._popen.wait()
+        for file in (self.stdin, self.stdout, self._errors):
+            file.close()
+
+    def _blocks(self, limit_s: float, what: str) -> Iterator[bytes]:
+        """What it says until its end, as it comes."""
+        until = time.monotonic() + limit_s
+        while True:
+            self._await(self.stdout, select.POLLIN, until, f"{what} after {limit_s:g} s")
+            block = os.read(self.stdout.fileno(), 1 << 16)
+            if not block:
+                return
+            yield block
+
+    def _await(self, pipe: IO[bytes], event: int, until: float, late: str) -> None:
+        # Not by select(): that one knows no descriptor above 1023.
+        waiting = select.poll()
+        waiting.register(pipe, event)
+        if not waiting.poll(max(0.0, until - time.monotonic()) * 1000):
+            raise self._late(late)
+
+    def _late(self, how: str) -> RunFailed:
+        self.kill()
+        return RunFailed(f"{self.name}: {how}, it said: {self.said()}")
 
 
 def environment() -> dict[str, str]:

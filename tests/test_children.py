@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from planted import user_site
 import ingest_bench
 from ingest_bench import system
 from ingest_bench.cli import app
+from ingest_bench.errors import RunFailed
 from ingest_bench.ledger import sessions
 
 
@@ -78,6 +80,72 @@ def test_options_for_every_python_are_not_for_ours(monkeypatch: pytest.MonkeyPat
     assert "RuntimeWarning" in said
     assert "not enough values to unpack" in said
     assert ">>>" not in said
+
+
+def shell(program: str, log: Path | None = None) -> system.Child:
+    return system.Child(("sh", "-c", program), name="the shell", log=log)
+
+
+def test_a_child_answers_line_by_line_and_says_the_rest_when_its_input_ends() -> None:
+    with shell("printf 'a\\nb\\n'; cat") as child:
+        assert [child.line(), child.line(), child.ask("c" * 100_000)] == ["a", "b", "c" * 100_000]
+        child.tell("d")
+        child.tell("e")
+        assert child.line() == "d"
+        assert child.rest(20) == "e\n"
+        assert not child.runs()
+
+
+@pytest.mark.parametrize("in_a_log", [True, False])
+def test_a_child_that_died_is_told_with_its_last_words(tmp_path: Path, in_a_log: bool) -> None:
+    log = tmp_path / "log" if in_a_log else None
+    with shell("echo half | tr -d '\\n'; echo broken >&2; exit 3", log) as child:
+        with pytest.raises(RunFailed, match=r"^the shell: it ended, it said: broken$"):
+            child.ask("anybody?")
+        child.tell("nobody hears this")
+    assert log is None or log.read_text() == "broken\n"
+
+
+def test_a_child_may_say_more_of_its_errors_than_a_pipe_holds() -> None:
+    with shell("head -c 300000 /dev/zero | tr '\\0' x >&2; echo ready") as child:
+        assert child.line() == "ready"
+        assert child.said() == "x" * 2000
+
+
+def test_half_a_line_is_no_answer_and_a_late_child_is_killed() -> None:
+    with shell("printf half; exec sleep 60") as child:
+        with pytest.raises(RunFailed, match=r"^the shell: no answer after 0\.05 s, it said: nothing$"):
+            child.line(0.05)
+        assert child.rest(20) == ""
+
+
+def test_a_child_that_does_not_listen_stops_nobody() -> None:
+    with shell("exec sleep 60") as child, pytest.raises(RunFailed, match=r"it did not listen for 0\.05 s"):
+        child.ask("x" * 200_000, 0.05)
+    with shell("exec >&-; exec sleep 60") as child, pytest.raises(RunFailed, match=r"no end after 0\.05 s"):
+        child.rest(0.05)
+
+
+def test_a_child_is_heard_where_more_than_1024_files_are_open() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(before[1], 2000), before[1]))
+    held: list[int] = []
+    try:
+        held += [os.dup(2) for _ in range(1100)]
+        with shell("exec cat") as child:
+            assert child.stdout.fileno() > 1024
+            assert child.ask("here") == "here"
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_nothing_is_left_of_a_child_that_does_not_want_to_end() -> None:
+    with shell("trap '' TERM; echo here; while :; do read line; done") as child:
+        assert child.line() == "here"
+    assert not Path(f"/proc/{child.pid}").exists()
+    child.close()
 
 
 @pytest.mark.processes

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -19,7 +18,7 @@ LONG_S = 60
 @contextmanager
 def program(
     kind: str, count: int, backlog: int, first: Sequence[str] = ()
-) -> Iterator[tuple[socket.socket, subprocess.Popen[bytes]]]:
+) -> Iterator[tuple[socket.socket, system.Child]]:
     """The server's listener, and the clients."""
     with socket.create_server(("127.0.0.1", 0), backlog=backlog) as listener:
         listener.settimeout(LONG_S)
@@ -27,22 +26,14 @@ def program(
             *first,
             *system.script(rude_clients.__file__, kind, "127.0.0.1", str(listener.getsockname()[1]), str(count)),
         )
-        child = system.start(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        try:
+        with system.Child(argv, name="the clients") as child:
             yield listener, child
-        finally:
-            child.kill()
-            child.communicate()
 
 
 def test_clients_that_nobody_answers_end_all_the_same() -> None:
     # Who is not accepted fills the backlog; whoever comes then waits, as in a partition.
     with program("connection-flood", 40, 0) as (_, child):
-        assert child.stdin is not None
-        child.stdin.close()
-        child.stdin = None
-        said, _ = child.communicate(timeout=clients._END_LIMIT_S / 2)
-        assert b'"opened": ' in said
+        assert '"opened": ' in child.rest(clients._END_LIMIT_S / 2)
 
 
 def test_as_many_connections_as_were_asked_for_are_open_at_a_time() -> None:

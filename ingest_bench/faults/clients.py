@@ -12,7 +12,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 
 from ingest_bench import system
 from ingest_bench.errors import RunFailed
@@ -40,24 +39,22 @@ def _begin(fault: Fault, stage: Stage) -> Begun:
     return Begun("", end)
 
 
-def _start(fault: Fault, node: Node, link: Link) -> subprocess.Popen[bytes]:
+def _start(fault: Fault, node: Node, link: Link) -> system.Child:
     listen = node.process.listen
     argv = system.script(
         rude_clients.__file__, fault.kind, listen.host, str(listen.port), str(fault.connections or CONNECTIONS)
     )
     # It dies with the thread of the faults, which outlives every fault.
-    return system.start(link.client.command(argv), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    return system.Child(link.client.command(argv), name=f"{fault.kind}: its clients")
 
 
-def _ended(kind: str, child: subprocess.Popen[bytes]) -> str:
+def _ended(kind: str, child: system.Child) -> str:
     """What they saw. RunFailed when not one of them had a connection."""
-    try:
-        said, _ = child.communicate(timeout=_END_LIMIT_S)
-        seen = json.loads(said)
-    except (subprocess.TimeoutExpired, ValueError):
-        child.kill()
-        said, _ = child.communicate()
-        raise RunFailed(f"{kind}: its clients broke, they said: {said.decode(errors='replace')[-500:]}") from None
+    with child:
+        try:
+            seen = json.loads(child.rest(_END_LIMIT_S))
+        except ValueError:
+            raise RunFailed(f"{child.name} broke, they said: {child.said()}") from None
     if not seen["opened"]:
         raise RunFailed(f"{kind}: none of its clients had a connection, {seen['refused']} were refused")
     told = [f"{seen['opened']} connections"]

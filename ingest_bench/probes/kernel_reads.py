@@ -7,12 +7,9 @@ from __future__ import annotations
 
 import json
 import os
-import select
-import subprocess
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -63,12 +60,12 @@ class KernelReads:
         ports = tuple(endpoint.port for endpoint in listening.endpoints(server_pid))
         if not ports:
             raise RunFailed(f"kernel-reads: process {server_pid} listens on no TCP port yet")
-        child = _start(ports, _visible_pid(server_pid), raw / _READS, raw / _LOG)
-        try:
-            yield
-        finally:
-            said = _end(child)
-            (raw / _SAID).write_text(json.dumps(said | {"pid": server_pid}), encoding="utf-8")
+        with _tap(ports, _visible_pid(server_pid), raw / _READS, raw / _LOG) as child:
+            try:
+                yield
+            finally:
+                said = _end(child)
+                (raw / _SAID).write_text(json.dumps(said | {"pid": server_pid}), encoding="utf-8")
 
     def read(self, context: ReadContext) -> Iterator[Measured]:
         """Reads of the load within the measurement; bytes of all of them, to compare with what was sent."""
@@ -93,8 +90,8 @@ def capability() -> Capability:
 
 
 def _try() -> str:
-    with TemporaryDirectory() as folder:
-        _end(_start((1,), 0, Path(os.devnull), Path(folder) / _LOG))
+    with _tap((1,), 0, Path(os.devnull), None):
+        pass
     return "BPF programs on tracepoints of the kernel run"
 
 
@@ -103,31 +100,25 @@ def _visible_pid(pid: int) -> int:
     return pid if str(Path("/proc/self/ns/pid").readlink()) == _INITIAL_PID_NAMESPACE else 0
 
 
-def _start(ports: tuple[int, ...], pid: int, out: Path, log: Path) -> subprocess.Popen[bytes]:
+@contextmanager
+def _tap(ports: tuple[int, ...], pid: int, out: Path, log: Path | None) -> Iterator[system.Child]:
+    """The child that taps the kernel during the block; MissingCapability when the kernel says no."""
     argv = system.python("ingest_bench.probes.tap", ",".join(map(str, ports)), str(pid), str(out))
-    with log.open("wb") as errors:
-        child = system.start(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors.fileno())
-    assert child.stdout is not None  # noqa: S101 - for the type: it is a pipe
-    ready, _, _ = select.select([child.stdout], [], [], _READY_S)
-    if ready and child.stdout.readline() == b"ready\n":
-        return child
-    system.stop(child)
-    said = log.read_text(errors="replace").strip().splitlines() if log.is_file() else []
-    raise MissingCapability(
-        f"kernel-reads: the kernel would not let us watch reads ({said[-1] if said else 'it said nothing'})\n{REMEDY}"
-    )
+    with system.Child(argv, name="kernel-reads", log=log) as child:
+        try:
+            child.line(_READY_S)
+        except RunFailed:
+            said = child.said().splitlines()[-1]
+            raise MissingCapability(
+                f"kernel-reads: the kernel would not let us watch reads ({said})\n{REMEDY}"
+            ) from None
+        yield child
 
 
-def _end(child: subprocess.Popen[bytes]) -> dict[str, Any]:
-    child.terminate()
+def _end(child: system.Child) -> dict[str, Any]:
     try:
-        output, _ = child.communicate(timeout=_READY_S)
-    except subprocess.TimeoutExpired:
-        child.kill()
-        output, _ = child.communicate()
-    try:
-        said: dict[str, Any] = json.loads(output)
-    except ValueError:
+        said: dict[str, Any] = json.loads(child.rest(_READY_S))
+    except (RunFailed, ValueError):
         return {}
     return said
 

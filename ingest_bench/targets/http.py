@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import base64
 import json
-import select
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -60,7 +58,7 @@ class Http:
 
     origin: str
     """Such as "http://198.18.2.1:9200"."""
-    asker: subprocess.Popen[bytes]
+    asker: system.Child
     headers: Mapping[str, str] = field(repr=False)
     """Of each request. They go through a pipe: no file and no command line has them."""
     endpoint: Endpoint
@@ -137,24 +135,13 @@ class Http:
             ) from None
 
     def _ask(self, question: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
-        assert self.asker.stdout is not None  # noqa: S101 - for the type checker: `ask` opened both pipes
         with self.lock:
-            self.tell(question)
-            if not select.select([self.asker.stdout], [], [], limit_s)[0]:
-                # An answer that came after this one would be taken for the next question's.
-                self.asker.kill()
             try:
-                answer: dict[str, Any] = json.loads(self.asker.stdout.readline())
-            except ValueError:
-                answer = {"error": "the asking process ended"}
+                answer: dict[str, Any] = json.loads(self.asker.ask(json.dumps(question), limit_s))
+            except RunFailed:
+                # Without its words: they may quote a header, which may be a password.
+                return {"error": "the asking process ended"}
             return answer
-
-    def tell(self, line: Mapping[str, Any]) -> None:
-        """Give a line to the asking process. When that has ended, its answer will be missing."""
-        assert self.asker.stdin is not None  # noqa: S101 - for the type checker
-        with suppress(BrokenPipeError):
-            self.asker.stdin.write(json.dumps(line).encode() + b"\n")
-            self.asker.stdin.flush()
 
 
 @contextmanager
@@ -171,15 +158,8 @@ def ask(
     """Questions to the server at `endpoint`, asked where `enter` leads."""
     program = Path(__file__).with_name("asker.py")
     argv = enter(system.script(program, endpoint.host, str(endpoint.port)))
-    asker = system.start(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     name = host_header or str(endpoint)
-    http = Http(f"{'http' if tls is None else 'https'}://{name}", asker, headers or {}, endpoint, enter, log, home)
-    try:
-        http.tell({"host": name, "tls": None if tls is None else asdict(tls)})
-        yield http
-    finally:
-        for pipe in (asker.stdin, asker.stdout):
-            if pipe is not None:
-                with suppress(BrokenPipeError):
-                    pipe.close()
-        system.stop(asker)
+    origin = f"{'http' if tls is None else 'https'}://{name}"
+    with system.Child(argv, name=origin) as asker:
+        asker.tell(json.dumps({"host": name, "tls": None if tls is None else asdict(tls)}))
+        yield Http(origin, asker, headers or {}, endpoint, enter, log, home)

@@ -6,14 +6,13 @@ namespace is a mount and outlives a killed program.
 
 from __future__ import annotations
 
-import subprocess
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ingest_bench import system
-from ingest_bench.errors import MissingCapability
+from ingest_bench.errors import MissingCapability, RunFailed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -54,7 +53,7 @@ class Namespace:
 class Sandbox:
     """Namespaces that can be joined by links: those of an ordinary user share one user namespace."""
 
-    holders: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    holders: list[system.Child] = field(default_factory=list)
 
     def add(self) -> Namespace:
         """A new network namespace with nothing but a `lo` that is down."""
@@ -73,10 +72,7 @@ class Sandbox:
         for holder in reversed(self.holders):
             holder.kill()
         for holder in self.holders:
-            holder.wait()
-            for pipe in (holder.stdin, holder.stdout, holder.stderr):
-                if pipe is not None:
-                    pipe.close()
+            holder.close()
         self.holders.clear()
 
 
@@ -95,19 +91,14 @@ def sandbox() -> Iterator[Sandbox]:
         opened.close()
 
 
-def _hold(argv: Sequence[str]) -> subprocess.Popen[bytes]:
-    """A holder that is inside its namespace: it has answered what it was sent."""
-    holder = system.start(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert holder.stdin is not None  # noqa: S101 - for the type checker: both were asked for as pipes
-    assert holder.stdout is not None  # noqa: S101
+def _hold(argv: Sequence[str]) -> system.Child:
+    """A holder that is inside its namespace: it has answered what it was told."""
+    holder = system.Child(argv, name=f"network namespace: `{' '.join(argv)}`")
     try:
-        holder.stdin.write(b"ready\n")
-        holder.stdin.flush()
-    except BrokenPipeError:
-        pass
-    if holder.stdout.readline() == b"ready\n":
-        return holder
-    _, said = holder.communicate()
-    raise MissingCapability(
-        f"network namespace: `{' '.join(argv)}` failed, it said: {said.decode(errors='replace').strip()}\n{_REMEDY}"
-    )
+        holder.ask("ready")
+    except BaseException as error:
+        holder.close()
+        if isinstance(error, RunFailed):
+            raise MissingCapability(f"{error}\n{_REMEDY}") from None
+        raise
+    return holder

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
@@ -44,6 +43,7 @@ read -r pid _ < /proc/self/stat
 echo "ready $pid"
 read -r _
 set +e
+exec 2>&1
 TMPDIR=/dev/shm "$@"
 echo "User-Mode Linux ended with status $?"
 """
@@ -73,18 +73,13 @@ def uml_box(
     """A guest that routes between the two, with netem on its egresses. It dies with us, and leaves no file."""
     middle = opened.add()
     _wire(middle, client, server, ends)
-    process, pid_1 = _start(middle, mtu_bytes)
-    try:
-        assert process.stdin is not None  # noqa: S101 - for the type checker: both were asked for as pipes
-        assert process.stdout is not None  # noqa: S101
+    with _booting(middle, mtu_bytes) as process:
         console = Console(process.stdin.fileno(), process.stdout.fileno())
         console.greet("busybox mount -t tmpfs none /run", timeout_s=_BOOT_TIMEOUT_S)
         opened_guest = Guest(console)
         opened_guest.run(("sh", "-c", guest.setup_script()))
         opened_guest.run(("ip", "-batch", "-"), stdin=commands.text(commands.box_sides(ends, has_ipv6=False)))
         yield opened_guest
-    finally:
-        _end(process, pid_1)
 
 
 @cache
@@ -112,37 +107,21 @@ def _wire(middle: Namespace, client: Namespace, server: Namespace, ends: places.
         middle.run(("ip", "-batch", "-"), stdin=commands.text(lines))
 
 
-def _start(middle: Namespace, mtu_bytes: int) -> tuple[subprocess.Popen[bytes], int]:
+@contextmanager
+def _booting(middle: Namespace, mtu_bytes: int) -> Iterator[system.Child]:
+    """The guest during the block. Then nothing is left: `unshare` ends after pid 1, and that one after all others."""
     sockets = system.script(packet_sockets.__file__, *(side.outside for side in guest.SIDES), "--")
     killed_with = ("setpriv", "--pdeathsig", "KILL")
     own = ("unshare", "--mount", "--pid", "--fork", "--kill-child=KILL")
-    process = system.start(
-        middle.command((*sockets, *killed_with, *own, "sh", "-c", _PID_1, "pid-1", *guest.guest_argv(mtu_bytes))),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    assert process.stdin is not None  # noqa: S101 - for the type checker: both were asked for as pipes
-    assert process.stdout is not None  # noqa: S101
-    said = process.stdout.readline()
-    ready, _, pid = said.partition(b" ")
-    if ready != b"ready":
-        rest = process.stdout.read()
-        _end(process, pid_1=None)
-        raise RunFailed(f"User-Mode Linux: it did not start, it said: {(said + rest).decode(errors='replace')}")
-    process.stdin.write(b"go\n")
-    process.stdin.flush()
-    return process, int(pid)
-
-
-def _end(process: subprocess.Popen[bytes], pid_1: int | None) -> None:
-    """Nothing left: `unshare` ends after pid 1 of its namespace, and that one after all others there."""
-    if process.poll() is None:
-        with suppress(ProcessLookupError):
-            os.kill(process.pid if pid_1 is None else pid_1, signal.SIGKILL)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(_END_TIMEOUT_S)
-    process.kill()
-    process.wait()
-    for pipe in (process.stdin, process.stdout):
-        if pipe is not None:
-            pipe.close()
+    inside = (*killed_with, *own, "sh", "-c", _PID_1, "pid-1", *guest.guest_argv(mtu_bytes))
+    with system.Child(middle.command((*sockets, *inside)), name="User-Mode Linux") as process:
+        pid_1 = int(process.line(_BOOT_TIMEOUT_S).removeprefix("ready "))
+        try:
+            process.tell("go")
+            yield process
+        finally:
+            if process.runs():
+                with suppress(ProcessLookupError):
+                    os.kill(pid_1, signal.SIGKILL)
+            with suppress(RunFailed):
+                process.rest(_END_TIMEOUT_S)

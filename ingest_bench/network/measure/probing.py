@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import select
-import subprocess
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -24,24 +22,19 @@ _ANSWER_S = 60.0
 class Remote:
     """The near end of a meter."""
 
-    process: subprocess.Popen[bytes]
+    child: system.Child
     address: str
     ports: dict[str, int]
 
     def start(self, operation: str, **arguments: Any) -> None:
         """The operation begins; `answer` has what it says."""
-        assert self.process.stdin is not None  # noqa: S101 - for the type checker
-        self.process.stdin.write(json.dumps({"operation": operation, **arguments}).encode() + b"\n")
-        self.process.stdin.flush()
+        self.child.tell(json.dumps({"operation": operation, **arguments}))
 
     def answer(self) -> dict[str, Any]:
         """The next line that the meter says."""
-        assert self.process.stdout is not None  # noqa: S101 - for the type checker
-        ready, _, _ = select.select([self.process.stdout], [], [], _ANSWER_S)
-        line = self.process.stdout.readline() if ready else b""
-        answer: dict[str, Any] = json.loads(line) if line else {"error": f"no answer after {_ANSWER_S:g} s"}
+        answer: dict[str, Any] = json.loads(self.child.line(_ANSWER_S))
         if "error" in answer:
-            raise RunFailed(f"the link could not be measured: the meter at {self.address} says: {answer['error']}")
+            raise RunFailed(f"{self.child.name}: {answer['error']}")
         return answer
 
     def where(self, kind: str) -> list[Any]:
@@ -107,31 +100,12 @@ class Way:
 def meters(link: Link, *, pairs: int = 1) -> Iterator[list[tuple[Remote, Remote]]]:
     """Pairs of a meter in the client's and one in the server's namespace."""
     with ExitStack() as stack:
-        started = [(end, _start(end, stack)) for _ in range(pairs) for end in link.ends]
-        ready = [_ready(end, process) for end, process in started]
+        started = [(end, stack.enter_context(_meter(end))) for _ in range(pairs) for end in link.ends]
+        ready = [Remote(child, end.address, json.loads(child.line())) for end, child in started]
         yield list(zip(ready[::2], ready[1::2], strict=True))
 
 
-def _start(end: End, stack: ExitStack) -> subprocess.Popen[bytes]:
+def _meter(end: End) -> system.Child:
     argv = system.python("ingest_bench.network.measure.meter", end.address, end.device)
-    pipe = subprocess.PIPE
-    process = system.start(end.namespace.command(argv), stdin=pipe, stdout=pipe, stderr=pipe)
-    stack.callback(_close, process)
-    return process
-
-
-def _ready(end: End, process: subprocess.Popen[bytes]) -> Remote:
-    assert process.stdout is not None  # noqa: S101 - for the type checker
-    line = process.stdout.readline()
-    if not line:
-        _, said = process.communicate()
-        raise RunFailed(f"the meter at {end.address} did not start: {said.decode(errors='replace').strip()[-500:]}")
-    return Remote(process, end.address, json.loads(line))
-
-
-def _close(process: subprocess.Popen[bytes]) -> None:
-    process.kill()
-    process.wait()
-    for pipe in (process.stdin, process.stdout, process.stderr):
-        if pipe is not None:
-            pipe.close()
+    name = f"the link could not be measured: the meter at {end.address}"
+    return system.Child(end.namespace.command(argv), name=name)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import time
 from contextlib import ExitStack, contextmanager
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
 
 _LOOK_EVERY_S = 0.02
 _ASK_TCP_EVERY_S = 0.25
+_END_S = 10.0
 FILE = "wire.json"
 
 
@@ -66,7 +66,9 @@ def watch_wire(link: Link, path: Path) -> Iterator[None]:
         watchers = {}
         for direction, end, impairment in directions:
             sampled = frames.one_of(impairment.rate_bps or impairment.netem_rate_bps)
-            watchers[direction] = _start(end, sampled, stack)
+            watchers[direction] = stack.enter_context(_watcher(end, sampled))
+        for watcher in watchers.values():
+            watcher.line()  # It watches.
         try:
             yield
         finally:
@@ -89,34 +91,18 @@ def frame_sizes(raw: Path) -> tuple[Histogram, ...]:
     return (Histogram("wire_bytes", to_server.frames),) if to_server and to_server.frames else ()
 
 
-def _start(end: End, sampled: int, stack: ExitStack) -> subprocess.Popen[bytes]:
+def _watcher(end: End, sampled: int) -> system.Child:
     argv = system.python("ingest_bench.network.measure.wire", end.device, end.address, end.peer, str(sampled))
-    pipe = subprocess.PIPE
-    watcher = system.start(end.namespace.command(argv), stdin=pipe, stdout=pipe, stderr=pipe)
-    stack.callback(_close, watcher)
-    assert watcher.stdout is not None  # noqa: S101 - for the type checker
-    if watcher.stdout.readline() != b"watching\n":
-        _, said = watcher.communicate()
-        raise RunFailed(f"wire: no packet socket on {end.device}: {said.decode(errors='replace').strip()[-500:]}")
-    return watcher
+    return system.Child(end.namespace.command(argv), name=f"wire: the watcher on {end.device}")
 
 
-def _end(watcher: subprocess.Popen[bytes]) -> dict[str, Any] | None:
+def _end(watcher: system.Child) -> dict[str, Any] | None:
     """What a watcher saw; None when it is gone."""
     try:
-        said, _ = watcher.communicate(timeout=10)
-        found: dict[str, Any] = json.loads(said)
-    except (subprocess.TimeoutExpired, ValueError):
+        found: dict[str, Any] = json.loads(watcher.rest(_END_S))
+    except (RunFailed, ValueError):
         return None
     return found
-
-
-def _close(watcher: subprocess.Popen[bytes]) -> None:
-    watcher.kill()
-    watcher.wait()
-    for pipe in (watcher.stdin, watcher.stdout, watcher.stderr):
-        if pipe is not None:
-            pipe.close()
 
 
 def main() -> None:
