@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ingest_bench import nearest_rank
 from ingest_bench.analysis import histogram
 from ingest_bench.analysis.columns import COLUMNS
 from ingest_bench.model.results import Happened, Series, Summary
@@ -57,8 +58,8 @@ def summary(levels: dict[str, str], replicate: int = 1, *, seed: int = 1, **chan
         "bytes_measured": round(read_bytes),
         "reads": round(read_bytes / mean_bytes),
         "read_bytes_mean": mean_bytes,
-        "read_bytes_p50": histogram.percentile(counts, 50),
-        "read_bytes_p99": histogram.percentile(counts, 99),
+        "read_bytes_p50": nearest_rank.percentile(counts, 50),
+        "read_bytes_p99": nearest_rank.percentile(counts, 99),
         "response_ms_p50": 120.5,
         "response_ms_p99": 412.25 * random.normal(1, 0.05),
         "gc_pauses": gc_pauses,

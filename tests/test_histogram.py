@@ -5,16 +5,24 @@ import random
 
 import pytest
 
+from ingest_bench import nearest_rank
 from ingest_bench.analysis import histogram
 
 
 def test_a_percentile_is_a_value_that_really_occurred() -> None:
     counts = {1448: 90, 65536: 10}
-    assert histogram.percentile(counts, 50) == 1448
-    assert histogram.percentile(counts, 90) == 1448
-    assert histogram.percentile(counts, 90.1) == 65536
-    assert histogram.percentile(counts, 99) == 65536
-    assert histogram.percentile({}, 50) is None
+    assert nearest_rank.percentile(counts, 50) == 1448
+    assert nearest_rank.percentile(counts, 90) == 1448
+    assert nearest_rank.percentile(counts, 90.1) == 65536
+    assert nearest_rank.percentile(counts, 99) == 65536
+    assert nearest_rank.percentile({}, 50) is None
+
+
+@pytest.mark.parametrize(("percent", "least"), [(50, 2), (90, 10), (99, 100), (99.9, 1000), (99.99, 10_000), (100, 1)])
+def test_a_percentile_needs_values_beyond_it(percent: float, least: int) -> None:
+    assert nearest_rank.percentile({7: least - 1}, percent) is None
+    assert nearest_rank.percentile({7: least}, percent) == 7
+    assert nearest_rank.percentile({7: 10 * least, 9: 1}, 100) == 9
 
 
 def test_percentiles_agree_with_sorting_all_values() -> None:
@@ -23,7 +31,7 @@ def test_percentiles_agree_with_sorting_all_values() -> None:
     counts = {value: values.count(value) for value in set(values)}
     for percent in (1, 10, 50, 90, 99, 100):
         rank = -(-len(values) * percent // 100)
-        assert histogram.percentile(counts, percent) == values[rank - 1]
+        assert nearest_rank.percentile(counts, percent) == values[rank - 1]
 
 
 def test_the_mean_weighs_each_value_by_its_count() -> None:

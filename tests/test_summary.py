@@ -194,8 +194,8 @@ def test_a_stalled_server_shows_in_response_time_but_not_in_service_time() -> No
     rows["sent_ns"][late] += made.SECOND
     rows["done_ns"][late] += made.SECOND
     row = summary(rows)
-    assert row.values["response_ms_p99"] == pytest.approx(1010)
-    assert row.values["service_ms_p99"] == pytest.approx(10)
+    assert row.values["response_ms_max"] == pytest.approx(1010)
+    assert row.values["service_ms_p50"] == pytest.approx(10)
 
 
 def test_documents_of_huge_bulks_count_while_they_are_worked_on() -> None:
@@ -245,8 +245,9 @@ def test_every_ticket_has_a_response_time_and_those_of_the_acknowledged_ones_sta
     alone, row = summary(), summary(np.concatenate([made.steady(), rows]))
     assert (row.values["requests"], row.values["requests_failed"]) == (56, 6)
     times = [row.values[f"response_ms_{name}"] for name in ("p50", "p99", "p999", "max")]
-    assert times == pytest.approx([10, 3000, 3000, 3000])
-    for name in ("p50", "p99", "p999", "max"):
+    # Of 56 requests nobody knows the 99th percentile: it would be the longest by another name.
+    assert times == [pytest.approx(10), None, None, pytest.approx(3000)]
+    for name in ("p50", "max"):
         assert row.values[f"response_ok_ms_{name}"] == alone.values[f"response_ms_{name}"] == pytest.approx(10)
 
 
@@ -449,8 +450,8 @@ def test_a_query_without_an_answer_may_miss_its_bytes_and_is_a_failed_one() -> N
     report = made.report(bytes_written=sent)
     row = summarise(made.record(), made.cell(), made.steady(), report, measured, queries=made.samples(rows))
     assert (row.state, row.values["queries_failed"], row.values["queries"]) == ("measured", 1, 2)
-    assert row.values["query_ms_p99"] == pytest.approx(500)
-    assert row.values["query_ok_ms_p99"] == pytest.approx(100)
+    assert row.values["query_ms_p50"] == pytest.approx(100)
+    assert row.values["query_ok_ms_p50"] is None
 
 
 def test_a_run_whose_queries_were_never_answered_is_invalid() -> None:
@@ -471,7 +472,7 @@ def test_addresses_that_differ_are_told_apart_and_those_that_do_alike_are_not_me
 
     assert told() == told(addresses=addresses["addresses"][:1]) == told(addresses=addresses["addresses"][:2]) == []
     (said,) = told(**addresses)
-    assert "a.example:9200: 2,500 documents in 25 requests, service time p50 10.0 ms, p99 10.0 ms; b.example" in said
+    assert "a.example:9200: 2,500 documents in 25 requests, service time p50 10.0 ms; b.example" in said
     assert said.endswith("c.example:9200: 0 documents in 0 requests")
     # A ticket that nobody took went nowhere.
     unsent = made.samples([made.sample(5.0, 6.0, outcome="cut-off", address=-1, attempts=0, bytes_sent=0)])
@@ -479,7 +480,7 @@ def test_addresses_that_differ_are_told_apart_and_those_that_do_alike_are_not_me
     assert told(addresses=addresses["addresses"][:2]) == []
     rows["done_ns"][rows["address"] == 1] += 80_000_000
     (said,) = told(addresses=addresses["addresses"][:2])
-    assert said.endswith("b.example:9200: 2,500 documents in 25 requests, service time p50 90.0 ms, p99 90.0 ms")
+    assert said.endswith("b.example:9200: 2,500 documents in 25 requests, service time p50 90.0 ms")
 
 
 def test_flushes_and_compactions_of_the_measurement_are_in_the_row() -> None:

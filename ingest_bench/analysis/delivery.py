@@ -20,6 +20,7 @@ import numpy as np
 from ingest_bench.analysis import histogram, samples
 from ingest_bench.analysis.samples import Samples, Tickets
 from ingest_bench.model.results import Counters, RunRecord, Value
+from ingest_bench.nearest_rank import percentile
 
 Bits = np.ndarray[Any, np.dtype[np.bool_]]
 # What nodes count of their whole lives, by our columns.
@@ -103,7 +104,7 @@ def own(record: RunRecord, nodes: int, start_ns: int | None, end_ns: int | None)
             [{int(us): count for us, count in latencies.get(str(second), {}).items()} for second in range(first, end)]
         )
         for column, percent in (("delivery_ms_p50", 50), ("delivery_ms_p99", 99)):
-            value = histogram.percentile(times, percent)
+            value = percentile(times, percent)
             found[column] = None if value is None else value / 1e3
     return found
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 
 from ingest_bench.model.results import Value
+from ingest_bench.nearest_rank import percentile
 
 BINS_PER_OCTAVE = 4
 
@@ -19,20 +20,6 @@ def mean(counts: Mapping[int, int]) -> float | None:
     """The mean value; None without any."""
     number = total(counts)
     return sum(value * count for value, count in counts.items()) / number if number else None
-
-
-def percentile(counts: Mapping[int, int], percent: float) -> int | None:
-    """The smallest counted value that at least `percent` of all values do not exceed (nearest rank); None without any.
-
-    A value that really occurred, never one between two: read sizes have gaps where nothing ever is.
-    """
-    needed = total(counts) * percent / 100
-    seen = 0
-    for value in sorted(counts):
-        seen += counts[value]
-        if seen >= needed and seen > 0:
-            return value
-    return None
 
 
 def merge(several: Iterable[Mapping[int, int]]) -> dict[int, int]:

@@ -7,12 +7,13 @@ to sort everything on disk.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+
+from ingest_bench.nearest_rank import rank
 
 Values = np.ndarray[Any, np.dtype[Any]]
 Passes = Callable[[], Iterator[Mapping[str, Values]]]
@@ -74,9 +75,9 @@ class _Range:
 
 
 def percentiles(passes: Passes, percents: Mapping[str, Sequence[float]]) -> dict[tuple[str, float], int]:
-    """For each kind of values the wanted percentiles: the least value that at least so many percent are not above.
+    """For each kind of values the wanted percentiles that `nearest_rank` has of so many.
 
-    `passes` gives all values again at each call, in pieces; of a kind without any there is no percentile.
+    `passes` gives all values again at each call, in pieces.
     """
     ranges = _whole(passes, percents)
     found: dict[tuple[str, float], int] = {}
@@ -101,15 +102,12 @@ def _whole(passes: Passes, percents: Mapping[str, Sequence[float]]) -> list[_Ran
             if len(values):
                 count, low, high = seen.get(kind, (0, _MOST, _LEAST))
                 seen[kind] = count + len(values), min(low, int(values.min())), max(high, int(values.max()))
-    return [
-        _Range(kind, low, high, count, {percent: _rank(percent, count) for percent in percents[kind]})
-        for kind, (count, low, high) in seen.items()
-    ]
-
-
-def _rank(percent: float, count: int) -> int:
-    """As numpy's inverted_cdf has it: the place, from 0, of the least value whose share of all is at least that."""
-    return max(0, math.ceil(count * (percent / 100) - 1))
+    ranges = []
+    for kind, (count, low, high) in seen.items():
+        ranks = {percent: place for percent in percents[kind] if (place := rank(percent, count)) is not None}
+        if ranks:
+            ranges.append(_Range(kind, low, high, count, ranks))
+    return ranges
 
 
 def by_second(second: Values, response_ns: Values) -> tuple[Values, Values, Values]:

@@ -181,8 +181,9 @@ def differing_addresses(tickets: Tickets, report: WorkerReport) -> Iterator[Rema
     told = []
     for index, name in enumerate(names):
         said = f"{name}: {documents[index]:,} documents in {requests[index]:,} requests"
-        if (name, 50) in known:
-            said += f", service time p50 {known[name, 50] / 1e6:.1f} ms, p99 {known[name, 99] / 1e6:.1f} ms"
+        known_ms = {percent: known[name, percent] / 1e6 for percent in (50, 99) if (name, percent) in known}
+        if known_ms:
+            said += f", service time {', '.join(f'p{percent} {time:.1f} ms' for percent, time in known_ms.items())}"
         told.append(said + (f", {failed[index]:,} failed" if failed[index] else ""))
     yield Remark(probe="load", text=f"the addresses of the server differ: {'; '.join(told)}")
 
@@ -227,7 +228,7 @@ def under_way(samples: Samples, window: Window) -> Samples:
 def _percentiles(
     tickets: Tickets, window: Window, percents: Mapping[str, Mapping[str, float]]
 ) -> dict[str, float | None]:
-    """Percentiles in milliseconds of the times of what was under way within the window, exact; None without any.
+    """Percentiles in milliseconds of the times of what was under way within the window, exact; None of too few.
 
     "service" is the service time of what was sent, anything else the response time: of the acknowledged ones where its
     name ends with "_ok", else of all.

@@ -12,8 +12,8 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from ingest_bench.model.results import Histogram, Measured, Reading, Remark, Series
+from ingest_bench.nearest_rank import percentile
 from ingest_bench.probes import recording
-from ingest_bench.probes.exact import percentile
 from ingest_bench.probes.gc import DIRECT_BUFFERS, direct_buffers
 
 if TYPE_CHECKING:

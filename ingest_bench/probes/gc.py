@@ -15,8 +15,8 @@ from ingest_bench import files
 from ingest_bench.errors import SpecError
 from ingest_bench.jvm.logs import Log
 from ingest_bench.model.results import Measured, Reading, Remark, Series
+from ingest_bench.nearest_rank import percentile
 from ingest_bench.probes import gcagree, gclog, recording
-from ingest_bench.probes.exact import percentile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 
 from ingest_bench.analysis import histogram
 from ingest_bench.analysis.cells import CellRuns
+from ingest_bench.nearest_rank import percentile
 from ingest_bench.report.plots_style import FAINT, RULE, bare
 from ingest_bench.report.words import bytes_text, counted, exact_bytes
 
@@ -35,7 +36,7 @@ def size_limits(rows: Sequence[CellRuns]) -> tuple[float, float]:
     """The ends of the logarithmic axis that the wire and the reads share, so that they can be compared by eye."""
     known = [counts for row in rows for name in ("wire_bytes", "read_bytes") if (counts := row.counts(name))]
     # A bar below 0.5% is too low to be seen: rare small frames and first reads would only squeeze the others.
-    low = min((log2(histogram.percentile(counts, 0.5) or 1) for counts in known), default=10.0)
+    low = min((log2(percentile(counts, 0.5) or min(counts)) for counts in known), default=10.0)
     high = max((log2(max(counts)) for counts in known), default=16.0)
     return low - 0.5, max(high, low + 4) + 0.3
 
