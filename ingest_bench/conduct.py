@@ -176,7 +176,7 @@ def _said(record: RunRecord, summary: Summary) -> str:
     if summary.state != "measured":
         # What a log says follows at the end, with all other reasons.
         return "\n".join(f"{summary.state}: {summary.reason}".splitlines()[:1])
-    rate, mean, pauses = (summary.values.get(name) for name in ("docs_per_s_median", "read_bytes_mean", "gc_pauses"))
+    rate, mean, pauses = (summary.values.get(name) for name in ("docs_per_s_mean", "read_bytes_mean", "gc_pauses"))
     shown = [f"{rate:,.0f} docs/s"] if isinstance(rate, (int, float)) else []
     shown += [f"{mean:,.0f} bytes a read"] if isinstance(mean, (int, float)) else []
     shown += [f"{pauses} GC pauses"] if pauses is not None else []

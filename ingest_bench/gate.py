@@ -1,7 +1,7 @@
 """Thresholds and a baseline to a verdict: pass, fail, or no verdict. Pure.
 
     [[threshold]]
-    column = "docs_per_s_median"     # a column of summary.csv
+    column = "docs_per_s_mean"     # a column of summary.csv
     at_least = 20000                 # or at_most: absolute, by the median of the cell's runs
     [[threshold]]
     column = "gc_pause_ms_total"

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from ingest_bench import nearest_rank
-from ingest_bench.analysis import histogram
-from ingest_bench.analysis.columns import COLUMNS
+from ingest_bench.analysis import columns, histogram, per_gb
 from ingest_bench.model.results import Happened, Series, Summary
 
 KIB = 1024
@@ -44,7 +43,7 @@ def summary(levels: dict[str, str], replicate: int = 1, *, seed: int = 1, **chan
     gc_pauses = int(20 * (1 + 0.5 * buffer_bytes / mean_bytes) * random.normal(1, 0.05))
     read_bytes = 3.5e9
     large = buffer_bytes > 100_000
-    values: dict[str, Any] = dict.fromkeys(column.name for column in COLUMNS)
+    values: dict[str, Any] = dict.fromkeys(column.name for column in columns.COLUMNS)
     values |= {
         "network": link,
         "target": "opensearch 2.19.6",
@@ -53,8 +52,9 @@ def summary(levels: dict[str, str], replicate: int = 1, *, seed: int = 1, **chan
         "receive_predictor_bytes": buffer_bytes,
         "documents_acked": round(docs_per_s * 13),
         "documents_counted": round(docs_per_s * 13),
-        "docs_per_s_median": docs_per_s,
         "docs_per_s_mean": docs_per_s,
+        "docs_per_s_p10": docs_per_s * 0.9,
+        "docs_per_s_p90": docs_per_s * 1.1,
         "bytes_measured": round(read_bytes),
         "reads": round(read_bytes / mean_bytes),
         "read_bytes_mean": mean_bytes,
@@ -70,6 +70,7 @@ def summary(levels: dict[str, str], replicate: int = 1, *, seed: int = 1, **chan
         "outside_tlab_lucene_bytes": 3 * 10**8,
         "outside_tlab_rest_bytes": 6 * 10**8,
     }
+    values |= per_gb.shares(values)
     name = ",".join(f"{key}={level}" for key, level in levels.items()) or "only"
     fields: dict[str, Any] = {
         "run": f"{name}/{replicate}",
@@ -131,7 +132,8 @@ def with_series(run: Summary, *, fault: bool = False) -> Summary:
 def changed(run: Summary, **fields: Any) -> Summary:
     """The run with some fields replaced; `values` are laid over the ones it has."""
     if "values" in fields:
-        fields["values"] = {**run.values, **fields["values"]}
+        values = {**run.values, **fields["values"]}
+        fields["values"] = {**values, **per_gb.shares(values)}
     return dataclasses.replace(run, **fields)
 
 

@@ -18,7 +18,7 @@ from ingest_bench.model.results import Summary
 
 THRESHOLDS = """
 [[threshold]]
-column = "docs_per_s_median"
+column = "docs_per_s_mean"
 may_fall = "5%"
 [[threshold]]
 column = "gc_pause_ms_total"
@@ -38,7 +38,7 @@ def runs(factor: float = 1.0, *, seed: int = 1, replicates: int = 5) -> list[Sum
     ]
     return [
         made.changed(
-            run, values={"docs_per_s_median": 20_000 * factor * random.normal(1, 0.01), "gc_pause_ms_total": 100}
+            run, values={"docs_per_s_mean": 20_000 * factor * random.normal(1, 0.01), "gc_pause_ms_total": 100}
         )
         for run in made_runs
     ]
@@ -57,9 +57,7 @@ def judged(
 
 def with_docs(*values: float) -> list[Summary]:
     made_runs = runs(replicates=len(values))
-    return [
-        made.changed(run, values={"docs_per_s_median": value}) for run, value in zip(made_runs, values, strict=True)
-    ]
+    return [made.changed(run, values={"docs_per_s_mean": value}) for run, value in zip(made_runs, values, strict=True)]
 
 
 def test_two_runs_of_the_same_cell_pass() -> None:
@@ -71,7 +69,7 @@ def test_an_injected_difference_is_caught() -> None:
     for seed in range(1, 20):
         verdict = judged(runs(0.85, seed=seed), baseline=runs(seed=100 + seed))
         assert verdict.exit_code == 1
-        assert [check.column for check in verdict.checks if check.outcome == "fail"] == ["docs_per_s_median"]
+        assert [check.column for check in verdict.checks if check.outcome == "fail"] == ["docs_per_s_mean"]
 
 
 def test_an_improvement_does_not_fail() -> None:
@@ -81,7 +79,7 @@ def test_an_improvement_does_not_fail() -> None:
 @pytest.mark.parametrize("now", [(60, 112, 101), (101, 112, 60)])
 def test_an_interval_from_within_to_beyond_is_no_verdict_and_asks_for_replicates(now: tuple[float, ...]) -> None:
     """A mean of -9%, and an interval of -77% to +59%: it passed `may_fall = "10%"`."""
-    text = '[[threshold]]\ncolumn = "docs_per_s_median"\nmay_fall = "10%"\n'
+    text = '[[threshold]]\ncolumn = "docs_per_s_mean"\nmay_fall = "10%"\n'
     verdict = judged(with_docs(*now), text, with_docs(100, 100, 100))
     assert verdict.exit_code == 3
     # It is 1% from the limit, and the runs differ by 27%.
@@ -95,12 +93,12 @@ def test_an_interval_from_within_to_beyond_is_no_verdict_and_asks_for_replicates
 def test_so_many_replicates_as_it_asks_for_tell() -> None:
     """Of noise of 6% it knows how many runs show that a change of 4% is below 10%."""
     sides = (("before", {1: 94.0, 2: 100, 3: 106}), ("now", {1: 90.0, 2: 96, 3: 102}))
-    found = compare.numbers("docs_per_s_median", *sides, paired=False)
+    found = compare.numbers("docs_per_s_mean", *sides, paired=False)
     assert found is not None
     enough = compare.replicates(found, 6)
     # t = 2.1 for 10 runs a side: 2.1 * 6 * sqrt(2 / 10) = 5.6, and for 9 it is 6.0.
     assert enough == 9
-    random, text = np.random.default_rng(5), '[[threshold]]\ncolumn = "docs_per_s_median"\nmay_fall = "10%"\n'
+    random, text = np.random.default_rng(5), '[[threshold]]\ncolumn = "docs_per_s_mean"\nmay_fall = "10%"\n'
     verdicts = [
         judged(
             with_docs(*random.normal(96, 6, 2 * enough)), text, with_docs(*random.normal(100, 6, 2 * enough))
@@ -193,7 +191,7 @@ def test_a_run_that_was_aborted_is_no_verdict_and_never_a_pass() -> None:
 
 
 def test_absolute_limits_are_checked_without_a_baseline() -> None:
-    text = '[[threshold]]\ncolumn = "docs_per_s_median"\nat_least = {}\nat_most = 30000\n'
+    text = '[[threshold]]\ncolumn = "docs_per_s_mean"\nat_least = {}\nat_most = 30000\n'
     assert judged(runs(), text.format(15000)).exit_code == 0
     verdict = judged(runs(), text.format(25000))
     assert verdict.exit_code == 1
@@ -228,7 +226,7 @@ def test_a_number_that_one_of_the_runs_has_not_is_no_pass(unknown: float | str |
 
 
 def test_a_threshold_for_cells_that_do_not_exist_is_no_verdict() -> None:
-    text = '[[threshold]]\ncolumn = "docs_per_s_median"\nat_least = 1\ncells = "network=jumbo*"\n'
+    text = '[[threshold]]\ncolumn = "docs_per_s_mean"\nat_least = 1\ncells = "network=jumbo*"\n'
     verdict = judged(runs(), text)
     assert verdict.exit_code == 3
     assert 'no cell matches "network=jumbo*"' in verdict.checks[0].text

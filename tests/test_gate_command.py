@@ -14,7 +14,7 @@ from ingest_bench.cli.app import app
 from ingest_bench.errors import SpecError
 from ingest_bench.report import tables
 
-GATE = '[[threshold]]\ncolumn = "docs_per_s_median"\nat_least = {}\n'
+GATE = '[[threshold]]\ncolumn = "docs_per_s_mean"\nat_least = {}\n'
 
 
 def gate(folder: Path, *more: str) -> tuple[int, str]:
@@ -37,7 +37,7 @@ def written(tmp_path: Path) -> Path:
     results.write({"summary.csv": tables.summary_csv(rows).encode()})
     for name, limit in (("low", 1), ("high", 10**9)):
         (tmp_path / f"{name}.toml").write_text(GATE.format(limit))
-    (tmp_path / "fall.toml").write_text('[[threshold]]\ncolumn = "docs_per_s_median"\nmay_fall = "20%"\n')
+    (tmp_path / "fall.toml").write_text('[[threshold]]\ncolumn = "docs_per_s_mean"\nmay_fall = "20%"\n')
     return results.path
 
 

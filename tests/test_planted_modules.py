@@ -36,7 +36,7 @@ RESET = """
 kind = "reset"
 at = "500ms"
 """
-GATE = '[[threshold]]\ncolumn = "docs_per_s_median"\nat_least = 1\n'
+GATE = '[[threshold]]\ncolumn = "docs_per_s_mean"\nat_least = 1\n'
 
 
 @pytest.fixture(scope="module", params=commands.USERS, ids=lambda user: f"user {user}" if user else "as we are")

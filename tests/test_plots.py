@@ -98,7 +98,7 @@ def test_the_same_summaries_give_the_same_bytes() -> None:
 
 
 def test_an_invalid_run_is_not_in_the_picture_and_the_picture_says_so() -> None:
-    bad = made.changed(FOUR[0], state="invalid", reason="bytes differ", values={"docs_per_s_median": 9e8})
+    bad = made.changed(FOUR[0], state="invalid", reason="bytes differ", values={"docs_per_s_mean": 9e8})
     with figures() as saved:
         plots.overview([bad, *FOUR[1:]])
     assert "Left out: 1 of 8 runs. invalid: bytes differ" in words(saved[0])

@@ -55,7 +55,7 @@ def test_summary_json_keeps_the_exact_counts() -> None:
 def test_the_terminal_table_has_a_row_a_cell_with_the_median_and_the_ends() -> None:
     runs = made.experiment(replicates=3, network=["loopback"])
     rates = (900.0, 1000.0, 1400.0)
-    runs = [made.changed(run, values={"docs_per_s_median": rate}) for run, rate in zip(runs, rates, strict=True)]
+    runs = [made.changed(run, values={"docs_per_s_mean": rate}) for run, rate in zip(runs, rates, strict=True)]
     head, row = tables.terminal(runs)
     assert head[:2] == ["cell", "runs"]
     assert row[head.index("docs/s")] == "1,000 (900..1,400)"
@@ -94,7 +94,7 @@ def test_the_longest_response_time_stands_beside_the_percentile_that_hides_it() 
 
 
 def test_an_invalid_run_has_no_number_in_the_table_and_is_named_beside_it() -> None:
-    bad = made.changed(FOUR[0], state="invalid", reason="bytes differ", values={"docs_per_s_median": 1e9})
+    bad = made.changed(FOUR[0], state="invalid", reason="bytes differ", values={"docs_per_s_mean": 1e9})
     head, *body = tables.terminal([bad, *FOUR[1:]])
     assert body[0][head.index("runs")] == "1 of 2: invalid"
     assert "1,000,000,000" not in str(body)
@@ -128,7 +128,7 @@ def test_cells_come_in_the_order_of_the_experiment_not_of_the_shuffle() -> None:
 
 
 def test_a_run_under_costly_probes_gives_allocations_but_never_a_rate() -> None:
-    plain, costly = FOUR[0], made.changed(FOUR[1], instrumented=True, values={"docs_per_s_median": 9e9})
+    plain, costly = FOUR[0], made.changed(FOUR[1], instrumented=True, values={"docs_per_s_mean": 9e9})
     plain = made.changed(plain, values={"outside_tlab_network_bytes": None})
     costly = made.changed(costly, values={"outside_tlab_network_bytes": 7 * 10**9, "gc_pauses": 10**9})
     head, row = tables.terminal([plain, costly])

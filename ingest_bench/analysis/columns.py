@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from ingest_bench.analysis import per_gb
+
 Together = Literal["sum", "max", "min", "machine", ""]
 # What a name has that is no count of events: a unit, or a mean.
 _UNITS = frozenset({"s", "ms", "bytes", "ppm", "percent", "share", "per", "mean", "mss"})
@@ -26,7 +28,7 @@ class Column:
         return _UNITS.isdisjoint(self.name.split("_"))
 
 
-COLUMNS: tuple[Column, ...] = (
+_MEASURED: tuple[Column, ...] = (
     Column("network", "network profile, with overrides"),
     Column("target", "server and version"),
     Column("workload", "workload"),
@@ -36,10 +38,12 @@ COLUMNS: tuple[Column, ...] = (
     Column("documents_counted", "documents that the server has: those in the index after a refresh, where it has one"),
     Column("documents_check", 'whether these two were compared: "counted", or "cannot be counted"'),
     Column(
-        "docs_per_s_median",
-        "median of acknowledged documents in each second of the measurement; those of a request count evenly from its"
+        "docs_per_s_mean",
+        "documents acknowledged in the measurement's full seconds, by these; those of a request count evenly from its"
         " sending to its answer",
     ),
+    Column("docs_per_s_p10", "what a tenth of these seconds does not exceed"),
+    Column("docs_per_s_p90", "what nine tenths of them do not exceed"),
     Column("bytes_sent", "bytes that the load wrote to its sockets, from start to end"),
     Column("bytes_read", "bytes that the JVM read from those sockets, from start to end", "sum"),
     Column("reads", "socket reads of the load's connections within the measurement"),
@@ -57,7 +61,6 @@ COLUMNS: tuple[Column, ...] = (
     Column("full_gcs", "full collections within the measurement", "sum"),
     Column("heap_after_gc_max_bytes", "largest heap in use after a collection", "max"),
     # Beyond the first table: the load.
-    Column("docs_per_s_mean", "documents acknowledged within the measurement by its length"),
     Column("bytes_measured", "bytes of the requests that were answered within the measurement"),
     Column("response_ms_p999", "99.9th percentile of it"),
     Column("response_ms_max", "longest of them"),
@@ -271,6 +274,19 @@ COLUMNS: tuple[Column, ...] = (
     Column("read_fill_share", "bytes of these reads by their room, 0 to 1"),
 )
 
+COLUMNS = tuple(
+    column
+    for total in _MEASURED
+    for column in (
+        total,
+        *(
+            [Column(f"{total.name}_per_gb", "for each GB (10^9 bytes) of requests answered within the measurement")]
+            if total.name in per_gb.TOTALS
+            else []
+        ),
+    )
+)
+
 # What a probe's Histogram and Series are called, and what their values are.
 HISTOGRAMS = {
     "read_bytes": "bytes of a socket read of the load's connections, within the measurement",
@@ -279,7 +295,7 @@ HISTOGRAMS = {
     "wire_bytes": "bytes of a frame on the wire towards the server, headers included",
 }
 SERIES = {
-    "docs_per_s": "acknowledged documents of each second, at its start, counted as for docs_per_s_median",
+    "docs_per_s": "acknowledged documents of each second, at its start, counted as for docs_per_s_p10",
     "response_ms_p50": "median response time of all requests that ended in each second (computed from the samples); "
     "the last one has those that were due in time and ended later, too",
     "response_ms_max": "their longest response time (computed from the samples)",

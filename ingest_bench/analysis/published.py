@@ -7,6 +7,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ingest_bench.analysis import per_gb
+
 # Documents and bytes of the corpora that the issue indexed (the tracks pmc and nyc_taxis of Rally).
 CORPORA = {"pmc": (574_199, 23_256_051_757), "nyc_taxis": (165_346_692, 79_802_445_255)}
 _NUMBER = re.compile(r"([0-9][0-9.,]*) ?(bytes|kB|MB|GB|TB)?(/s)?")
@@ -25,7 +27,7 @@ _COLUMNS = {
     "tlab_avg": "tlab_mean_bytes",
     "tlab_total": "tlab_total_bytes",
     "tlab_rate": "tlab_bytes_per_s",
-    "median_docs_per_s": "docs_per_s_median",
+    "median_docs_per_s": "docs_per_s_mean",
     "outside_tlab_network_total": "outside_tlab_network_bytes",
 }
 
@@ -41,14 +43,7 @@ class Published:
     network: str | None
     ran_out_of_memory: bool
     values: Mapping[str, float]
-
-    def per_gb(self, column: str) -> float | None:
-        """The value for each GB (10^9 bytes) of the corpus; None where the issue has none.
-
-        A run that ran out of memory ingested nobody knows how much.
-        """
-        value = self.values.get(column)
-        return None if value is None or self.ran_out_of_memory else value * 1e9 / CORPORA[self.workload][1]
+    """Those for each GB (10^9 bytes) are of the corpus. One that ran out of memory took nobody knows how much of it."""
 
 
 def rows(text: str, workload: str | None = None) -> list[Published]:
@@ -81,11 +76,15 @@ def _row(row: Mapping[str, str], workload: str) -> Published:
         count, mean = values.get(f"{kind}_count"), values.get(f"{kind}_mean_bytes")
         if count is not None and mean is not None:
             values.setdefault(f"{kind}_total_bytes", count * mean)
+    ran_out_of_memory = row.get("median_docs_per_s", "").startswith("OOM")
+    if not ran_out_of_memory:
+        shares = per_gb.shares({**values, "bytes_measured": CORPORA[workload][1]})
+        values |= {name: share for name, share in shares.items() if share is not None}
     return Published(
         workload=workload,
         receive_predictor_bytes=int(row["receive_predictor_kb"]) << 10,
         heap_bytes=int(row["heap_gb"]) << 30 if "heap_gb" in row else None,
         network=row.get("network"),
-        ran_out_of_memory=row.get("median_docs_per_s", "").startswith("OOM"),
+        ran_out_of_memory=ran_out_of_memory,
         values=values,
     )

@@ -13,6 +13,7 @@ from ingest_bench.analysis import quantiles
 from ingest_bench.model.load import WorkerReport
 from ingest_bench.model.results import Remark, Series, Value
 from ingest_bench.model.samples import OUTCOMES
+from ingest_bench.nearest_rank import rank
 
 Samples = np.ndarray[Any, np.dtype[Any]]
 
@@ -131,11 +132,10 @@ def measured(tickets: Tickets, window: Window) -> Mapping[str, Value]:
     """
     counts = _counts(tickets, window)
     acked = acked_per_second(tickets, window.start_ns, window.seconds)
-    length_s = (window.end_ns - window.start_ns) / 1e9
     percents = {kind: {"p50": 50, "p99": 99, "p999": 99.9, "max": 100} for kind in ("response", "response_ok")}
     return {
-        "docs_per_s_median": float(np.median(acked)) if window.seconds else None,
-        "docs_per_s_mean": counts["documents"] / length_s if length_s > 0 else None,
+        "docs_per_s_mean": float(acked.mean()) if window.seconds else None,
+        **{f"docs_per_s_p{percent}": _of_seconds(acked, percent) for percent in (10, 90)},
         "bytes_measured": counts["bytes"],
         **_percentiles(tickets, window, {**percents, "service": {"p50": 50, "p99": 99}}),
         **{name: counts[name] for name in ("requests", "requests_failed", "attempts")},
@@ -143,12 +143,16 @@ def measured(tickets: Tickets, window: Window) -> Mapping[str, Value]:
     }
 
 
+def _of_seconds(acked: Samples, percent: int) -> float | None:
+    place = rank(percent, len(acked))
+    return None if place is None else float(np.sort(acked)[place])
+
+
 def _counts(tickets: Tickets, window: Window) -> dict[str, int]:
-    found = dict.fromkeys(("documents", "bytes", "requests", "requests_failed", "attempts"), 0)
+    found = dict.fromkeys(("bytes", "requests", "requests_failed", "attempts"), 0)
     for samples, _ in pieces(tickets):
         counted, done = under_way(samples, window), within(samples["done_ns"], window)
         answered = done & ~outcome(samples, *_UNKNOWN)
-        found["documents"] += int(samples["documents_acked"][done].sum())
         found["bytes"] += int(samples["bytes_sent"][answered].sum())
         found["requests"] += int(counted.sum())
         found["requests_failed"] += int((counted & ~outcome(samples, "ok")).sum())

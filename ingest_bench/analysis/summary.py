@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePath
 
-from ingest_bench.analysis import delivery, faults, health, histogram, integrity, steady
+from ingest_bench.analysis import delivery, faults, health, histogram, integrity, per_gb, steady
 from ingest_bench.analysis import samples as load
 from ingest_bench.analysis.columns import COLUMNS
 from ingest_bench.analysis.samples import Samples, Tickets
@@ -108,7 +108,7 @@ def summarise(
         instrumented=record.instrumented,
         state=state,
         reason=reason,
-        values=values,
+        values={**values, **per_gb.shares(values)},
         histograms={name: counts for name, counts in histograms.items() if not (blind and name == "read_bytes")},
         series=series,
         experiment=experiment,

@@ -24,9 +24,9 @@ def reads(summaries: Sequence[Summary]) -> str:
         return _compared(
             summaries, rows, lambda row: row.typical("read_bytes_mean"), "A socket read carries {}", alone=" on average"
         )
-    if any(row.typical("docs_per_s_median") for row in rows):
+    if any(row.typical("docs_per_s_mean") for row in rows):
         return _compared(
-            summaries, rows, lambda row: row.typical("docs_per_s_median"), "Documents/s taken: {}", text=whole
+            summaries, rows, lambda row: row.typical("docs_per_s_mean"), "Documents/s taken: {}", text=whole
         )
     return "Neither reads nor throughput could be measured"
 
@@ -47,14 +47,9 @@ def large(summaries: Sequence[Summary]) -> str:
     return _compared(summaries, rows, lambda row: row.typical("largest_allocation_bytes"), "The largest object: {}")
 
 
-def per_gb(row: CellRuns, column: str = "outside_tlab_network_bytes") -> float | None:
-    """The column's bytes for each GB (10^9 bytes) of requests answered within the measurement, by the median run."""
-    shares = []
-    for run in row.valid:
-        value, ingested = run.values.get(column), run.values.get("bytes_measured")
-        if isinstance(value, (int, float)) and isinstance(ingested, (int, float)) and ingested > 0:
-            shares.append(value * 1e9 / ingested)
-    return sorted(shares)[len(shares) // 2] if shares else None
+def per_gb(row: CellRuns) -> float | None:
+    """What the network layer allocated outside TLABs for each GB taken."""
+    return row.typical("outside_tlab_network_bytes_per_gb")
 
 
 def _compared(
@@ -114,7 +109,7 @@ def timeline(run: Summary) -> str:
         kinds = " and ".join(dict.fromkeys(fault.kind for fault in run.faults))
         back = f"throughput back {short(float(recovery))} s after it" if recovery else "throughput not back in time"
         return f"{kinds.capitalize()}: {stalled or 0} s without progress, {back}"
-    names = ("docs_per_s_median", "response_ms_p99", "response_ms_max", "requests_failed")
+    names = ("docs_per_s_mean", "response_ms_p99", "response_ms_max", "requests_failed")
     docs, slow, worst, failed = map(run.values.get, names)
     parts = [f"{whole(float(docs))} documents/s"] if docs is not None else []
     parts += [f"99% {'over' if failed else 'answered'} within {short(float(slow))} ms"] if slow is not None else []

@@ -13,7 +13,7 @@ from ingest_bench.report.words import bytes_text, key_text, short, whole
 # Keys of the table [host], as a factor has them.
 _KEYS = "host."
 _COLUMNS = (
-    Shown("docs_per_s_median", "docs/s", whole),
+    Shown("docs_per_s_mean", "docs/s", whole),
     Shown("response_ms_p50", "response p50, ms", short),
     Shown("response_ms_p99", "p99", short),
     Shown("response_ms_max", "max", short),

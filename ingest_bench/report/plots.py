@@ -102,7 +102,7 @@ def _panels(rows: Sequence[CellRuns]) -> list[tuple[str, str, str]]:
     return [
         *wire,
         ("sizes", "read_bytes", "Socket reads"),
-        ("points", "docs_per_s_median", "Documents/s"),
+        ("points", "docs_per_s_mean", "Documents/s"),
         ("points", "gc_pauses", "GC pauses"),
     ]
 

@@ -79,9 +79,9 @@ def layers(summaries: Sequence[Summary]) -> bytes | None:
 
 def _stack(row: cells.CellRuns) -> list[float]:
     """The layers of the run in the middle, by the network's bytes for each GB."""
-    shares = []
-    for run in row.valid:
-        network, ingested = run.values.get(LAYERS[0][0]), run.values.get("bytes_measured")
-        if network is not None and ingested:
-            shares.append([float(run.values.get(name) or 0) * 1e9 / float(ingested) for name, _, _ in LAYERS])
+    shares = [
+        [float(run.values.get(f"{name}_per_gb") or 0) for name, _, _ in LAYERS]
+        for run in row.valid
+        if run.values.get(f"{LAYERS[0][0]}_per_gb") is not None
+    ]
     return sorted(shares)[len(shares) // 2]

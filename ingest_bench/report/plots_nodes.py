@@ -32,7 +32,7 @@ _VALUE_IN = 0.95
 _BARS = 0.66  # of the row's height
 _WAITED = "waited_for_ms_mean"
 _PANELS = (
-    ("docs_per_s_median", "documents/s"),
+    ("docs_per_s_mean", "documents/s"),
     ("response_ms_p50", "response p50, ms"),
     ("response_ms_p99", "response p99, ms"),
 )
@@ -118,7 +118,7 @@ def longest_wait(waits: Sequence[float | None]) -> int | None:
 
 def _headline(rows: Sequence[CellRuns]) -> str:
     """The cell that lost most beside the one that did best, and the node that was waited for in it."""
-    known = [(rate, row) for row in rows if (rate := row.typical("docs_per_s_median")) is not None]
+    known = [(rate, row) for row in rows if (rate := row.typical("docs_per_s_mean")) is not None]
     if len(known) < 2:
         return "What each node did"
     (least, worst), (most, _) = min(known, key=lambda one: one[0]), max(known, key=lambda one: one[0])

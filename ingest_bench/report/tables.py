@@ -138,7 +138,9 @@ class Shown:
 
 
 SHOWN: tuple[Shown, ...] = (
-    Shown("docs_per_s_median", "docs/s", whole),
+    Shown("docs_per_s_mean", "docs/s", whole),
+    Shown("docs_per_s_p10", "its seconds, p10", whole),
+    Shown("docs_per_s_p90", "p90", whole),
     Shown("response_ms_p99", "response p99, ms", short),
     # In a closed loop a user that hangs sends nothing else: of thousands of requests one was slow, and no p99 has it.
     Shown("response_ms_max", "response max, ms", short),
@@ -147,7 +149,9 @@ SHOWN: tuple[Shown, ...] = (
     Shown("reads", "reads", whole),
     Shown("read_bytes_mean", "mean read", units.format_bytes),
     Shown("gc_pauses", "GC pauses", whole),
+    Shown("gc_pauses_per_gb", "a GB", short),
     Shown("gc_pause_ms_total", "paused, ms", short),
+    Shown("gc_pause_ms_total_per_gb", "a GB", short),
     Shown("full_gcs", "full GCs", whole, when_some="full_gcs"),
     Shown("gc_concurrent_mode_failures", "concurrent mode failures", whole, when_some="gc_concurrent_mode_failures"),
     Shown("gc_promotion_failures", "promotion failures", whole, when_some="gc_promotion_failures"),
@@ -157,6 +161,7 @@ SHOWN: tuple[Shown, ...] = (
     Shown("flushes", "flushes", whole, when_some="flushes"),
     Shown("compactions", "compactions", whole, when_some="compactions"),
     Shown("outside_tlab_network_bytes", "outside TLABs by network, GB", gigabytes),
+    Shown("outside_tlab_network_bytes_per_gb", "a GB", gigabytes),
     Shown("direct_allocations_per_s", "direct buffers/s", whole),
     Shown("direct_allocation_ms_mean", "ms each", short),
     Shown("direct_allocation_ms_max", "longest, ms", short),
@@ -203,11 +208,11 @@ def spread(numbers: Sequence[float], text: Callable[[float], str]) -> str:
 
 
 _COMPARED = (
-    "docs_per_s_median",
+    "docs_per_s_mean",
     "response_ms_p99",
     "read_bytes_mean",
-    "gc_pause_ms_total",
-    "outside_tlab_network_bytes",
+    "gc_pause_ms_total_per_gb",
+    "outside_tlab_network_bytes_per_gb",
 )
 
 
