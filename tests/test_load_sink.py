@@ -138,11 +138,11 @@ def test_documents_are_within_the_unknown_when_connections_break(tmp_path: Path)
 
 def test_a_stall_of_a_second_is_in_the_response_times_of_an_open_loop(tmp_path: Path) -> None:
     with sink(tmp_path, stall="1s", stall_after="2s") as server:
-        done = loaded(server, tmp_path / "load", arrivals=parse_arrivals("500/s"), measure_ns=4 * 10**9)
+        done = loaded(server, tmp_path / "load", arrivals=parse_arrivals("500/s"), measure_ns=6 * 10**9)
     response_ns = done.samples["done_ns"] - done.samples["planned_ns"]
     assert np.percentile(response_ns, 99.9) >= 0.9e9
-    assert len(done.samples) == 2250
+    assert len(done.samples) == 3250
     # A busy machine does not send what is due in the last moments.
     unsent = int((done.samples["attempts"] == 0).sum())
     assert unsent < 25
-    assert done.acked == done.counted == 200 * (2250 - unsent)
+    assert done.acked == done.counted == 200 * (3250 - unsent)
