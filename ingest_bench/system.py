@@ -16,8 +16,9 @@ import site
 import subprocess
 import sys
 import time
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Self, cast
+from typing import IO, TYPE_CHECKING, cast
 
 from ingest_bench.errors import RunFailed
 
@@ -148,7 +149,7 @@ def stop(process: subprocess.Popen[bytes], *, grace_s: float = 5.0) -> int:
     return process.wait()
 
 
-class Child:
+class Child(AbstractContextManager["Child"]):
     """A child that is told, and tells, lines of text. It dies with us, and is killed at the end of its block.
 
     Start it from the main thread, as by `start`. Its errors have its name and the end of what it wrote to its standard
@@ -168,9 +169,6 @@ class Child:
         self.stdin, self.stdout = cast("IO[bytes]", self._popen.stdin), cast("IO[bytes]", self._popen.stdout)
         self._unread = b""
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.close()
 
@@ -183,21 +181,19 @@ class Child:
         """It hears this; when it is gone, its answer will be missing. RunFailed when it does not listen in time."""
         until = time.monotonic() + limit_s
         left = memoryview(line.encode() + b"\n")
-        try:
+        with suppress(BrokenPipeError):
             while left:
                 self._await(self.stdin, select.POLLOUT, until, f"it did not listen for {limit_s:g} s")
                 # So much never waits, once there is room.
                 left = left[os.write(self.stdin.fileno(), left[: select.PIPE_BUF]) :]
-        except BrokenPipeError:
-            return
 
     def line(self, limit_s: float = 60) -> str:
         """The next line that it says; RunFailed when it ends or the time is over before a whole one has come."""
         parts = [self._unread]
-        blocks = self._blocks(limit_s, "no answer")
+        blocks = self._blocks(time.monotonic() + limit_s, f"no answer after {limit_s:g} s")
         while b"\n" not in parts[-1]:
-            block = next(blocks, b"")
-            if not block:
+            block = next(blocks, None)
+            if block is None:
                 raise RunFailed(f"{self.name}: it ended, it said: {self.said()}")
             parts.append(block)
         line, _, self._unread = b"".join(parts).partition(b"\n")
@@ -205,19 +201,18 @@ class Child:
 
     def ask(self, line: str, limit_s: float = 60) -> str:
         """Its answer to that line, as `line`."""
-        until = time.monotonic() + limit_s
         self.tell(line, limit_s)
-        return self.line(max(0.0, until - time.monotonic()))
+        return self.line(limit_s)
 
     def rest(self, limit_s: float) -> str:
         """All that it still says when its standard input ends; RunFailed when it does not end in that time."""
-        until = time.monotonic() + limit_s
+        until, late = time.monotonic() + limit_s, f"no end after {limit_s:g} s"
         self.stdin.close()
-        said, self._unread = b"".join((self._unread, *self._blocks(limit_s, "no end"))), b""
+        said, self._unread = b"".join((self._unread, *self._blocks(until, late))), b""
         try:
             self._popen.wait(max(0.0, until - time.monotonic()))
         except subprocess.TimeoutExpired:
-            raise self._late(f"no end after {limit_s:g} s") from None
+            raise self._late(late) from None
         return said.decode(errors="replace")
 
     def said(self) -> str:
@@ -241,11 +236,10 @@ class Child:
         for file in (self.stdin, self.stdout, self._errors):
             file.close()
 
-    def _blocks(self, limit_s: float, what: str) -> Iterator[bytes]:
+    def _blocks(self, until: float, late: str) -> Iterator[bytes]:
         """What it says until its end, as it comes."""
-        until = time.monotonic() + limit_s
         while True:
-            self._await(self.stdout, select.POLLIN, until, f"{what} after {limit_s:g} s")
+            self._await(self.stdout, select.POLLIN, until, late)
             block = os.read(self.stdout.fileno(), 1 << 16)
             if not block:
                 return

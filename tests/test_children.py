@@ -122,6 +122,8 @@ def test_half_a_line_is_no_answer_and_a_late_child_is_killed() -> None:
 def test_a_child_that_does_not_listen_stops_nobody() -> None:
     with shell("exec sleep 60") as child, pytest.raises(RunFailed, match=r"it did not listen for 0\.05 s"):
         child.ask("x" * 200_000, 0.05)
+    with shell("exec sleep 60") as child, pytest.raises(RunFailed, match=r"no answer after 0\.05 s"):
+        child.ask("x", 0.05)
     with shell("exec >&-; exec sleep 60") as child, pytest.raises(RunFailed, match=r"no end after 0\.05 s"):
         child.rest(0.05)
 

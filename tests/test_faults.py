@@ -27,6 +27,7 @@ from ingest_bench.model.load import LoadOptions
 from ingest_bench.model.network import Impairment, LinkName, Profile
 from ingest_bench.model.target import Endpoint, TargetOptions
 from ingest_bench.network import Direction, Link, Links
+from ingest_bench.network.plan.link_plan import Layout
 
 S = 10**9
 CELL = Cell(name="c", levels={}, network=None, target=TargetOptions(), load=LoadOptions(measure_ns=20 * S))
@@ -491,13 +492,16 @@ class Shown(Link):
         self.told.append(f"mend {direction}")
 
 
+LAYOUT = Layout(medium="veth", backend="plain", largest_mtu_bytes=1500, has_ipv6=False)
+
+
 def on_a_link() -> tuple[Any, Stage]:
     def run(argv: tuple[str, ...], **_: Any) -> str:
         Shown.told.append(" ".join(argv[:3]))
         return '{"ports": [], "left": 0}' if "ingest_bench.faults.forged_resets" in argv else ""
 
     place: Any = SimpleNamespace(run=run)
-    made = Shown(profile=Profile(name="plain"), client=place, server=place, backend="plain")
+    made = Shown(profile=Profile(name="plain"), client=place, server=place, layout=LAYOUT)
     Shown.told.clear()
     return made, Stage(links=Links(by_name={LinkName((1,)): made}))
 

@@ -130,12 +130,15 @@ def test_check_prints_promised_against_measured_and_fails_when_a_promise_is_brok
     assert "broken: rate to-server" in done.stdout
 
 
+BACK = "# and back: nothing; all of this goes with its namespaces"
+
+
 def test_a_dry_run_prints_the_commands_of_the_link_and_runs_nothing(tmp_path: Path) -> None:
     touched = tmp_path / "touched"
     done = net("exec", "jumbo", "--dry-run", "--server", "cat -", "--", "touch", str(touched))
     assert done.returncode == 0, done.stderr
     assert "client: ip link set dev client0 mtu 9000 gso_max_segs 1\n" in done.stdout
-    assert done.stdout.endswith(f"server: cat -\nclient: touch {touched}\n")
+    assert done.stdout.endswith(f"server: cat -\nclient: touch {touched}\n{BACK}\n")
     assert not touched.exists()
 
 

@@ -110,7 +110,7 @@ def test_segments_that_are_larger_than_promised_are_seen_on_the_wire() -> None:
 @pytest.fixture
 def _box_without_netem(monkeypatch: pytest.MonkeyPatch) -> None:
     """A queue with a limit of its own asks for a box; a token bucket in it needs no netem of this kernel."""
-    monkeypatch.setattr(box, "BOXES", {"kernel": box.BoxKind(lambda: "", box.kernel_box)})
+    monkeypatch.setattr(box, "BOXES", {"kernel": lambda: ""})
 
 
 @pytest.mark.usefixtures("_box_without_netem")

@@ -192,7 +192,7 @@ def test_the_guest_boots_with_these_words() -> None:
 
 
 def test_the_guest_makes_itself_a_router_with_netem() -> None:
-    assert guest.setup_script().split(" && ") == [
+    assert guest.setup_argv()[-1].split(" && ") == [
         "busybox mount -t proc none /proc",
         "modules=/usr/lib/uml/modules/$(busybox uname -r)/kernel/net/sched",
         "busybox insmod $modules/sch_netem.ko",

@@ -7,7 +7,6 @@ import dataclasses
 import ipaddress
 import json
 import re
-import shlex
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -112,7 +111,7 @@ def words(profile: Profile) -> Iterator[str]:
             batches.append(netem.change("client0", direction, Impairment(), state.mtu_bytes))
         yield from (word for batch in batches for line in batch for word in line.split(" "))
     for backend in ("plain", "kernel"):
-        yield from (word for line in link_plan.lines(profile, backend) for word in shlex.split(line))
+        yield from (word for step in link_plan.steps(profile, backend) for word in step.do.argv)
     if profile.medium == "veth" and profile.mtu_bytes <= FOUND.mtu_bytes:
         asked = Asked(port=9200, profile=profile, shared_settings=True)
         for step in interface_plan.plan(FOUND, asked, interface_plan.Marks(7)):

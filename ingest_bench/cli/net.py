@@ -179,20 +179,19 @@ def _words(promise: Promise) -> tuple[str, ...]:
 
 
 def _print_link(profile: Profile, netem: str, then: tuple[str, ...]) -> None:
-    """The commands that make the link, each after the namespace that it runs in."""
+    """What makes the link, each command after the namespace that it runs in, and what runs then."""
     backend = choose(netem, (profile,)) if profile.needs_netem else "plain"
-    for line in (*link_plan.lines(profile, backend, has_ipv6=has_ipv6()), *then):
-        screen.say(line)
+    _print_steps(link_plan.steps(profile, backend, has_ipv6=has_ipv6()), then)
 
 
-def _print_steps(steps: tuple[Step, ...]) -> None:
+def _print_steps(steps: tuple[Step, ...], then: tuple[str, ...] = ()) -> None:
     """The commands in their order, then the way back in its own."""
-    for step in steps:
-        screen.say(str(step.do))
-    screen.say("# and back:")
-    for step in reversed(steps):
-        for undo in step.undo:
-            screen.say(str((undo.named() or undo).action))
+    for line in (*map(str, steps), *then):
+        screen.say(line)
+    undone = [str((undo.named() or undo).action) for step in reversed(steps) for undo in step.undo]
+    screen.say("# and back:" if undone else "# and back: nothing; all of this goes with its namespaces")
+    for line in undone:
+        screen.say(line)
 
 
 def _profile(name: str, sets: list[str]) -> Profile:

@@ -88,11 +88,16 @@ class Undo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One change with its undo. No undo: another step's undo takes it away."""
+    """One change with its place and its undo. No undo: another step's takes it away, or the end of its namespace."""
 
     name: str
+    place: str = ""
+    """A namespace of ours, by its name in the plan; "": here."""
     do: Action
     undo: tuple[Undo, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.do}" if self.place else str(self.do)
 
 
 def _runs(pid: int) -> bool:

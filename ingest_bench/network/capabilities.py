@@ -13,6 +13,7 @@ from ingest_bench.network.act import offload
 from ingest_bench.network.act.box import BOXES
 from ingest_bench.network.act.link import link
 from ingest_bench.network.act.sandbox import sandbox
+from ingest_bench.network.plan import commands
 from ingest_bench.trials import PACKAGES, Trial, installing, not_tried, tried
 
 if TYPE_CHECKING:
@@ -72,8 +73,9 @@ def _inside(command: str) -> str:
 
 
 def _offloads() -> str:
+    asked = {"tso": False}
     with sandbox() as opened:
-        offload.apply(opened.add(), "lo", {"tso": False})
+        offload.changed(opened.add().run(commands.offloads("lo", asked)), asked)
     return "works"
 
 
@@ -87,7 +89,7 @@ def _link() -> str:
 
 
 def _box(name: str) -> str:
-    said = BOXES[name].complaint()
+    said = BOXES[name]()
     if said:
         raise MissingCapability(said)
     return "works"

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import select
-import signal
 import sys
 import time
 from contextlib import suppress
@@ -21,7 +20,6 @@ from ingest_bench.probes.bpf import R0, R1, R2, R3, R4, R6, R7, R10, Assembler
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-    from types import FrameType
 
 # One read as numpy type strings. `header` is the ring's, `at_ns` CLOCK_MONOTONIC, `returned` what the read gave its
 # caller (0: end of stream, negative: an error number), `requested` the room that it had (0: unknown).
@@ -174,27 +172,20 @@ class Tap:
 
 
 def main(ports: list[int], pid: int, out: Path) -> None:
-    """Taps until SIGTERM or the end of standard input."""
+    """Taps until the end of standard input."""
     tap = Tap(ports, pid)
-    ended: list[int] = []
-
-    def end(number: int, _: FrameType | None) -> None:
-        ended.append(number)
-
-    signal.signal(signal.SIGTERM, end)
     records = 0
     clocks = [_clock()]
     with out.open("wb") as file:
         sys.stdout.write("ready\n")
         sys.stdout.flush()
-        while not ended:
+        while True:
             readable, _, _ = select.select([sys.stdin], [], [], _PERIOD_S)
-            if readable and not sys.stdin.read(1):
-                ended.append(0)
             records += file.write(tap.take())
+            if readable and not sys.stdin.read(1):
+                break
             if time.monotonic_ns() - clocks[-1][0] >= _CLOCK_PERIOD_NS:
                 clocks.append(_clock())
-        records += file.write(tap.take())
     clocks.append(_clock())
     said = {"lost": bpf.array_value(tap.lost, 0), "records": records // (_BYTES + 8), "clocks": clocks}
     with suppress(BrokenPipeError):

@@ -1,4 +1,7 @@
-"""The box in the middle of a path that needs netem: which one this machine can give, and the kernel's own.
+"""The box in the middle of a path that needs netem: which one this machine can give.
+
+It is a third namespace that routes between the two, with this kernel's netem on its egresses, or a guest of User-Mode
+Linux that does.
 
 In the middle, because what netem drops on the sender's own egress is reported to the sender, and TCP then behaves as
 if nothing had been lost. An ifb on the receiver's ingress was rejected: it is one more module that may be missing.
@@ -6,47 +9,19 @@ if nothing had been lost. An ifb on the receiver's ingress was rejected: it is o
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from ingest_bench import system
 from ingest_bench.errors import MissingCapability, SpecError
 from ingest_bench.network.act import uml
-from ingest_bench.network.act.sandbox import has_ipv6, sandbox
-from ingest_bench.network.plan import commands, places
+from ingest_bench.network.act.sandbox import sandbox
 from ingest_bench.network.plan.backends import BACKENDS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from contextlib import AbstractContextManager
+    from collections.abc import Callable, Mapping, Sequence
 
     from ingest_bench.model.network import Profile
-    from ingest_bench.network.act.sandbox import Namespace, Sandbox
-    from ingest_bench.network.plan.places import Box, Ends
-
-
-@contextmanager
-def kernel_box(
-    opened: Sandbox, client: Namespace, server: Namespace, ends: Ends, *, mtu_bytes: int
-) -> Iterator[Namespace]:
-    """A third namespace that routes between the two, with this kernel's netem on its egresses. Any MTU will do."""
-    del mtu_bytes
-    middle = opened.add()
-    to_server, to_client = places.BOX_DEVICES["to-server"], places.BOX_DEVICES["to-client"]
-    pairs = (
-        *commands.pair(
-            to_client, places.CLIENT_GATEWAY_MAC, ends.client_device, places.CLIENT_MAC, peer_pid=client.pid
-        ),
-        *commands.pair(
-            to_server, places.SERVER_GATEWAY_MAC, ends.server_device, places.SERVER_MAC, peer_pid=server.pid
-        ),
-    )
-    middle.run(("ip", "-batch", "-"), stdin=commands.text(pairs))
-    middle.run(("sysctl", "-q", "-w", "net.ipv4.ip_forward=1", commands.ROUTE_LOCALNET))
-    middle.run(("ip", "-batch", "-"), stdin=commands.text(commands.box_sides(ends, has_ipv6=has_ipv6())))
-    yield middle
 
 
 @cache
@@ -59,28 +34,8 @@ def kernel_complaint() -> str:
     return f'netem: this kernel has no sch_netem (tc: "{said.strip().removeprefix("Error: ")}").' if said else ""
 
 
-class Opener(Protocol):
-    """How a box is opened between two namespaces, for profiles up to that MTU."""
-
-    def __call__(
-        self, opened: Sandbox, client: Namespace, server: Namespace, ends: Ends, *, mtu_bytes: int
-    ) -> AbstractContextManager[Box]:
-        """The open box."""
-
-
-@dataclass(frozen=True, slots=True)
-class BoxKind:
-    """One way to get a box: why it cannot be had here (empty: it can), and how to open it."""
-
-    complaint: Callable[[], str]
-    open: Opener
-
-
-# In the order of preference.
-BOXES: Mapping[str, BoxKind] = {
-    "kernel": BoxKind(kernel_complaint, kernel_box),
-    "uml": BoxKind(uml.complaint, uml.uml_box),
-}
+# Why each kind cannot be had here (empty: it can), in the order of preference.
+BOXES: Mapping[str, Callable[[], str]] = {"kernel": kernel_complaint, "uml": uml.complaint}
 
 
 def choose(wanted: str, states: Sequence[Profile]) -> str:
@@ -89,9 +44,9 @@ def choose(wanted: str, states: Sequence[Profile]) -> str:
     MissingCapability when there is none, or when the one that was asked for will not do.
     """
     complaints = []
-    for name, kind in BOXES.items():
+    for name, complaint in BOXES.items():
         if wanted in ("auto", name):
-            said = kind.complaint() or next(filter(None, map(BACKENDS[name].refusal, states)), "")
+            said = complaint() or next(filter(None, map(BACKENDS[name].refusal, states)), "")
             if not said:
                 return name
             complaints.append(said)

@@ -1,32 +1,23 @@
-"""The offloads of a device, set as a profile says, and read back: `features` is the program that does it."""
+"""What became of the offloads that a profile asks for: `features` is the program that sets them and reads back."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from ingest_bench import records
 from ingest_bench.errors import MissingCapability, SpecError
-from ingest_bench.network.plan import commands, features
+from ingest_bench.network.plan import features
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
 
-class Place(Protocol):
-    """Where a device lives: a namespace."""
+def changed(said: str, offloads: Mapping[str, bool]) -> dict[str, bool]:
+    """What `commands.offloads` changed, by what it said: each feature with what was asked of it before.
 
-    def run(self, argv: Sequence[str], *, stdin: str | None = None, check: bool = True) -> str:
-        """What the command, run inside, wrote to its standard output."""
-
-
-def apply(place: Place, device: str, offloads: Mapping[str, bool]) -> dict[str, bool]:
-    """The features that were changed, with what was asked of them before. Proven by reading them back.
-
-    MissingCapability when one is not as it shall be.
+    MissingCapability when one is not as it shall be, by what was read back.
     """
-    if not offloads:
-        return {}
-    answer = features.answer(place.run(commands.offloads(device, offloads)))
+    answer = features.answer(said)
     for name in answer.unknown:
         raise SpecError(f'offloads: unknown feature "{name}"; {records.nearest(name, features.names(answer.before))}')
     for reason in features.unmet(offloads, answer.after):

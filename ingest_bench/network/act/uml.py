@@ -20,12 +20,12 @@ from ingest_bench.errors import RunFailed
 from ingest_bench.network.act import packet_sockets
 from ingest_bench.network.act import sandbox as sandboxes
 from ingest_bench.network.act.console import Console
-from ingest_bench.network.plan import commands, guest, places
+from ingest_bench.network.plan import guest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ingest_bench.network.act.sandbox import Namespace, Sandbox
+    from ingest_bench.network.act.sandbox import Namespace
 
 REMEDY = "Install it: apt-get install user-mode-linux busybox-static"
 _BOOT_TIMEOUT_S = 60
@@ -51,7 +51,7 @@ echo "User-Mode Linux ended with status $?"
 
 @dataclass(frozen=True, slots=True)
 class Guest:
-    """A running guest: a `places.Box`."""
+    """A running guest: a place where commands run."""
 
     console: Console
 
@@ -67,19 +67,12 @@ class Guest:
 
 
 @contextmanager
-def uml_box(
-    opened: Sandbox, client: Namespace, server: Namespace, ends: places.Ends, *, mtu_bytes: int
-) -> Iterator[Guest]:
-    """A guest that routes between the two, with netem on its egresses. It dies with us, and leaves no file."""
-    middle = opened.add()
-    _wire(middle, client, server, ends)
-    with _booting(middle, mtu_bytes) as process:
+def booted(middle: Namespace, argv: Sequence[str]) -> Iterator[Guest]:
+    """A guest with the packet sockets of that namespace's devices. It dies with us, and leaves no file."""
+    with _booting(middle, argv) as process:
         console = Console(process.stdin.fileno(), process.stdout.fileno())
         console.greet("busybox mount -t tmpfs none /run", timeout_s=_BOOT_TIMEOUT_S)
-        opened_guest = Guest(console)
-        opened_guest.run(("sh", "-c", guest.setup_script()))
-        opened_guest.run(("ip", "-batch", "-"), stdin=commands.text(commands.box_sides(ends, has_ipv6=False)))
-        yield opened_guest
+        yield Guest(console)
 
 
 @cache
@@ -98,22 +91,13 @@ def complaint() -> str:
     return f"User-Mode Linux: no namespaces for its processes and files ({said})." if said else ""
 
 
-def _wire(middle: Namespace, client: Namespace, server: Namespace, ends: places.Ends) -> None:
-    """A veth pair for each side, its outer end down in the client's or the server's namespace."""
-    has_ipv6 = sandboxes.has_ipv6()
-    outer = ((ends.server_device, server), (ends.client_device, client))
-    for side, (device, place) in zip(guest.SIDES, outer, strict=True):
-        lines = guest.wiring(side, device, str(place.pid), has_ipv6=has_ipv6)
-        middle.run(("ip", "-batch", "-"), stdin=commands.text(lines))
-
-
 @contextmanager
-def _booting(middle: Namespace, mtu_bytes: int) -> Iterator[system.Child]:
+def _booting(middle: Namespace, argv: Sequence[str]) -> Iterator[system.Child]:
     """The guest during the block. Then nothing is left: `unshare` ends after pid 1, and that one after all others."""
     sockets = system.script(packet_sockets.__file__, *(side.outside for side in guest.SIDES), "--")
     killed_with = ("setpriv", "--pdeathsig", "KILL")
     own = ("unshare", "--mount", "--pid", "--fork", "--kill-child=KILL")
-    inside = (*killed_with, *own, "sh", "-c", _PID_1, "pid-1", *guest.guest_argv(mtu_bytes))
+    inside = (*killed_with, *own, "sh", "-c", _PID_1, "pid-1", *argv)
     with system.Child(middle.command((*sockets, *inside)), name="User-Mode Linux") as process:
         pid_1 = int(process.line(_BOOT_TIMEOUT_S).removeprefix("ready "))
         try:

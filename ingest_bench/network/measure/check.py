@@ -95,7 +95,7 @@ def _qdisc(link: Link, direction: Direction, impairment: Impairment) -> Promise:
     """What the kernel has, read back."""
     place, device = link.shaper(direction)
     mtu_bytes = link.profile.mtu_bytes
-    by_netem = link.rate_by_netem
+    by_netem = link.layout.rate_by_netem
     wrong = qdiscs.differences(place.run(qdiscs.show(device)), impairment, mtu_bytes, rate_by_netem=by_netem)
     lines = netem.lines(device, impairment, mtu_bytes, rate_by_netem=by_netem)
     told = [line.split(" handle ")[1].partition(" ")[2] for line in lines]

@@ -1,4 +1,8 @@
-"""What the kernel knows of each TCP connection (INET_DIAG): 1 ms an answer, where `ss` takes 6 to 10."""
+"""What the kernel knows of each TCP connection (INET_DIAG): 1 ms an answer, where `ss` takes 6 to 10.
+
+pyroute2 (0.9.7) says the same, and was rejected: with 10, 100 and 1000 connections its answer costs 1.6, 6.9 and 67 ms
+of CPU, and this one 0.4, 1.0 and 6.0 ms. A run's watchers ask four times a second, each in a process of its own.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""What `tc -j -s qdisc show` says of a device, against what it was told. Pure."""
+"""What `tc -j -s qdisc show` says of a device, against what it was told. Pure.
+
+pyroute2 (0.9.7) was rejected: it does not read netem's loss models, slots, ECN mark and rates above 32 bits. In another
+namespace it has to be a process, which takes 286 ms of CPU for one answer; `tc` takes 5.
+"""
 
 from __future__ import annotations
 

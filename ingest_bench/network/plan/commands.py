@@ -6,14 +6,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ingest_bench import system
+from ingest_bench.model.network import Profile
 from ingest_bench.network.plan import features, places
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ingest_bench.model.network import Profile
-
 Lines = tuple[str, ...]
+
+# The state of a link that no profile has changed yet.
+UNTOUCHED = Profile(name="")
 
 # tcp_no_metrics_save: what the kernel learned from the check's connections must not prime the load's.
 # addr_gen_mode 1 is "none": a device whose MTU falls below IPv6's 1280 loses IPv6, and would come back with an address.
@@ -28,9 +30,9 @@ def text(lines: Lines) -> str:
     return "\n".join(lines) + "\n"
 
 
-def pair(device: str, mac: str, peer: str, peer_mac: str, peer_pid: int) -> Lines:
-    """A veth pair: `device` here and `peer` in the namespace of that process, both born where they live."""
-    return (f"link add name {device} address {mac} type veth peer name {peer} address {peer_mac} netns {peer_pid}",)
+def pair(device: str, mac: str, peer: str, peer_mac: str, peer_place: str) -> Lines:
+    """A veth pair: `device` here and `peer` in the namespace of that name, both born where they live."""
+    return (f"link add name {device} address {mac} type veth peer name {peer} address {peer_mac} netns {peer_place}",)
 
 
 def restored(

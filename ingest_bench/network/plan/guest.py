@@ -51,8 +51,8 @@ def guest_argv(mtu_bytes: int) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def setup_script() -> str:
-    """What the guest's shell runs once: modules, names of the devices, forwarding.
+def setup_argv() -> tuple[str, ...]:
+    """What the guest runs once: modules, names of the devices, forwarding.
 
     Without gro: with it netem saw aggregates, and dropped 4 of 4147 segments of a TCP stream where it promised 21. No
     aggregate becomes as large as gro_max_size (net/core/gro.c, skb_gro_receive), so 1 byte ends them; the driver's own
@@ -71,7 +71,7 @@ def setup_script() -> str:
         "echo 1 > /proc/sys/net/ipv4/ip_forward",
         "echo 1 > /proc/sys/net/ipv4/conf/all/route_localnet",
     )
-    return " && ".join(lines)
+    return ("sh", "-c", " && ".join(lines))
 
 
 def wiring(side: Side, device: str, netns: str, *, has_ipv6: bool) -> tuple[str, ...]:

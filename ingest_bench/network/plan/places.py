@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from typing import Literal, NamedTuple
 
 Direction = Literal["to-server", "to-client"]
 DIRECTIONS: tuple[Direction, ...] = ("to-server", "to-client")
@@ -63,17 +60,6 @@ def node_address(number: int, *, seen_as_local: bool = True) -> str:
     return f"127.18.2.{number}" if seen_as_local else f"198.19.2.{number}"
 
 
-# The two devices of a box are named after where they lead.
+# The two devices of a box are named after where they lead. It is a router: up, with the gateways' MACs and addresses
+# (each /32 with a route to the device's end), and its queues shape what passes.
 BOX_DEVICES: dict[Direction, str] = {"to-server": "to-server", "to-client": "to-client"}
-
-
-class Box(Protocol):
-    """A router in the middle of the path; its queues shape what passes.
-
-    It has the devices of `BOX_DEVICES`, up, with the gateways' MACs and addresses (each /32 with a route to the
-    device's end), forwards IPv4, and its other ends stand in the client's and the server's namespace, down, as
-    `CLIENT_DEVICE` and `SERVER_DEVICE`.
-    """
-
-    def run(self, argv: Sequence[str], *, stdin: str | None = None, check: bool = True) -> str:
-        """What the command (`tc`, `ip`), run inside, wrote to its standard output."""
