@@ -69,6 +69,7 @@ def preflight(plan: Plan, options: runner.RunOptions) -> tuple[str, ...]:
             told += _reach(cell, options)
             continue
         host.require(cell.host)
+        host.cgroups.require(checks.controllers(cell))
         probes.require(cell.probes)
         states = checks.states(cell)
         if states not in links:

@@ -70,7 +70,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "analysis": {"model", "thresholds", "units", "visible"},
     "report": {"analysis", "model", "units", "data"},
     "gate": {"analysis", "report", "records", "model", "units", "errors"},
-    "faults": {"network", *PARTS},
+    "faults": {"host", "network", *PARTS},
     "marks": {"catalog"},
     "parts": {"load", *BASE},
     "resumed": {"units", "errors"},

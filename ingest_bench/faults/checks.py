@@ -9,6 +9,7 @@ from random import Random
 from ingest_bench.errors import SpecError
 from ingest_bench.faults import FAULTS
 from ingest_bench.faults.each import concerns
+from ingest_bench.host.cgroups import Controller
 from ingest_bench.model.experiment import Cell, Fault
 from ingest_bench.model.network import LinkName, Profile
 
@@ -20,6 +21,8 @@ _KEYS = {
     "delay_ns": "delay",
     "mtu_bytes": "mtu",
     "trace": "trace",
+    "cores": "cores",
+    "room_bytes": "room",
     "connections": "connections",
 }
 # A fault begins by some commands or signals, of some milliseconds each.
@@ -79,6 +82,11 @@ def moments(fault: Fault, number: int, seed: int) -> Iterator[int]:
 def restarts(cell: Cell, node: int) -> int:
     """How often a node is started again."""
     return sum(turns(cell, fault) for fault in cell.faults if fault.kind == "kill" and fault.node in (None, node))
+
+
+def controllers(cell: Cell) -> frozenset[Controller]:
+    """What the cgroup of a node has to have for the faults of that cell; nothing: it needs none."""
+    return frozenset[Controller]().union(*(FAULTS[fault.kind].needs for fault in cell.faults))
 
 
 def states(cell: Cell) -> dict[LinkName, tuple[Profile, ...]]:
