@@ -70,6 +70,8 @@ def preflight(plan: Plan, options: runner.RunOptions) -> tuple[str, ...]:
             continue
         host.require(cell.host)
         host.cgroups.require(checks.controllers(cell))
+        if checks.needs_disk(cell):
+            host.disk.require()
         probes.require(cell.probes)
         states = checks.states(cell)
         if states not in links:

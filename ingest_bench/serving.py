@@ -144,6 +144,9 @@ def _started(
         folders = folder.nodes(len(endpoints))
         for node in folders:
             node.make()
+        with stage("disk") if checks.needs_disk(cell) else contextlib.nullcontext():
+            for node in folders if checks.needs_disk(cell) else ():
+                stack.enter_context(host.disk.own(node.home))
         plans = [
             target.launch_plan(cell.target, jdk, node.home, place, endpoints, jvm_options(jdk, node.raw))
             for place, node in enumerate(folders)

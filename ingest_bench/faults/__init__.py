@@ -16,6 +16,7 @@
 | `flush` | the server writes to files what it has in memory | none |
 | `cpu` | a node has no more than so many cores | it has all again |
 | `memory` | the kernel takes from a node what it can give back | it may have as much as before |
+| `full-disk` | the file system of a node has no block left | it has what it had |
 | `slow-bodies`, … (`clients`) | more clients misbehave beside the load | they are gone |
 
 Faults may overlap: a link or a node has the state of all that last. What several do alike begins with the first one
@@ -32,6 +33,7 @@ from ingest_bench.faults.clients import CLIENTS
 from ingest_bench.faults.cpu import CPU
 from ingest_bench.faults.file_descriptors import FILE_DESCRIPTORS
 from ingest_bench.faults.flush import FLUSH
+from ingest_bench.faults.full_disk import FULL_DISK
 from ingest_bench.faults.gc import GC
 from ingest_bench.faults.heap_dump import HEAP_DUMP
 from ingest_bench.faults.kill import KILL
@@ -65,5 +67,6 @@ FAULTS: Mapping[str, FaultKind] = {
     "flush": FLUSH,
     "cpu": CPU,
     "memory": MEMORY,
+    "full-disk": FULL_DISK,
     **CLIENTS,
 }

@@ -89,6 +89,11 @@ def controllers(cell: Cell) -> frozenset[Controller]:
     return frozenset[Controller]().union(*(FAULTS[fault.kind].needs for fault in cell.faults))
 
 
+def needs_disk(cell: Cell) -> bool:
+    """Whether the home of each node has to be a file system of its own for the faults of that cell."""
+    return any(FAULTS[fault.kind].needs_disk for fault in cell.faults)
+
+
 def states(cell: Cell) -> dict[LinkName, tuple[Profile, ...]]:
     """Each link of a run with its states: the one that it begins in, and those that faults will bring it into."""
     numbers = range(1, cell.target.nodes + 1)

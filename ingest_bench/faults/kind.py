@@ -37,6 +37,8 @@ class FaultKind:
     """The keys that it takes of those that not every fault takes: `checks` has them all."""
     needs: frozenset[Controller] = frozenset()
     """The controllers of a cgroup that each node has for it."""
+    needs_disk: bool = False
+    """Whether the home of each node is a file system of its own for it."""
     needs_http: bool = False
     """Whether only a server that speaks HTTP can have it."""
     is_slow: bool = False

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from ingest_bench.host.cgroups import Group
+from ingest_bench.host.disk import Filler
 from ingest_bench.model.target import Endpoint
 from ingest_bench.network import Links
 
@@ -68,6 +69,8 @@ class Node:
     counts: Counter[Hashable] = field(default_factory=Counter)
     """How many faults do each thing to it now."""
     is_down: bool = False
+    filler: Filler | None = None
+    """What fills its file system, while a fault does."""
     lasting: dict[Hashable, tuple[Act, Act]] = field(default_factory=dict)
     """How each fault that lasts begins on a process that is new, and how it ends."""
     lock: threading.RLock = field(default_factory=threading.RLock)

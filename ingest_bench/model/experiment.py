@@ -41,6 +41,7 @@ class Fault:
         "flush",
         "cpu",
         "memory",
+        "full-disk",
         "slow-bodies",
         "garbage",
         "connection-flood",
