@@ -166,6 +166,8 @@ OF_SUBPROCESS = {f"subprocess.{name}" for name in ("PIPE", "DEVNULL", "STDOUT", 
 ALLOWED = {
     # A child that becomes User-Mode Linux: `system` chose its environment and its folder when it started it.
     "network/act/packet_sockets.py": {"os.execvp"},
+    # A child that becomes the server, once it has handed over whom its syncs ask.
+    "host/supervised.py": {"os.execvp"},
     # Typed on the console of User-Mode Linux, and made of constants alone.
     "network/act/uml.py": {'"-c" guest.setup_script()'},
 }

@@ -20,6 +20,7 @@ from ingest_bench.faults import timeline
 from ingest_bench.faults.stage import Node, Stage
 from ingest_bench.host import cgroups
 from ingest_bench.host.cgroups import Controller, Group, Parent
+from ingest_bench.host.shares import Share
 from ingest_bench.model.experiment import Fault
 
 HYBRID = """\
@@ -132,7 +133,7 @@ def stage_of(group: Group) -> Stage:
     def jcmd(_pid: int, _command: object) -> str:
         return ""
 
-    node = Node(number=1, process=process, home=Path("/"), jcmd=jcmd, boot_limit_s=1, group=group)
+    node = Node(number=1, process=process, home=Path("/"), jcmd=jcmd, boot_limit_s=1, share=Share(group))
     return Stage(nodes=(node,))
 
 

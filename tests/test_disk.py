@@ -53,10 +53,10 @@ def test_a_program_that_is_missing_is_named_with_its_package(monkeypatch: pytest
 
 def test_a_disk_that_holds_an_earlier_run_is_not_filled() -> None:
     cell = Cell(name="c", levels={}, network=None, target=TargetOptions(), load=LoadOptions(measure_ns=9 * S))
-    assert not checks.needs_disk(cell)
+    assert not checks.needs(cell)
     target = TargetOptions(name="cassandra", earlier_documents=5)
     full = Cell(name="c", levels={}, network=None, target=target, load=cell.load, faults=(FULL,))
-    assert checks.needs_disk(full)
+    assert checks.needs(full) == {"disk"}
     with pytest.raises(SpecError, match="documents of an earlier run"):
         checks.check(full)
 
@@ -119,7 +119,7 @@ def test_a_full_disk_has_no_block_left_and_has_all_back(home: Path) -> None:
     # What is freed is taken within moments, after the journal has it.
     (home / "old").unlink()
     until = time.monotonic() + LIMIT_S
-    while stage.nodes[0].filler is None or " 8.4 MB that were freed" not in stage.nodes[0].filler.seen():
+    while stage.nodes[0].share.filler is None or " 8.4 MB that were freed" not in stage.nodes[0].share.filler.seen():
         assert time.monotonic() < until
         written(home / "old.2", 0)
     assert written(home / "new", 4096) == 0

@@ -17,6 +17,7 @@
 | `cpu` | a node has no more than so many cores | it has all again |
 | `memory` | the kernel takes from a node what it can give back | it may have as much as before |
 | `full-disk` | the file system of a node has no block left | it has what it had |
+| `slow-fsync` | each sync of a file waits | it does not, and those that wait go on |
 | `slow-bodies`, … (`clients`) | more clients misbehave beside the load | they are gone |
 
 Faults may overlap: a link or a node has the state of all that last. What several do alike begins with the first one
@@ -43,6 +44,7 @@ from ingest_bench.faults.partition import PARTITION
 from ingest_bench.faults.pause import PAUSE
 from ingest_bench.faults.profile import PROFILE
 from ingest_bench.faults.reset import RESET
+from ingest_bench.faults.slow_fsync import SLOW_FSYNC
 from ingest_bench.faults.throttle import THROTTLE
 from ingest_bench.faults.trace import TRACE
 
@@ -68,5 +70,6 @@ FAULTS: Mapping[str, FaultKind] = {
     "cpu": CPU,
     "memory": MEMORY,
     "full-disk": FULL_DISK,
+    "slow-fsync": SLOW_FSYNC,
     **CLIENTS,
 }

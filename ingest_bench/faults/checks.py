@@ -9,7 +9,7 @@ from random import Random
 from ingest_bench.errors import SpecError
 from ingest_bench.faults import FAULTS
 from ingest_bench.faults.each import concerns
-from ingest_bench.host.cgroups import Controller
+from ingest_bench.host.shares import Need
 from ingest_bench.model.experiment import Cell, Fault
 from ingest_bench.model.network import LinkName, Profile
 
@@ -84,14 +84,9 @@ def restarts(cell: Cell, node: int) -> int:
     return sum(turns(cell, fault) for fault in cell.faults if fault.kind == "kill" and fault.node in (None, node))
 
 
-def controllers(cell: Cell) -> frozenset[Controller]:
-    """What the cgroup of a node has to have for the faults of that cell; nothing: it needs none."""
-    return frozenset[Controller]().union(*(FAULTS[fault.kind].needs for fault in cell.faults))
-
-
-def needs_disk(cell: Cell) -> bool:
-    """Whether the home of each node has to be a file system of its own for the faults of that cell."""
-    return any(FAULTS[fault.kind].needs_disk for fault in cell.faults)
+def needs(cell: Cell) -> frozenset[Need]:
+    """What a node has to have of the machine for itself for the faults of that cell."""
+    return frozenset[Need]().union(*(FAULTS[fault.kind].needs for fault in cell.faults))
 
 
 def states(cell: Cell) -> dict[LinkName, tuple[Profile, ...]]:

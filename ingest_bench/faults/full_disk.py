@@ -26,18 +26,18 @@ def _begin(fault: Fault, stage: Stage) -> Begun:
 def _filled(node: Node) -> each.End:
     """Of several faults the first one fills it, and it has room again after the last one."""
     with node.lock:
-        filler = node.filler or Filler(node.home)
+        filler = node.share.filler or Filler(node.home)
         let_go = hold(node.counts, "full-disk", filler.begin, filler.end)
-        node.filler = filler
+        node.share.filler = filler
 
     def ended() -> str:
         with node.lock:
             let_go()
             if not node.counts["full-disk"]:
-                node.filler = None
+                node.share.filler = None
         return filler.seen()
 
     return ended
 
 
-FULL_DISK = FaultKind(hits="node", begin=_begin, lasts=True, needs_disk=True, complaint=_complaint)
+FULL_DISK = FaultKind(hits="node", begin=_begin, lasts=True, needs=frozenset({"disk"}), complaint=_complaint)

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from ingest_bench.host.cgroups import Group
-from ingest_bench.host.disk import Filler
+from ingest_bench.host.shares import Share
 from ingest_bench.model.target import Endpoint
 from ingest_bench.network import Links
 
@@ -64,13 +63,11 @@ class Node:
     jcmd: Callable[[int, Sequence[str]], str]
     """What the JVM of that pid answered to a command of jcmd."""
     boot_limit_s: float
-    group: Group | None = None
-    """Its cgroup, where it has one of its own."""
+    share: Share = field(default_factory=Share)
+    """What it has of the machine for itself, where faults need that."""
     counts: Counter[Hashable] = field(default_factory=Counter)
     """How many faults do each thing to it now."""
     is_down: bool = False
-    filler: Filler | None = None
-    """What fills its file system, while a fault does."""
     lasting: dict[Hashable, tuple[Act, Act]] = field(default_factory=dict)
     """How each fault that lasts begins on a process that is new, and how it ends."""
     lock: threading.RLock = field(default_factory=threading.RLock)
@@ -82,11 +79,6 @@ class Node:
     def name(self) -> str:
         """As errors call it."""
         return f"node {self.number}"
-
-    def own_group(self) -> Group:
-        """Its cgroup, for a fault that needs one: `checks.controllers` asked for it."""
-        assert self.group is not None, self.name  # noqa: S101
-        return self.group
 
     def ask(self, *command: str) -> str:
         """What its JVM answered to a command of jcmd."""

@@ -42,6 +42,7 @@ class Fault:
         "cpu",
         "memory",
         "full-disk",
+        "slow-fsync",
         "slow-bodies",
         "garbage",
         "connection-flood",
@@ -66,7 +67,7 @@ class Fault:
     rate_bps: Rate | None = None
     """Of a throttle: what the link's own profile has in its place, in each direction."""
     delay_ns: Delay | None = None
-    """The same."""
+    """The same; of a slow fsync, how long each one waits."""
     mtu_bytes: Annotated[int, Between(68, 9216, "IPv4 needs 68 (RFC 791); larger ones are rare")] | None = None
     """The largest IP packet that passes an MTU black hole."""
     trace: FilePath | None = None
