@@ -16,6 +16,7 @@
 | `flush` | the server writes to files what it has in memory | none |
 | `cpu` | a node has no more than so many cores | it has all again |
 | `memory` | the kernel takes from a node what it can give back | it may have as much as before |
+| `fragmented-memory` | free memory of the machine is in single pages | the kernel may join them again |
 | `full-disk` | the file system of a node has no block left | it has what it had |
 | `slow-fsync` | each sync of a file waits | it does not, and those that wait go on |
 | `slow-bodies`, … (`clients`) | more clients misbehave beside the load | they are gone |
@@ -34,6 +35,7 @@ from ingest_bench.faults.clients import CLIENTS
 from ingest_bench.faults.cpu import CPU
 from ingest_bench.faults.file_descriptors import FILE_DESCRIPTORS
 from ingest_bench.faults.flush import FLUSH
+from ingest_bench.faults.fragmented_memory import FRAGMENTED_MEMORY
 from ingest_bench.faults.full_disk import FULL_DISK
 from ingest_bench.faults.gc import GC
 from ingest_bench.faults.heap_dump import HEAP_DUMP
@@ -69,6 +71,7 @@ FAULTS: Mapping[str, FaultKind] = {
     "flush": FLUSH,
     "cpu": CPU,
     "memory": MEMORY,
+    "fragmented-memory": FRAGMENTED_MEMORY,
     "full-disk": FULL_DISK,
     "slow-fsync": SLOW_FSYNC,
     **CLIENTS,

@@ -23,6 +23,7 @@ _KEYS = {
     "trace": "trace",
     "cores": "cores",
     "room_bytes": "room",
+    "share_ppm": "share",
     "connections": "connections",
 }
 # A fault begins by some commands or signals, of some milliseconds each.

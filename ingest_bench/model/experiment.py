@@ -9,7 +9,7 @@ from ingest_bench.model.host import HostSettings
 from ingest_bench.model.load import LoadOptions
 from ingest_bench.model.network import Delay, Profile, Rate
 from ingest_bench.model.target import TargetOptions
-from ingest_bench.model.values import HOUR, MIB, TIB, Between, FilePath, Line, Name, NodeNumber, Seed, Several
+from ingest_bench.model.values import HOUR, MIB, TIB, Between, FilePath, Line, Name, NodeNumber, Seed, Several, Share
 
 Moment = Annotated[int, Between(0, 24 * HOUR, "no measurement is longer")]
 Probes = Annotated[tuple[Name, ...], Several(0, 50)]
@@ -41,6 +41,7 @@ class Fault:
         "flush",
         "cpu",
         "memory",
+        "fragmented-memory",
         "full-disk",
         "slow-fsync",
         "slow-bodies",
@@ -74,6 +75,8 @@ class Fault:
     """A file with rates over time."""
     cores: Annotated[float, Between(0.01, 1024, "the kernel gives no less than 1 ms of 100")] | None = None
     """How much CPU a node may use."""
+    share_ppm: Share | None = None
+    """How much of the memory that is available is fragmented."""
     room_bytes: Annotated[int, Between(MIB, TIB)] | None = None
     """What a node may have beside the memory that it cannot give back."""
     connections: Annotated[int, Between(1, 10_000, "a server has room for more, our client has not")] | None = None
