@@ -30,6 +30,7 @@ from ingest_bench.documents import tracks
 from ingest_bench.errors import SpecError
 from ingest_bench.facts import memory_bytes
 from ingest_bench.faults import checks
+from ingest_bench.host import shares
 from ingest_bench.jvm.artifacts import Progress as Download
 from ingest_bench.jvm.attach import reader
 from ingest_bench.load import Progress
@@ -69,6 +70,7 @@ def preflight(plan: Plan, options: runner.RunOptions) -> tuple[str, ...]:
             told += _reach(cell, options)
             continue
         host.require(cell.host)
+        shares.require(checks.needs(cell))
         probes.require(cell.probes)
         states = checks.states(cell)
         if states not in links:

@@ -18,6 +18,8 @@ from ingest_bench import addresses, attaching, host, network, records, targets
 from ingest_bench.errors import MissingCapability, RunFailed, SpecError
 from ingest_bench.faults import checks
 from ingest_bench.faults import stage as faults_stage
+from ingest_bench.host import shares as host_shares
+from ingest_bench.host.shares import Share
 from ingest_bench.jvm import process
 from ingest_bench.jvm.attach import Attached, ours, reader
 from ingest_bench.jvm.java import Java
@@ -59,6 +61,8 @@ class Serving:
     """None: there is no link of ours, and nothing is promised."""
     processes: tuple[ServerProcess, ...] = ()
     """Of each node of a server of ours."""
+    shares: tuple[Share, ...] = ()
+    """The same: what it has of the machine for itself."""
     jvm: Attached | None = None
     """The JVM of a server that ran before, when all probes can watch it."""
     promises: tuple[Promise, ...] = ()
@@ -138,6 +142,9 @@ def _started(
         folders = folder.nodes(len(endpoints))
         for node in folders:
             node.make()
+        needs = checks.needs(cell)
+        with stage("shares") if needs else contextlib.nullcontext():
+            shares = stack.enter_context(host_shares.shares(needs, [node.home for node in folders]))
         plans = [
             target.launch_plan(cell.target, jdk, node.home, place, endpoints, jvm_options(jdk, node.raw))
             for place, node in enumerate(folders)
@@ -152,7 +159,7 @@ def _started(
             launches = [
                 process.Launch(
                     plan=dataclasses.replace(plan, writable=(*plan.writable, folders[place].raw)),
-                    enter=links.clients[place].server.command,
+                    enter=_within(shares[place], links.clients[place].server.command),
                     log=folders[place].log,
                     listen=endpoints[place],
                     ready=functools.partial(_is_ready, target, place, nodes),
@@ -174,9 +181,15 @@ def _started(
             host=settings,
             links=links,
             processes=started,
+            shares=shares,
             promises=promises,
             ended=lambda: tuple(place for place, node in enumerate(started) if node.popen.poll() is not None),
         )
+
+
+def _within(share: Share, enter: Enter) -> Enter:
+    """The way into a place, and there to what a node has for itself."""
+    return lambda argv: enter(share.command(argv))
 
 
 def _to(endpoints: Sequence[Endpoint], nodes: int | Literal["all"]) -> Place:
@@ -214,8 +227,8 @@ def hit_by_faults(server: Serving, folder: RunFolder, indices: Sequence[str]) ->
     return faults_stage.Stage(
         links=server.links,
         nodes=tuple(
-            faults_stage.Node(number=number, process=one, home=home, jcmd=jcmd, boot_limit_s=limit_s)
-            for number, (one, home) in enumerate(zip(server.processes, homes, strict=True), 1)
+            faults_stage.Node(number=number, process=one, home=home, jcmd=jcmd, boot_limit_s=limit_s, share=share)
+            for number, (one, home, share) in enumerate(zip(server.processes, homes, server.shares, strict=True), 1)
         ),
         flush=functools.partial(flush, server, indices),
     )

@@ -71,7 +71,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "analysis": {"model", "nearest_rank", "thresholds", "units", "visible"},
     "report": {"analysis", "model", "nearest_rank", "units", "data"},
     "gate": {"analysis", "report", "records", "model", "units", "errors"},
-    "faults": {"files", "network", *PARTS},
+    "faults": {"files", "host", "network", *PARTS},
     "marks": {"catalog"},
     "parts": {"load", *BASE},
     "resumed": {"units", "errors"},
@@ -168,6 +168,8 @@ OF_SUBPROCESS = {f"subprocess.{name}" for name in ("PIPE", "DEVNULL", "STDOUT", 
 ALLOWED = {
     # A child that becomes User-Mode Linux: `system` chose its environment and its folder when it started it.
     "network/act/packet_sockets.py": {"os.execvp"},
+    # A child that becomes the server, once it has handed over whom its syncs ask.
+    "host/supervised.py": {"os.execvp"},
     # Typed on the console of User-Mode Linux, and made of constants alone.
     "network/plan/guest.py": {'"-c"  && \'.join(lines)'},
 }

@@ -14,6 +14,11 @@
 | `heap-dump` | a JVM writes its live objects to a file | none; the file is removed |
 | `file-descriptors` | a JVM can open hardly any file or connection | it may open as many as before |
 | `flush` | the server writes to files what it has in memory | none |
+| `cpu` | a node has no more than so many cores | it has all again |
+| `memory` | the kernel takes from a node what it can give back | it may have as much as before |
+| `fragmented-memory` | free memory of the machine is in single pages | the kernel may join them again |
+| `full-disk` | the file system of a node has no block left | it has what it had |
+| `slow-fsync` | each sync of a file waits | it does not, and those that wait go on |
 | `slow-bodies`, … (`clients`) | more clients misbehave beside the load | they are gone |
 
 Faults may overlap: a link or a node has the state of all that last. What several do alike begins with the first one
@@ -27,16 +32,21 @@ from typing import TYPE_CHECKING
 
 from ingest_bench.faults.blackhole import BLACKHOLE
 from ingest_bench.faults.clients import CLIENTS
+from ingest_bench.faults.cpu import CPU
 from ingest_bench.faults.file_descriptors import FILE_DESCRIPTORS
 from ingest_bench.faults.flush import FLUSH
+from ingest_bench.faults.fragmented_memory import FRAGMENTED_MEMORY
+from ingest_bench.faults.full_disk import FULL_DISK
 from ingest_bench.faults.gc import GC
 from ingest_bench.faults.heap_dump import HEAP_DUMP
 from ingest_bench.faults.kill import KILL
+from ingest_bench.faults.memory import MEMORY
 from ingest_bench.faults.mtu_blackhole import MTU_BLACKHOLE
 from ingest_bench.faults.partition import PARTITION
 from ingest_bench.faults.pause import PAUSE
 from ingest_bench.faults.profile import PROFILE
 from ingest_bench.faults.reset import RESET
+from ingest_bench.faults.slow_fsync import SLOW_FSYNC
 from ingest_bench.faults.throttle import THROTTLE
 from ingest_bench.faults.trace import TRACE
 
@@ -59,5 +69,10 @@ FAULTS: Mapping[str, FaultKind] = {
     "heap-dump": HEAP_DUMP,
     "file-descriptors": FILE_DESCRIPTORS,
     "flush": FLUSH,
+    "cpu": CPU,
+    "memory": MEMORY,
+    "fragmented-memory": FRAGMENTED_MEMORY,
+    "full-disk": FULL_DISK,
+    "slow-fsync": SLOW_FSYNC,
     **CLIENTS,
 }

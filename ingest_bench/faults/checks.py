@@ -9,6 +9,7 @@ from random import Random
 from ingest_bench.errors import SpecError
 from ingest_bench.faults import FAULTS
 from ingest_bench.faults.each import concerns
+from ingest_bench.host.shares import Need
 from ingest_bench.model.experiment import Cell, Fault
 from ingest_bench.model.network import LinkName, Profile
 
@@ -20,6 +21,9 @@ _KEYS = {
     "delay_ns": "delay",
     "mtu_bytes": "mtu",
     "trace": "trace",
+    "cores": "cores",
+    "room_bytes": "room",
+    "share_ppm": "share",
     "connections": "connections",
 }
 # A fault begins by some commands or signals, of some milliseconds each.
@@ -84,6 +88,11 @@ def restarts(cell: Cell, node: int) -> int:
         for number, fault in enumerate(cell.faults)
         if fault.kind == "kill" and fault.node in (None, node)
     )
+
+
+def needs(cell: Cell) -> frozenset[Need]:
+    """What a node has to have of the machine for itself for the faults of that cell."""
+    return frozenset[Need]().union(*(FAULTS[fault.kind].needs for fault in cell.faults))
 
 
 def states(cell: Cell) -> dict[LinkName, tuple[Profile, ...]]:

@@ -14,6 +14,9 @@ from ingest_bench.model.experiment import Fault
 from ingest_bench.model.network import LinkName, Profile
 from ingest_bench.network import Direction, Link
 
+End = Callable[[], str]
+"""What ends a fault at a node, and says what was seen of it."""
+
 
 def concerns(fault: Fault, name: LinkName) -> bool:
     """Whether a fault of links is one of that link."""
@@ -67,6 +70,26 @@ def on_nodes(fault: Fault, stage: Stage, begin: Callable[[Node], tuple[str, Act]
             stack.callback(end)
             seen.append(f"{node.name}: {said}" if said else "")
         return _ending(stack.pop_all(), "; ".join(filter(None, seen)))
+
+
+def watched(fault: Fault, stage: Stage, begin: Callable[[Node], End]) -> Begun:
+    """What `begin` makes at each of its nodes; what it returns ends it, and says what was seen until then."""
+    said: dict[str, str] = {}
+    with ExitStack() as stack:
+        for node in nodes(fault, stage):
+            stack.callback(_note, said, node.name, begin(node))
+        begun = stack.pop_all()
+
+    def end() -> str:
+        # All of them end, whatever one says.
+        begun.close()
+        return "; ".join(f"{name}: {words}" for name, words in sorted(said.items()))
+
+    return Begun("", end)
+
+
+def _note(said: dict[str, str], name: str, end: End) -> None:
+    said[name] = end()
 
 
 def at_nodes(fault: Fault, stage: Stage, act: Callable[[Node], str]) -> Begun:

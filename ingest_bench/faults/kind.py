@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ingest_bench.faults.stage import Stage
+from ingest_bench.host.shares import Need
 from ingest_bench.model.experiment import Cell, Fault
 from ingest_bench.model.network import Profile
 
@@ -34,6 +35,8 @@ class FaultKind:
     """Whether it has a length (`for`); one without is over when it has happened."""
     takes: frozenset[str] = frozenset()
     """The keys that it takes of those that not every fault takes: `checks` has them all."""
+    needs: frozenset[Need] = frozenset()
+    """What each node has of the machine for itself, so that the fault can take it."""
     needs_http: bool = False
     """Whether only a server that speaks HTTP can have it."""
     is_slow: bool = False

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+from ingest_bench.host.shares import Share
 from ingest_bench.model.target import Endpoint
 from ingest_bench.network import Links
 
@@ -62,6 +63,8 @@ class Node:
     jcmd: Callable[[int, Sequence[str]], str]
     """What the JVM of that pid answered to a command of jcmd."""
     boot_limit_s: float
+    share: Share = field(default_factory=Share)
+    """What it has of the machine for itself, where faults need that."""
     counts: Counter[Hashable] = field(default_factory=Counter)
     """How many faults do each thing to it now."""
     is_down: bool = False

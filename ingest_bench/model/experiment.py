@@ -9,7 +9,7 @@ from ingest_bench.model.host import HostSettings
 from ingest_bench.model.load import LoadOptions
 from ingest_bench.model.network import Delay, Profile, Rate
 from ingest_bench.model.target import TargetOptions
-from ingest_bench.model.values import HOUR, Between, FilePath, Line, Name, NodeNumber, Seed, Several
+from ingest_bench.model.values import HOUR, MIB, TIB, Between, FilePath, Line, Name, NodeNumber, Seed, Several, Share
 
 Moment = Annotated[int, Between(0, 24 * HOUR, "no measurement is longer")]
 Probes = Annotated[tuple[Name, ...], Several(0, 50)]
@@ -39,6 +39,11 @@ class Fault:
         "heap-dump",
         "file-descriptors",
         "flush",
+        "cpu",
+        "memory",
+        "fragmented-memory",
+        "full-disk",
+        "slow-fsync",
         "slow-bodies",
         "garbage",
         "connection-flood",
@@ -63,11 +68,17 @@ class Fault:
     rate_bps: Rate | None = None
     """Of a throttle: what the link's own profile has in its place, in each direction."""
     delay_ns: Delay | None = None
-    """The same."""
+    """The same; of a slow fsync, how long each one waits."""
     mtu_bytes: Annotated[int, Between(68, 9216, "IPv4 needs 68 (RFC 791); larger ones are rare")] | None = None
     """The largest IP packet that passes an MTU black hole."""
     trace: FilePath | None = None
     """A file with rates over time."""
+    cores: Annotated[float, Between(0.01, 1024, "the kernel gives no less than 1 ms of 100")] | None = None
+    """How much CPU a node may use."""
+    share_ppm: Share | None = None
+    """How much of the memory that is available is fragmented."""
+    room_bytes: Annotated[int, Between(MIB, TIB)] | None = None
+    """What a node may have beside the memory that it cannot give back."""
     connections: Annotated[int, Between(1, 10_000, "a server has room for more, our client has not")] | None = None
     """How many at a time, of clients that misbehave."""
 

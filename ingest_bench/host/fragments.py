@@ -1,0 +1,72 @@
+"""Take memory and give every second page of it back: `fragments.py SHARE_PPM LEAVE_BYTES`. The standard library alone.
+
+What was taken is free in pieces of one page then, so that a huge page is to be had of the rest or by compaction. It
+takes that share of what is available and leaves so much at least, says in JSON what came of it, and holds every other
+page until its input ends.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import mmap
+import select
+import sys
+import time
+from pathlib import Path
+
+# linux/mman.h, since Linux 5.14: all pages of a range are there when it returns.
+_POPULATE_WRITE = 23
+_STEP_BYTES = 64 << 20
+_PPM = 10**6
+
+
+def available_bytes() -> int:
+    """What the kernel could give without swapping (man 5 proc, MemAvailable)."""
+    text = Path("/proc/meminfo").read_text(encoding="ascii")
+    return 1024 * next(int(line.split()[1]) for line in text.splitlines() if line.startswith("MemAvailable:"))
+
+
+def huge_bytes(buddyinfo: str, huge: int, page: int) -> int:
+    """How much is free in blocks that hold a huge page of that size: a line counts the blocks of 1, 2, 4 … pages."""
+    total = 0
+    for line in buddyinfo.splitlines():
+        counts = map(int, line.partition("zone")[2].split()[1:])
+        total += sum((count << order) * page for order, count in enumerate(counts) if page << order >= huge)
+    return total
+
+
+def _huge_bytes_now() -> int:
+    huge = int(Path("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size").read_text(encoding="ascii"))
+    return huge_bytes(Path("/proc/buddyinfo").read_text(encoding="ascii"), huge, mmap.PAGESIZE)
+
+
+def main(share_ppm: int, leave_bytes: int) -> None:
+    """Where memory runs out, this process is to be ended first."""
+    Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+    began, before_bytes = time.monotonic(), _huge_bytes_now()
+    most_bytes = available_bytes() * share_ppm // _PPM // _STEP_BYTES * _STEP_BYTES
+    taken_bytes, page = 0, mmap.PAGESIZE
+    libc = ctypes.CDLL(None, use_errno=True)
+    pieces = []
+    while taken_bytes < most_bytes and available_bytes() - _STEP_BYTES > leave_bytes:
+        if select.select([sys.stdin], [], [], 0)[0]:
+            # Its time is over before all was touched.
+            return
+        piece = mmap.mmap(-1, _STEP_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        piece.madvise(mmap.MADV_NOHUGEPAGE)
+        start = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(piece)))
+        if libc.madvise(start, ctypes.c_size_t(_STEP_BYTES), _POPULATE_WRITE):
+            sys.exit(f"madvise: errno {ctypes.get_errno()}")
+        pieces.append(piece)
+        taken_bytes += _STEP_BYTES
+    for piece in pieces:
+        for at in range(0, _STEP_BYTES, 2 * page):
+            piece.madvise(mmap.MADV_DONTNEED, at, page)
+    said = {"taken": taken_bytes, "before": before_bytes, "after": _huge_bytes_now(), "s": time.monotonic() - began}
+    print(json.dumps(said), flush=True)  # noqa: T201 - it is what we are started for
+    sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))

@@ -1,0 +1,59 @@
+"""What a node has of the machine for itself, so that faults can take it away: made before it starts, gone after it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence, Set
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from ingest_bench.host import cgroups, disk
+from ingest_bench.host.cgroups import Group
+from ingest_bench.host.disk import Filler
+from ingest_bench.host.syncs import Syncs, syncs
+from ingest_bench.host.syncs import require as require_syncs
+
+Need = Literal["cpu", "memory", "disk", "syncs"]
+
+
+@dataclass(slots=True)
+class Share:
+    """Of one node. What no fault needs is not there."""
+
+    group: Group | None = None
+    syncs: Syncs | None = None
+    filler: Filler | None = None
+    """What fills its file system, while a fault does."""
+
+    def command(self, argv: Sequence[str]) -> tuple[str, ...]:
+        """The argv that runs `argv` with all of it."""
+        inner = tuple(argv) if self.syncs is None else self.syncs.command(argv)
+        return inner if self.group is None else self.group.command(inner)
+
+
+def require(needs: Set[Need]) -> None:
+    """MissingCapability for the first thing that cannot be had here; nothing is changed."""
+    cgroups.require({name for name in cgroups.CONTROLLERS if name in needs})
+    if "disk" in needs:
+        disk.require()
+    if "syncs" in needs:
+        require_syncs()
+
+
+@contextmanager
+def shares(needs: Set[Need], homes: Sequence[Path]) -> Iterator[tuple[Share, ...]]:
+    """A share for the node of each home, which is empty; nothing of it is left after the block, or `kill -9`."""
+    controllers = {name for name in cgroups.CONTROLLERS if name in needs}
+    with ExitStack() as stack:
+        made = tuple(Share() for _ in homes)
+        if controllers:
+            groups = stack.enter_context(cgroups.groups(controllers, len(homes)))
+            for share, group in zip(made, groups, strict=True):
+                share.group = group
+        for share, home in zip(made, homes, strict=True):
+            if "disk" in needs:
+                stack.enter_context(disk.own(home))
+            if "syncs" in needs:
+                share.syncs = stack.enter_context(syncs(home))
+        yield made
