@@ -15,6 +15,7 @@
 | `file-descriptors` | a JVM can open hardly any file or connection | it may open as many as before |
 | `flush` | the server writes to files what it has in memory | none |
 | `slow-bodies`, … (`clients`) | more clients misbehave beside the load | they are gone |
+| `exhausted-ports` | the clients have no local port for a new connection | they have all |
 
 Faults may overlap: a link or a node has the state of all that last. What several do alike begins with the first one
 and ends with the last one. Faults of a link live in its namespaces, and those of a node in its process: they go with
@@ -27,6 +28,7 @@ from typing import TYPE_CHECKING
 
 from ingest_bench.faults.blackhole import BLACKHOLE
 from ingest_bench.faults.clients import CLIENTS
+from ingest_bench.faults.exhausted_ports import EXHAUSTED_PORTS
 from ingest_bench.faults.file_descriptors import FILE_DESCRIPTORS
 from ingest_bench.faults.flush import FLUSH
 from ingest_bench.faults.gc import GC
@@ -60,4 +62,5 @@ FAULTS: Mapping[str, FaultKind] = {
     "file-descriptors": FILE_DESCRIPTORS,
     "flush": FLUSH,
     **CLIENTS,
+    "exhausted-ports": EXHAUSTED_PORTS,
 }

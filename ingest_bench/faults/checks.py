@@ -19,6 +19,7 @@ _KEYS = {
     "rate_bps": "rate",
     "delay_ns": "delay",
     "mtu_bytes": "mtu",
+    "icmp": "icmp",
     "trace": "trace",
     "connections": "connections",
 }

@@ -44,6 +44,9 @@ class Fault:
         "connection-flood",
         "oversized",
         "zero-window",
+        "half-open",
+        "syn-flood",
+        "exhausted-ports",
     ]
     name: Name | None = None
     """Where `fault` is a factor, it happens in the cells whose level has this name; without a name in all."""
@@ -66,6 +69,8 @@ class Fault:
     """The same."""
     mtu_bytes: Annotated[int, Between(68, 9216, "IPv4 needs 68 (RFC 791); larger ones are rare")] | None = None
     """The largest IP packet that passes an MTU black hole."""
+    icmp: Literal["eaten", "sent"] = "eaten"
+    """Whether whoever sends larger ones is told."""
     trace: FilePath | None = None
     """A file with rates over time."""
     connections: Annotated[int, Between(1, 10_000, "a server has room for more, our client has not")] | None = None
