@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import itertools
 import json
@@ -198,6 +199,8 @@ class Vanished(Connection):
             with contextlib.suppress(OSError):
                 self.socket.bind(("", port))
                 break
+        else:
+            raise OSError(errno.EADDRINUSE, "no port is left that is none of the load's")
         super().connect(place)
 
     def vanish(self) -> None:
