@@ -65,13 +65,33 @@ def test_the_load_stays_exact_beside_clients_that_misbehave(tmp_path: Path, kind
     said = seen(record)[kind].seen
     opened = int(said.removeprefix("node 1: ").split(" connections")[0])
     assert opened >= 8
-    assert (opened == 8) == (kind in ("slow-bodies", "zero-window"))
+    assert (opened == 8) == (kind in ("slow-bodies", "zero-window", "half-open", "syn-flood"))
+    assert (", 8 of them held by the server at the end" in said) == (kind in ("half-open", "syn-flood"))
     # Who sends on after the answer 413 may see a reset in its place.
     assert (" ended by the server" in said or " answers 413" in said) == (kind in ("oversized", "garbage"))
     assert (" closed windows at a time" in said) == (kind == "zero-window")
     assert values["bytes_read"] == values["bytes_sent"]
     assert values["documents_counted"] == values["documents_acked"]
     assert values["requests_failed"] == 0
+
+
+@pytest.mark.jvm
+@pytest.mark.netns
+def test_without_a_local_port_a_new_connection_fails_and_an_open_one_stays(tmp_path: Path) -> None:
+    text = LOAD.format(name="sink", seconds=7) + '[[fault]]\nkind = "exhausted-ports"\nat = "1s"\nfor = "4s"\n'
+    record, values = happened(tmp_path, text + '[[fault]]\nkind = "reset"\nat = "1500ms"\n')
+    found = seen(record)
+    assert found["exhausted-ports"].seen == "none of 28232 ports left"
+    # They were open, also half a second after there was no port for another one.
+    assert int(found["reset"].seen.split()[0]) >= 2
+    stalled_s = values["stalled_s"]
+    assert isinstance(stalled_s, int | float)
+    assert 2 <= stalled_s <= 4
+    assert isinstance(values["recovery_s"], float)
+    counted, acked = values["documents_counted"], values["documents_acked"]
+    assert isinstance(counted, int)
+    assert isinstance(acked, int)
+    assert counted >= acked
 
 
 @pytest.mark.opensearch

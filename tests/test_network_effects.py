@@ -121,6 +121,19 @@ def test_losses_show_in_the_readings_as_drops_and_retransmits(standing: Link) ->
     assert told["ecn_marks"] == 0
 
 
+def test_what_tcp_makes_of_duplicates_and_of_packets_that_overtake_is_counted(standing: Link) -> None:
+    standing.change(state(Impairment(delay_ns=2 * MS)))
+    quiet = poured(standing)
+    assert [quiet[name] for name in ("duplicates", "out_of_order", "overtaken")] == [0, 0, 0]
+    standing.change(state(Impairment(delay_ns=2 * MS, duplicate_ppm=20_000)))
+    # About 2100 packets: 42 twice, give or take five standard deviations.
+    assert 10 <= poured(standing)["duplicates"] <= 80
+    standing.change(state(Impairment(delay_ns=2 * MS, reorder_ppm=100_000)))
+    hurried = poured(standing)
+    assert hurried["out_of_order"] >= 20
+    assert hurried["overtaken"] >= 1
+
+
 def test_with_ecn_packets_come_marked_in_place_of_lost(standing: Link) -> None:
     standing.change(state(Impairment(delay_ns=2 * MS, loss_ppm=20_000, ecn=True)))
     told = poured(standing)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import struct
 import subprocess
@@ -13,12 +14,13 @@ from typing import Any
 
 import ordinary_user
 import pytest
+from scapy.layers.inet import ICMP
 
 from ingest_bench import catalog, network
-from ingest_bench.faults import forged_resets
+from ingest_bench.faults import forged_icmp, forged_resets
 from ingest_bench.faults.blackhole import blackhole
 from ingest_bench.faults.layers import other_state
-from ingest_bench.faults.mtu_blackhole import mtu_blackhole
+from ingest_bench.faults.mtu_blackhole import mtu_blackhole, told
 from ingest_bench.faults.partition import partition
 from ingest_bench.faults.reset import reset
 from ingest_bench.model.network import Impairment, Profile
@@ -370,6 +372,30 @@ def test_small_packets_pass_an_mtu_black_hole_and_full_ones_do_not() -> None:
             assert talk.echo("a", 2000, limit_s=SHORT_S) == "TimeoutError"
         assert talk("hear", "a", 2000, LONG_S) == "ok"
         assert filters(made) == ""
+
+
+@pytest.mark.netns
+def test_whoever_is_told_of_a_smaller_mtu_goes_on_with_smaller_segments_and_forgets_it_afterwards() -> None:
+    said: list[str] = []
+    with link(catalog.profile("ethernet")) as made, talking(made) as talk:
+        with told(made, ("to-server",), 1000, said), mtu_blackhole(made, ("to-server",), 1000):
+            assert talk("open", "a", LONG_S) == "ok"
+            assert talk.echo("a", 200_000) == "ok"
+            assert "pmtu:1000" in made.client.run(("ss", "-Htin"))
+        assert re.fullmatch(r"to-server: told \d+ times, 1 connections have a path MTU of at most 1000", said[0]), said
+        assert int(said[0].split()[2]) >= 1
+        assert talk.echo("a", 200_000) == "ok"
+        assert "pmtu:1500" in made.client.run(("ss", "-Htin"))
+        assert filters(made) == ""
+
+
+def test_a_hop_says_that_fragmentation_is_needed_as_scapy_would() -> None:
+    seen = ICMP(forged_icmp.fragmentation_needed(frame(data=bytes(1100))[14:], 1000))
+    assert (seen.type, seen.code, seen.nexthopmtu) == (3, 4, 1000)
+    assert (seen.payload.dst, seen.payload.dport, seen.payload.seq) == ("198.18.2.1", 9, 7)
+    checksum = seen.chksum
+    del seen.chksum
+    assert ICMP(bytes(seen)).chksum == checksum
 
 
 def ones_complement(data: bytes) -> int:

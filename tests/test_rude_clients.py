@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import socket
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -62,3 +65,46 @@ def test_a_window_is_closed_by_answers_that_fill_it_and_not_by_a_server_that_sta
                 filling.sendall(bytes(100_000_000))
             said = clients._ended("zero-window", child)
     assert said == "2 connections, 1 closed windows at a time"
+
+
+def eventually(found: Callable[[], object], wanted: object) -> None:
+    until = time.monotonic() + LONG_S
+    while found() != wanted:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def asked_again(one: socket.socket) -> bool:
+    """Whether what is sent now, or was before, has to be sent again: tcpi_retransmits of struct tcp_info."""
+    one.sendall(b"x")
+    return one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 3)[2] > 0
+
+
+def test_whoever_vanished_answers_nothing_until_the_fault_ends() -> None:
+    with program("half-open", 2, 8) as (listener, child):
+        accepted = [listener.accept() for _ in range(2)]
+        assert all(port in rude_clients.OWN_PORTS for _, (_, port) in accepted)
+        for one, _ in accepted:
+            eventually(functools.partial(asked_again, one), True)
+        assert clients._ended("half-open", child) == "2 connections"
+        for one, _ in accepted:
+            with one, pytest.raises(ConnectionResetError):
+                one.recv(1)
+
+
+def under_way(port: int) -> int:
+    """Handshakes at a listener of this machine, as the kernel's own table has them: state 03 is SYN_RECV."""
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return sum(row[1].endswith(f":{port:04X}") and row[3] == "03" for row in rows)
+
+
+def test_handshakes_that_nobody_ends_stand_at_the_server_and_are_gone_afterwards() -> None:
+    with program("syn-flood", 20, 64) as (listener, child):
+        port = listener.getsockname()[1]
+        eventually(lambda: under_way(port), 20)
+        listener.settimeout(0.1)
+        with pytest.raises(TimeoutError):
+            listener.accept()
+        assert clients._ended("syn-flood", child) == "20 connections"
+        # The next answer to the SYN finds nobody, and is told so.
+        eventually(lambda: under_way(port), 0)

@@ -135,6 +135,9 @@ _MEASURED: tuple[Column, ...] = (
     Column("rtt_ms", "median round trip during the load, as the client's TCP saw it"),
     Column("loss_ppm", "packets lost on the link under load"),
     Column("retransmits", "TCP segments sent again; of several nodes by the clients and all of them, on whatever link"),
+    Column("out_of_order", "segments that came before one that was sent earlier, at either end of the link"),
+    Column("duplicates", "segments that came twice: made two by the link, or sent again needlessly"),
+    Column("overtaken", "how often TCP found that a segment was late, and not lost"),
     Column("zero_windows", "how often the server told a sender to stop"),
     Column("ecn_marks", "packets that came with the mark of congestion (CE)"),
     Column(

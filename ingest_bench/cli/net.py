@@ -5,11 +5,12 @@ from __future__ import annotations
 import shlex
 from contextlib import ExitStack
 from datetime import datetime
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from ingest_bench import catalog, network, records, spec
+from ingest_bench import catalog, network, records, spec, units
 from ingest_bench.cli import screen
 from ingest_bench.errors import InvalidRun, SpecError
 from ingest_bench.ledger import Step
@@ -18,7 +19,10 @@ from ingest_bench.model.target import Endpoint
 from ingest_bench.network.act import inside, interface
 from ingest_bench.network.act.box import choose
 from ingest_bench.network.act.sandbox import has_ipv6
+from ingest_bench.network.measure import capture as captures
 from ingest_bench.network.plan import link_plan
+
+_CAPTURE_BYTES = 64 * 10**6
 
 app = typer.Typer(
     help="Shape a link of your own, or one flow of a real interface, and take it back.",
@@ -47,6 +51,9 @@ def execute(
     server_port: Annotated[
         int | None, typer.Option(help="Begin when the server's side listens on this port.", min=1, max=65535)
     ] = None,
+    capture_file: Annotated[
+        Path | None, typer.Option("--capture", help="Keep the headers of the first 64 MB as pcap, and say what it saw.")
+    ] = None,
     netem: Backend = "auto",
     sets: Sets = [],  # noqa: B006 - typer copies it
     dry_run: DryRun = False,
@@ -69,7 +76,43 @@ def execute(
         screen.note(f"client {link.client_address}, server {link.server_address}, netem: {link.backend}")
         if server is not None:
             stack.enter_context(inside.server(link, shlex.split(server), port=server_port))
-        return inside.run(link, command)
+        if capture_file is None:
+            return inside.run(link, command)
+        end = link.ends[0]
+        with captures.capturing(end.namespace.command, end.device, capture_file, _CAPTURE_BYTES) as capture:
+            status = inside.run(link, command)
+            lost = capture.keep()
+    # Not on the standard output: that one is the command's.
+    for line in captures.words(captures.read(capture_file), lost):
+        screen.note(line)
+    return status
+
+
+@app.command()
+def capture(
+    file: Annotated[Path, typer.Argument(help="A new file for the headers, as pcap.")],
+    interface_name: Annotated[str, typer.Option("--interface", help="The interface whose frames are kept.")],
+    time_limit: Annotated[str, typer.Option("--for", help='How long, such as "10s". Ctrl-C ends it too.')],
+    most: Annotated[str, typer.Option("--bytes", help="It ends, too, when it has so many bytes.")] = "64MB",
+) -> None:
+    """Keep the headers of an interface's frames as a pcap file, and say what is in it. Needs root.
+
+    No byte of what TCP or UDP carry is kept: no password and no document.
+
+    For a link of ours, see `net exec --capture`.
+    """
+    records.at(Flow, ("interface",), interface_name, "--interface")
+    limit_s = records.at(Flow, ("for",), time_limit, "--for") / 1e9
+    most_bytes = units.parse_bytes(most)
+    if not 1 <= most_bytes <= units.parse_bytes("1GiB"):
+        raise SpecError(f"--bytes {most}: it is all in memory until the end; take at most 1GiB")
+    with captures.capturing(tuple, interface_name, file, most_bytes) as lasting:
+        try:
+            lasting.wait(limit_s)
+        finally:
+            lost = lasting.keep()
+    for line in captures.words(captures.read(file), lost):
+        screen.say(line)
 
 
 @app.command()

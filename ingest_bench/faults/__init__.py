@@ -20,6 +20,7 @@
 | `full-disk` | the file system of a node has no block left | it has what it had |
 | `slow-fsync` | each sync of a file waits | it does not, and those that wait go on |
 | `slow-bodies`, … (`clients`) | more clients misbehave beside the load | they are gone |
+| `exhausted-ports` | the clients have no local port for a new connection | they have all |
 
 Faults may overlap: a link or a node has the state of all that last. What several do alike begins with the first one
 and ends with the last one. Faults of a link live in its namespaces, and those of a node in its process: they go with
@@ -33,6 +34,7 @@ from typing import TYPE_CHECKING
 from ingest_bench.faults.blackhole import BLACKHOLE
 from ingest_bench.faults.clients import CLIENTS
 from ingest_bench.faults.cpu import CPU
+from ingest_bench.faults.exhausted_ports import EXHAUSTED_PORTS
 from ingest_bench.faults.file_descriptors import FILE_DESCRIPTORS
 from ingest_bench.faults.flush import FLUSH
 from ingest_bench.faults.fragmented_memory import FRAGMENTED_MEMORY
@@ -75,4 +77,5 @@ FAULTS: Mapping[str, FaultKind] = {
     "full-disk": FULL_DISK,
     "slow-fsync": SLOW_FSYNC,
     **CLIENTS,
+    "exhausted-ports": EXHAUSTED_PORTS,
 }

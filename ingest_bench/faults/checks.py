@@ -20,6 +20,7 @@ _KEYS = {
     "rate_bps": "rate",
     "delay_ns": "delay",
     "mtu_bytes": "mtu",
+    "icmp": "icmp",
     "trace": "trace",
     "cores": "cores",
     "room_bytes": "room",

@@ -1,19 +1,31 @@
 """`mtu-blackhole`: a hop in the middle has a smaller MTU and tells nobody, as where ICMP is filtered (RFC 2923, 2.1).
 
 Handshakes and small packets pass, full ones vanish: a connection opens, and hangs once it sends a full segment.
+With `icmp = "sent"` the hop says "fragmentation needed", as it should (RFC 1191), and TCP sends smaller segments. What
+the sender has learned it forgets with the fault: Linux itself would keep it for ten minutes.
 """
 
 from __future__ import annotations
 
+import re
+import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
-from ingest_bench.faults import each
+from ingest_bench import system
+from ingest_bench.errors import RunFailed
+from ingest_bench.faults import each, forged_icmp
 from ingest_bench.faults.blackhole import hole
 from ingest_bench.faults.kind import Begun, FaultKind
 from ingest_bench.faults.stage import Stage
 from ingest_bench.model.experiment import Cell, Fault
 from ingest_bench.network import Direction, Link
+from ingest_bench.network.act.link import End
+from ingest_bench.network.plan import holes
+
+# net.ipv4.route.min_pmtu; a sender that is told less sends fragments of this size.
+_SMALLEST_LEARNED_BYTES = 552
+_END_LIMIT_S = 10.0
 
 
 @contextmanager
@@ -38,15 +50,70 @@ def _complaint(cell: Cell, fault: Fault) -> str:
             f'profile "{profile.name}" has super-packets of many segments, whose own sizes nobody sees; take one with '
             "gso_max_segs = 1"
         )
+    if fault.icmp == "sent" and fault.mtu_bytes < _SMALLEST_LEARNED_BYTES:
+        return f"no sender takes a path MTU below {_SMALLEST_LEARNED_BYTES} from ICMP; take a larger mtu"
     return ""
+
+
+@contextmanager
+def told(link: Link, directions: Sequence[Direction], mtu_bytes: int, said: list[str]) -> Iterator[None]:
+    """The hop tells the senders in those directions; at the end `said` has what it told, and what became of it."""
+    with ExitStack() as stack:
+        for direction in directions:
+            sender, receiver = link.ends if direction == "to-server" else link.ends[::-1]
+            hop = _start(receiver, mtu_bytes)
+            stack.callback(_end, hop, sender, direction, mtu_bytes, said)
+        yield
+
+
+def _start(end: End, mtu_bytes: int) -> subprocess.Popen[bytes]:
+    code = holes.bytecode(end.address, mtu_bytes, found=forged_icmp.SNAP_BYTES, others=0)
+    argv = system.script(forged_icmp.__file__, end.device, str(mtu_bytes), code)
+    child = system.start(end.namespace.command(argv), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert child.stdout is not None  # noqa: S101 - for the type checker: it was asked for as a pipe
+    if child.stdout.readline() != b"ready\n":
+        child.kill()
+        raise RunFailed(f"mtu-blackhole: no ICMP can be sent: {child.communicate()[0].decode(errors='replace')}")
+    return child
+
+
+def _end(child: subprocess.Popen[bytes], sender: End, direction: Direction, mtu_bytes: int, said: list[str]) -> None:
+    # Before it forgets.
+    found = sender.namespace.run(("ss", "-Htin", "state", "established", "dst", sender.peer))
+    learned = sum(int(size) <= mtu_bytes for size in re.findall(r"\bpmtu:(\d+)", found))
+    try:
+        count = int(child.communicate(timeout=_END_LIMIT_S)[0])
+    except (subprocess.TimeoutExpired, ValueError):
+        child.kill()
+        child.communicate()
+        raise RunFailed("mtu-blackhole: the hop that sends ICMP broke") from None
+    finally:
+        sender.namespace.run(("ip", "route", "flush", "cache"))
+    said.append(f"{direction}: told {count} times, {learned} connections have a path MTU of at most {mtu_bytes}")
 
 
 def _begin(fault: Fault, stage: Stage) -> Begun:
     assert fault.mtu_bytes is not None  # noqa: S101 - `_complaint` refused it
     mtu_bytes = fault.mtu_bytes
-    return each.on_links(fault, stage, lambda link, directions: mtu_blackhole(link, directions, mtu_bytes))
+    said: list[str] = []
+
+    @contextmanager
+    def hop(link: Link, directions: Sequence[Direction]) -> Iterator[None]:
+        with ExitStack() as stack:
+            if fault.icmp == "sent":
+                stack.enter_context(told(link, directions, mtu_bytes, said))
+            stack.enter_context(mtu_blackhole(link, directions, mtu_bytes))
+            yield
+
+    begun = each.on_links(fault, stage, hop)
+
+    def end() -> str:
+        begun.end()
+        return "; ".join(said)
+
+    return Begun("", end)
 
 
 MTU_BLACKHOLE = FaultKind(
-    hits="link", begin=_begin, lasts=True, takes=frozenset({"direction", "mtu_bytes"}), complaint=_complaint
+    hits="link", begin=_begin, lasts=True, takes=frozenset({"direction", "mtu_bytes", "icmp"}), complaint=_complaint
 )

@@ -9,7 +9,10 @@ It imports nothing of ours.
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import errno
 import fcntl
+import itertools
 import json
 import random
 import re
@@ -37,6 +40,13 @@ _ASK = b"GET / HTTP/1.1\r\nHost: rude\r\n\r\n" * 64
 _GARBAGE_BYTES = 1024
 # A connection that is ended by a reset leaves no port in TIME_WAIT: the load needs them.
 _NO_LINGER = struct.pack("ii", 1, 0)
+# asm-generic/socket.h; Python has no name for them. The filter is one instruction of classic BPF: return 0.
+_ATTACH_FILTER, _DETACH_FILTER = 26, 27
+_NOTHING_COMES_IN = struct.pack("HBBI", 0x06, 0, 0, 0)
+# Of whoever is to be told from the load at the server, by its port: the load's are 32768 and above.
+OWN_PORTS = range(20_000, 32_000)
+# The server forgets a handshake after 63 s (net.ipv4.tcp_synack_retries = 5: 1 + 2 + 4 + 8 + 16 + 32).
+_HANDSHAKE_S = 30
 
 
 @dataclass
@@ -56,6 +66,7 @@ class Connection:
 
     # Of the socket's receive buffer; None: the kernel's own.
     room_bytes: int | None = None
+    wait_s = 2.0
     is_closed = False
 
     def __init__(self, place: tuple[str, int], seen: Seen, draw: random.Random) -> None:
@@ -64,11 +75,19 @@ class Connection:
         self.socket = socket.socket()
         if self.room_bytes is not None:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self.room_bytes)
-        self.socket.settimeout(2)
-        self.socket.connect(place)
+        try:
+            self.connect(place)
+        except OSError:
+            self.socket.close()
+            raise
         self.socket.setblocking(False)
         seen.opened += 1
         self.begin()
+
+    def connect(self, place: tuple[str, int]) -> None:
+        """The connection itself."""
+        self.socket.settimeout(self.wait_s)
+        self.socket.connect(place)
 
     def begin(self) -> None:
         """What it sends first."""
@@ -169,12 +188,70 @@ class ZeroWindow(Connection):
         self.is_closed = self.held_bytes == before >= self.room_bytes // 2
 
 
+class Vanished(Connection):
+    """Whoever is at its end is gone without a word: nothing that comes is answered, not even by a reset."""
+
+    ports = itertools.cycle(OWN_PORTS)
+
+    def connect(self, place: tuple[str, int]) -> None:
+        """From a port that is none of the load's."""
+        for port in itertools.islice(self.ports, len(OWN_PORTS)):
+            with contextlib.suppress(OSError):
+                self.socket.bind(("", port))
+                break
+        else:
+            raise OSError(errno.EADDRINUSE, "no port is left that is none of the load's")
+        super().connect(place)
+
+    def vanish(self) -> None:
+        """A filter takes all that comes, before TCP sees it."""
+        program = ctypes.create_string_buffer(_NOTHING_COMES_IN)
+        self.socket.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, struct.pack("HP", 1, ctypes.addressof(program)))
+
+    def close(self) -> None:
+        """By a reset, which the server hears."""
+        with contextlib.suppress(OSError):
+            self.socket.setsockopt(socket.SOL_SOCKET, _DETACH_FILTER, 0)
+        super().close()
+
+
+class HalfOpen(Vanished):
+    """A connection whose client is gone: the server hears nothing of it, and holds it."""
+
+    def begin(self) -> None:
+        """It is gone at once."""
+        self.vanish()
+
+    def turn(self) -> None:
+        """Nothing."""
+
+
+class SynFlood(Vanished):
+    """A handshake without its last segment: it stands in the server's queue of those that are under way."""
+
+    wait_s = 0.0
+
+    def connect(self, place: tuple[str, int]) -> None:
+        """The server's answer is not seen, so that nothing follows."""
+        self.begun_s = time.monotonic()
+        self.vanish()
+        with contextlib.suppress(BlockingIOError):
+            super().connect(place)
+
+    def turn(self) -> None:
+        """Another one, before the server forgets it."""
+        if time.monotonic() - self.begun_s > _HANDSHAKE_S:
+            raise EOFError
+
+
 KINDS: dict[str, type[Connection]] = {
     "slow-bodies": SlowBody,
     "garbage": Garbage,
     "connection-flood": Flood,
     "oversized": Oversized,
     "zero-window": ZeroWindow,
+    "half-open": HalfOpen,
+    "syn-flood": SynFlood,
 }
 
 

@@ -49,6 +49,9 @@ class Fault:
         "connection-flood",
         "oversized",
         "zero-window",
+        "half-open",
+        "syn-flood",
+        "exhausted-ports",
     ]
     name: Name | None = None
     """Where `fault` is a factor, it happens in the cells whose level has this name; without a name in all."""
@@ -71,6 +74,8 @@ class Fault:
     """The same; of a slow fsync, how long each one waits."""
     mtu_bytes: Annotated[int, Between(68, 9216, "IPv4 needs 68 (RFC 791); larger ones are rare")] | None = None
     """The largest IP packet that passes an MTU black hole."""
+    icmp: Literal["eaten", "sent"] = "eaten"
+    """Whether whoever sends larger ones is told."""
     trace: FilePath | None = None
     """A file with rates over time."""
     cores: Annotated[float, Between(0.01, 1024, "the kernel gives no less than 1 ms of 100")] | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections import Counter
 from typing import TYPE_CHECKING
@@ -19,6 +20,16 @@ if TYPE_CHECKING:
     from ingest_bench.network.act.link import Link
 
 _MILLION = 10**6
+# What TCP made of what the link did (include/uapi/linux/snmp.h): the counts of each column are added up.
+_OF_TCP = {
+    "retransmits": ("RetransSegs",),
+    "out_of_order": ("TCPOFOQueue",),
+    # It says so for each of them: of data that was taken, and of data that waits for what is missing (RFC 2883).
+    "duplicates": ("TCPDSACKOldSent", "TCPDSACKOfoSent"),
+    "overtaken": ("TCPSACKReorder", "TCPTSReorder", "TCPRenoReorder"),
+    "ecn_marks": ("InCEPkts",),
+}
+_ZERO_WINDOWS = "TCPToZeroWindowAdv"
 
 
 def start(*links: Link) -> None:
@@ -34,6 +45,9 @@ def readings(*links: Link, wires: Sequence[Path] = (), clients: bool = True) -> 
     - `qdisc_drops`: packets that they dropped, netem's losses among them; `loss_ppm` is their share to the server. What
       netem marked in place of dropping it counts here too (net/sched/sch_netem.c, netem_enqueue).
     - `retransmits`: TCP segments that either end sent again, on whatever link; without `clients` those of the servers.
+    - `out_of_order`: segments that came before one that was sent earlier, at either end.
+    - `duplicates`: segments that came twice, because the link made two of one or because TCP sent it again needlessly.
+    - `overtaken`: how often a sender found that a segment was late, and not lost.
     - `zero_windows`: how often a server told a sender to stop.
     - `ecn_marks`: packets that came with the mark of congestion (CE), at either end, on whatever link.
     - `wire_bytes_p50`: the median frame to a server, Ethernet header included, of those that were sampled.
@@ -56,9 +70,11 @@ def readings(*links: Link, wires: Sequence[Path] = (), clients: bool = True) -> 
         "wire_packets": sum(queues[f"packets {direction}"] for direction in DIRECTIONS) if shaped else None,
         "qdisc_drops": sum(queues[f"drops {direction}"] for direction in DIRECTIONS) if shaped else None,
         "loss_ppm": round(drops * _MILLION / (packets + drops)) if packets + drops else None,
-        "retransmits": sum(counts["RetransSegs"] for pid, counts in tcp.items() if clients or pid in servers),
-        "zero_windows": sum(counts["TCPToZeroWindowAdv"] for pid, counts in tcp.items() if pid in servers),
-        "ecn_marks": sum(counts["InCEPkts"] for pid, counts in tcp.items() if clients or pid in servers),
+        "zero_windows": sum(counts[_ZERO_WINDOWS] for pid, counts in tcp.items() if pid in servers),
+        **{
+            column: sum(counts[name] for pid, counts in tcp.items() if clients or pid in servers for name in names)
+            for column, names in _OF_TCP.items()
+        },
         "idle_rtt_ms": statistics.median(idle) if idle else None,
         **(_seen(wires) if wires else {}),
     }
@@ -76,7 +92,7 @@ def counters(link: Link) -> Counted:
     found = {}
     for place in (link.client, link.server):
         told = parse(place.run(("cat", "/proc/net/snmp", "/proc/net/netstat")))
-        found[place.pid] = {key: told[key] for key in ("RetransSegs", "TCPToZeroWindowAdv", "InCEPkts")}
+        found[place.pid] = {name: told[name] for name in (_ZERO_WINDOWS, *itertools.chain(*_OF_TCP.values()))}
     return Counted(queues, found)
 
 

@@ -42,8 +42,8 @@ def spare(device: str, preference: int) -> Lines:
     return (f"filter del dev {device} ingress pref {preference}",)
 
 
-def bytecode(address: str, what: What) -> str:
-    """The program, as tc takes it."""
+def bytecode(address: str, what: What, *, found: int = _SHOT, others: int = _UNSPECIFIED) -> str:
+    """The program, as tc takes it: what it says of a packet that vanishes, and of any other."""
     number = int.from_bytes(socket.inet_aton(address), "big")
     steps: list[_Step] = [
         (_LOAD_HALF, 0, 0, _ETHER_TYPE_AT),
@@ -70,7 +70,7 @@ def bytecode(address: str, what: What) -> str:
             (_JUMP_EQUAL, "pass", 0, 0),
         ]
     ends = {"drop": len(steps), "pass": len(steps) + 1}
-    steps += [(_RETURN, 0, 0, _SHOT), (_RETURN, 0, 0, _UNSPECIFIED)]
+    steps += [(_RETURN, 0, 0, found), (_RETURN, 0, 0, others)]
 
     def jump(where: int | str, at: int) -> int:
         return ends[where] - at - 1 if isinstance(where, str) else where

@@ -1,0 +1,175 @@
+"""A capture of a device: the headers of its frames as a pcap file, and what scapy reads in such a file.
+
+The file has no credential and no document in it: see `ring`. The kernel ends the capture with us.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections import Counter
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median_low
+from typing import TYPE_CHECKING, Any
+
+from ingest_bench import system
+from ingest_bench.errors import MissingCapability, RunFailed, SpecError
+from ingest_bench.network.act import ring
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+_KEEP_LIMIT_S = 60.0
+_SEQUENCES = 1 << 32
+
+
+@dataclass(frozen=True, slots=True)
+class Capture:
+    """A capture that lasts."""
+
+    path: Path
+    child: subprocess.Popen[bytes]
+
+    def wait(self, limit_s: float) -> None:
+        """Until it is full, at most so long."""
+        try:
+            self.child.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            return
+
+    def keep(self) -> int:
+        """Write the file; how many frames are not in it, because nobody looked in time."""
+        try:
+            said, _ = self.child.communicate(b"keep\n", timeout=_KEEP_LIMIT_S)
+            return int(said)
+        except (subprocess.TimeoutExpired, ValueError):
+            raise RunFailed(f"capture: {self.path} could not be written") from None
+
+
+@contextmanager
+def capturing(
+    enter: Callable[[Sequence[str]], Sequence[str]],
+    device: str,
+    path: Path,
+    most_bytes: int,
+    *,
+    keeps_last: bool = False,
+) -> Iterator[Capture]:
+    """The frames of a device while the block lasts: the first ones that fit, or the last ones. `keep` writes them.
+
+    `enter` makes the argv that runs an argv where the device is.
+    """
+    if path.exists():
+        raise SpecError(f"{path}: it is there already; name a new file")
+    if not path.parent.is_dir():
+        raise SpecError(f"{path}: there is no such folder")
+    which = "last" if keeps_last else "first"
+    argv = enter(system.script(ring.__file__, device, str(path.absolute()), str(most_bytes), which))
+    pipe = subprocess.PIPE
+    child = system.start(argv, stdin=pipe, stdout=pipe, stderr=pipe)
+    try:
+        assert child.stdout is not None  # noqa: S101 - for the type checker: it was asked for as a pipe
+        if child.stdout.readline() != b"ready\n":
+            _, said = child.communicate()
+            raise MissingCapability(
+                f"capture: no frames of {device} can be had: {_last_line(said)}\n"
+                "An interface of this machine needs root; a link of ours does not."
+            )
+        yield Capture(path, child)
+    finally:
+        child.kill()
+        child.communicate()
+
+
+def _last_line(said: bytes) -> str:
+    return next(iter(said.decode(errors="replace").strip().splitlines()[::-1]), "it said nothing")
+
+
+@dataclass(slots=True)
+class Seen:
+    """What is in a capture."""
+
+    frames: list[int] = field(default_factory=list)
+    """Their lengths on the wire."""
+    began_s: float = 0.0
+    ended_s: float = 0.0
+    connections: set[frozenset[tuple[str, int]]] = field(default_factory=set)
+    flags: Counter[str] = field(default_factory=Counter)
+    """Segments that begin, answer, end or reset a connection."""
+    mss: Counter[int] = field(default_factory=Counter)
+    again: int = 0
+    """Segments of what was sent before, or of what was overtaken."""
+    zero_windows: int = 0
+    icmp: Counter[str] = field(default_factory=Counter)
+    ends: dict[tuple[str, int, str, int], int] = field(default_factory=dict)
+    """The highest number that each sender has sent."""
+
+
+def read(path: Path) -> Seen:
+    """What scapy finds in a capture."""
+    # Its import takes 0.5 s and more.
+    from scapy.layers.inet import ICMP, IP, TCP  # noqa: PLC0415
+    from scapy.layers.l2 import Ether  # noqa: PLC0415
+    from scapy.utils import RawPcapReader  # noqa: PLC0415
+
+    seen = Seen()
+    with RawPcapReader(str(path)) as records:
+        for data, about in records:
+            at_s = about.sec + about.usec / 1e9
+            seen.began_s, seen.ended_s = seen.began_s or at_s, at_s
+            seen.frames.append(about.wirelen)
+            packet = Ether(data)
+            if IP not in packet:
+                continue
+            if ICMP in packet:
+                seen.icmp[_named(packet[ICMP])] += 1
+            elif TCP in packet:
+                _segment(seen, packet[IP], packet[TCP])
+    return seen
+
+
+def _named(message: Any) -> str:
+    words = message.sprintf("%ICMP.type% %ICMP.code%")
+    return f"{words}, MTU {message.nexthopmtu}" if (message.type, message.code) == (3, 4) else words
+
+
+def _segment(seen: Seen, packet: Any, segment: Any) -> None:
+    ports = (packet.src, segment.sport, packet.dst, segment.dport)
+    seen.connections.add(frozenset({ports[:2], ports[2:]}))
+    flags = segment.flags
+    kind = "reset" if flags.R else "answer" if flags.S and flags.A else "begin" if flags.S else "end" if flags.F else ""
+    seen.flags[kind] += 1
+    if flags.S:
+        seen.mss.update(size for name, size in segment.options if name == "MSS")
+    seen.zero_windows += segment.window == 0 and not flags.R
+    count = packet.len - 4 * packet.ihl - 4 * segment.dataofs + bool(flags.S) + bool(flags.F)
+    if count <= 0 or flags.R:
+        return
+    end = (segment.seq + count) % _SEQUENCES
+    highest = seen.ends.get(ports)
+    if highest is not None and not 0 < (end - highest) % _SEQUENCES < _SEQUENCES // 2:
+        seen.again += 1
+    else:
+        seen.ends[ports] = end
+
+
+def words(seen: Seen, lost: int = 0) -> tuple[str, ...]:
+    """What a capture saw, a line for each thing that there was."""
+    if not seen.frames:
+        return ("no frame",)
+    flags = seen.flags
+    lines = [
+        (
+            f"{len(seen.frames):,} frames in {seen.ended_s - seen.began_s:.3f} s: {sum(seen.frames):,} bytes, "
+            f"median {median_low(seen.frames):,}, largest {max(seen.frames):,}"
+        ),
+        (
+            f"{len(seen.connections):,} connections: {flags['begin']:,} SYN, {flags['answer']:,} answered, "
+            f"{flags['end']:,} FIN, {flags['reset']:,} resets"
+        ),
+        f"sent again or overtaken: {seen.again:,}; zero windows: {seen.zero_windows:,}",
+    ]
+    lines += [f"MSS {size:,}: announced {count:,} times" for size, count in sorted(seen.mss.items())]
+    lines += [f"ICMP {name}: {count:,}" for name, count in sorted(seen.icmp.items())]
+    return (*lines, *([f"{lost:,} frames came too fast and are not in it"] if lost else []))

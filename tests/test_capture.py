@@ -1,0 +1,210 @@
+"""Captures: what is kept of a frame, what is said of it, and whether the wire's own numbers agree."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scapy.layers.inet import ICMP, IP, TCP, UDP
+from scapy.layers.inet6 import IPv6
+from scapy.layers.l2 import ARP, Ether
+from scapy.utils import PcapWriter
+from test_net_exec import net
+
+from ingest_bench import catalog
+from ingest_bench.errors import MissingCapability, SpecError
+from ingest_bench.network import frame_sizes, link, watch_wire
+from ingest_bench.network.act import ring
+from ingest_bench.network.measure import capture
+
+SECRET = b"Authorization: Basic c2VjcmV0"
+CLIENT, SERVER = "198.18.1.1", "198.18.2.1"
+ETHER = Ether(src="02:00:00:00:00:01", dst="02:00:00:00:00:02")
+
+
+def kept(packet: Any) -> bytes:  # noqa: C901, PLR0912 - a case for each instruction
+    """What the kernel's interpreter of classic BPF would keep of a frame (linux/filter.h)."""
+    frame: bytes = bytes(packet)
+    steps = ring.program()
+    a = x = at = 0
+    while True:
+        operation, yes, no, value = steps[at]
+        at += 1
+        match operation:
+            case 0x28:
+                a = int.from_bytes(frame[value : value + 2], "big")
+            case 0x30:
+                a = frame[value]
+            case 0x50:
+                a = frame[x + value]
+            case 0xB1:
+                x = (frame[value] & 0xF) * 4
+            case 0x01:
+                x = value
+            case 0x87:
+                a = x
+            case 0x54:
+                a &= value
+            case 0x74:
+                a >>= value
+            case 0x04:
+                a += value
+            case 0x0C:
+                a += x
+            case 0x15:
+                at += yes if a == value else no
+            case 0x45:
+                at += yes if a & value else no
+            case 0x16:
+                return frame[:a]
+            case 0x06:
+                return frame[:value]
+            case _:
+                raise AssertionError(operation)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        ETHER / IP() / TCP(options=[("MSS", 1460), ("Timestamp", (1, 2))]),
+        ETHER / IP(options=[b"\x94\x04\x00\x00"]) / TCP(),
+        ETHER / IP() / UDP(),
+        ETHER / IP(proto=47),
+        ETHER / IP(frag=3, proto=6),
+        ETHER / IPv6() / TCP(options=[("Timestamp", (1, 2))]),
+        ETHER / IP() / ICMP(type=3, code=4, nexthopmtu=1000) / IP() / TCP(),
+        ETHER / ARP(),
+        Ether(type=0x9000),
+    ],
+)
+def test_the_headers_of_a_frame_are_kept_and_nothing_behind_them(headers: Ether) -> None:
+    found = kept(headers / (SECRET * 40))
+    # ICMP gives back 8 bytes of a segment (RFC 792).
+    assert len(found) == (14 + 20 + 8 + 20 + 8 if ICMP in headers else len(bytes(headers)))
+    assert SECRET[:8] not in found
+
+
+def test_scapy_names_what_is_in_a_capture(tmp_path: Path) -> None:
+    there, back = IP(src=CLIENT, dst=SERVER), IP(src=SERVER, dst=CLIENT)
+    to: Any = {"sport": 4000, "dport": 9}
+    fro: Any = {"sport": 9, "dport": 4000}
+    lost = IP(src=CLIENT, dst=SERVER) / TCP(**to, seq=101)
+    packets = [
+        there / TCP(**to, flags="S", seq=100, options=[("MSS", 1460)]),
+        back / TCP(**fro, flags="SA", seq=2**32 - 1, ack=101, options=[("MSS", 1400)]),
+        there / TCP(**to, flags="A", seq=101),
+        there / TCP(**to, flags="PA", seq=101) / bytes(1000),
+        there / TCP(**to, flags="PA", seq=101) / bytes(1000),
+        back / TCP(**fro, flags="A", seq=0, window=0),
+        back / TCP(**fro, flags="A", seq=0) / bytes(10),
+        back / ICMP(type=3, code=4, nexthopmtu=1000) / lost,
+        back / TCP(**fro, flags="FA", seq=10),
+        there / TCP(**to, flags="R", seq=1101, window=0),
+    ]
+    path = tmp_path / "a.pcap"
+    with PcapWriter(str(path)) as writer:
+        writer.write([ETHER / packet for packet in packets])
+    first, *lines = capture.words(capture.read(path), lost=3)
+    assert first.startswith("10 frames in ")
+    assert first.endswith(" bytes, median 58, largest 1,054")
+    assert lines == [
+        "1 connections: 1 SYN, 1 answered, 1 FIN, 1 resets",
+        "sent again or overtaken: 1; zero windows: 1",
+        "MSS 1,400: announced 1 times",
+        "MSS 1,460: announced 1 times",
+        "ICMP dest-unreach fragmentation-needed, MTU 1000: 1",
+        "3 frames came too fast and are not in it",
+    ]
+
+
+def test_a_capture_writes_over_no_file_and_makes_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("mine")
+    for path, said in ((tmp_path / "a", "it is there already"), (tmp_path / "b" / "a", "no such folder")):
+        with pytest.raises(SpecError, match=said), capture.capturing(tuple, "lo", path, 1000):
+            pass
+    assert (tmp_path / "a").read_text() == "mine"
+
+
+@pytest.mark.netns
+def test_a_capture_and_the_wire_agree_on_frames_and_nothing_that_was_sent_is_in_it(tmp_path: Path) -> None:
+    serve = f"import socket; l = socket.create_server(('{SERVER}', 9)); print(1, flush=True); c, _ = l.accept()\n"
+    serve += "while c.recv(1 << 20): pass\n"
+    pour = f"import socket; c = socket.create_connection(('{SERVER}', 9)); c.sendall({SECRET!r} * 100_000)\n"
+    pour += "c.shutdown(1); c.recv(1)\n"
+    path = tmp_path / "a.pcap"
+    with link(catalog.profile("ethernet-100m")) as made:
+        with pytest.raises(MissingCapability, match="no frames of gone0 can be had: OSError"):  # noqa: SIM117
+            with capture.capturing(made.client.command, "gone0", path, 1000):
+                pass
+        end = made.ends[0]
+        argv = made.server.command((sys.executable, "-c", serve))
+        with subprocess.Popen(argv, stdout=subprocess.PIPE) as server:
+            try:
+                assert server.stdout is not None
+                server.stdout.readline()
+                with (
+                    capture.capturing(end.namespace.command, end.device, path, 10**8) as all_of_it,
+                    capture.capturing(
+                        end.namespace.command, end.device, tmp_path / "last", 10**4, keeps_last=True
+                    ) as last,
+                    capture.capturing(end.namespace.command, end.device, tmp_path / "first", 10**4) as first,
+                    watch_wire(made, tmp_path / "wire.json"),
+                ):
+                    before = counted(made.client.run(("cat", "/proc/net/dev")))
+                    subprocess.run(made.client.command((sys.executable, "-c", pour)), check=True, timeout=60)
+                    after = counted(made.client.run(("cat", "/proc/net/dev")))
+                    first.wait(60)
+                    assert [each.keep() for each in (all_of_it, last, first)] == [0, 0, 0]
+            finally:
+                server.kill()
+    seen = capture.read(path)
+    assert len(seen.frames) == after[0] - before[0]
+    assert sum(seen.frames) == after[1] - before[1]
+    assert (seen.flags["begin"], seen.flags["answer"], seen.flags["reset"], seen.again) == (1, 1, 0, 0)
+    (sampled,) = frame_sizes(tmp_path)
+    assert set(sampled.counts) <= set(seen.frames)
+    assert path.stat().st_mode & 0o777 == 0o600
+    for name in ("a.pcap", "last", "first"):
+        assert b"Basic" not in (tmp_path / name).read_bytes()
+    assert capture.read(tmp_path / "last").flags["end"] == 2
+    assert capture.read(tmp_path / "last").flags["begin"] == 0
+    assert capture.read(tmp_path / "first").flags["begin"] == 1
+    assert capture.read(tmp_path / "first").flags["end"] == 0
+
+
+def counted(text: str) -> tuple[int, int]:
+    """Frames and bytes that went over the client's device, in and out, as the kernel counts them."""
+    (row,) = (line.split(":")[1].split() for line in text.splitlines() if "client0" in line)
+    return int(row[1]) + int(row[9]), int(row[0]) + int(row[8])
+
+
+@pytest.mark.netns
+def test_the_command_keeps_what_a_command_sent_over_a_link_and_says_what_it_saw(tmp_path: Path) -> None:
+    path = tmp_path / "a.pcap"
+    ask = f"import socket; socket.create_connection(('{SERVER}', 9)).recv(1)"
+    serve = f"import socket; l = socket.create_server(('{SERVER}', 9)); l.accept()[0].close()"
+    done = net(
+        "exec", "ethernet", "--capture", str(path), "--server", f'{sys.executable} -c "{serve}"',
+        "--server-port", "9", "--", sys.executable, "-c", ask,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"1 connections: 1 SYN, 1 answered, [12] FIN, 0 resets", done.stderr), done.stderr
+    assert "MSS 1,460: announced 2 times" in done.stderr
+    assert done.stdout == ""
+
+
+@pytest.mark.netns
+@pytest.mark.skipif(os.geteuid() != 0, reason="an interface of this machine needs root")
+def test_the_command_keeps_what_an_interface_sees_until_its_time_is_over(tmp_path: Path) -> None:
+    done = net("capture", str(tmp_path / "a"), "--interface", "lo", "--for", "1s")
+    assert done.returncode == 0, done.stderr
+    assert re.match(r"no frame|[\d,]+ frames in ", done.stdout)
+    assert net("capture", str(tmp_path / "b"), "--interface", "gone0", "--for", "1s").returncode == 4
+    none = net("capture", str(tmp_path / "b"), "--interface", "lo", "--for", "1s", "--bytes", "0B")
+    assert none.returncode == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
