@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from ingest_bench import addresses, attaching, host, network, records, targets
+from ingest_bench import addresses, attaching, host, network, real_path, records, targets
 from ingest_bench.errors import MissingCapability, RunFailed, SpecError
 from ingest_bench.faults import checks
 from ingest_bench.faults import stage as faults_stage
@@ -27,6 +27,7 @@ from ingest_bench.model.host import HostSettings
 from ingest_bench.model.network import Promise
 from ingest_bench.model.target import Endpoint, Place, TargetOptions
 from ingest_bench.network import Links
+from ingest_bench.network.measure.one_end import OneEnd
 from ingest_bench.store import RunFolder
 from ingest_bench.targets import Target, running
 from ingest_bench.targets.http import Http
@@ -59,6 +60,8 @@ class Serving:
     """None: there is no link of ours, and nothing is promised."""
     processes: tuple[ServerProcess, ...] = ()
     """Of each node of a server of ours."""
+    path: OneEnd | None = None
+    """The real path to a server that ran before, where it is shaped."""
     jvm: Attached | None = None
     """The JVM of a server that ran before, when all probes can watch it."""
     promises: tuple[Promise, ...] = ()
@@ -102,7 +105,7 @@ def opened(
 ) -> contextlib.AbstractContextManager[Serving]:
     """The cell's server for the block's time, started or found. Each part is a stage of the run."""
     if cell.target.runs_already:
-        return _found(cell.target, stage, java_home)
+        return _found(cell, stage, java_home)
     return _started(cell, folder, stage, jvm_options, netem=netem, java_home=java_home)
 
 
@@ -193,6 +196,8 @@ def flush(server: Serving, indices: Sequence[str]) -> None:
 
 def of_links(server: Serving, folder: RunFolder) -> dict[str, Any]:
     """What the clients' links counted: all together, and where there are several the one to each node."""
+    if server.path is not None:
+        return {"link": server.path.readings(), "promises": (*server.promises, *server.path.of_load())}
     if server.links is None:
         return {}
     links = server.links.clients
@@ -235,10 +240,15 @@ def _told(target: Target, asked: TargetOptions, http: Http) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _found(options: TargetOptions, stage: Stage, java_home: Path | None) -> Iterator[Serving]:
+def _found(cell: Cell, stage: Stage, java_home: Path | None) -> Iterator[Serving]:
     try:
-        with stage("reach"), contextlib.ExitStack() as stack:
-            serving = stack.enter_context(reached(options, java_home))
+        with contextlib.ExitStack() as stack:
+            with stage("reach"):
+                serving = stack.enter_context(reached(cell.target, java_home))
+            if cell.network is not None:
+                with stage("link"):
+                    path = stack.enter_context(real_path.shaped(cell, cell.network, serving.place, serving.enter))
+                serving = dataclasses.replace(serving, path=path, promises=path.promises)
             kept = stack.pop_all()
     except (SpecError, MissingCapability) as error:
         # It was all right before the first run began: it is the server that has changed.

@@ -124,7 +124,8 @@ def test_flows_that_are_given_together_share_one_queue_and_all_else_meets_none(p
         shaped = bytes_through(place, to_server), bytes_through(place, to_client)
         other = send(place, SERVER, OTHER_PORT)
         more = bytes_through(place, to_server) - shaped[0], bytes_through(place, to_client) - shaped[1]
-    # Each direction's queue, which has one rate for all, had both flows whole, and nothing of the other one but late acknowledgements.
+    # Each direction's queue, which has one rate for all, had both flows whole, and of the other one nothing but late
+    # acknowledgements.
     assert min(shaped) > SIZE
     assert max(more) < 1000
     assert other["there_s"] < 0.5 * SHAPED_S

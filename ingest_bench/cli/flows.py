@@ -9,8 +9,15 @@ from typing import Annotated, Any
 import typer
 
 from ingest_bench import records
+from ingest_bench.errors import SpecError
 from ingest_bench.model.network import RealLink
 
+Interface = Annotated[
+    str | None,
+    typer.Option(
+        help="The real interface that leads to --url: shape it for each run as the network's profile says. Needs root."
+    ),
+]
 To = Annotated[
     list[str],
     typer.Option(
@@ -55,6 +62,8 @@ class Flows:
     def table(self) -> dict[str, Any]:
         """What was given, by its key; SpecError with the option for what no interface, host or port can be."""
         given: dict[str, Any] = {}
+        if self.name is None and self != Flows():
+            raise SpecError("--to, --port, --interface-mtu …: of which interface? Give --interface eth1")
         if self.name is not None:
             given["name"] = records.at(RealLink, ("name",), self.name, "--interface") and self.name
         if self.to:

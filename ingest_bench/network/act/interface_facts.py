@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
-import itertools
 import json
 import os
 import socket
@@ -88,9 +87,12 @@ def _destination(network: IPv4Network | IPv6Network) -> Destination:
     """The way there. Of a network it is the way to its first host: a table may have others for parts of it."""
     if network.num_addresses > 1:
         # Not its own address, to which no packets of TCP go, and not ours.
-        ways = ((address, _route(address)) for address in itertools.islice(network.hosts(), 3))
-        address, route = next(way for way in ways if way[1].get("type") != "local")
-        return Destination(address=address, device=str(route.get("dev", "")))
+        for number in (*range(1, min(4, network.num_addresses)), 0):
+            route = _route(network[number])
+            if route.get("type") != "local":
+                break
+        is_own = route.get("type") == "local"
+        return Destination(address=network[number], device=str(route.get("dev", "")), is_own_address=is_own)
     address = network.network_address
     route = _route(address)
     return Destination(
