@@ -12,10 +12,12 @@
 Imports run downward only (tests/test_architecture.py):
 
     cli      -> everything
-    runner   -> earlier serving footprint why_failed | targets network probes load | jvm store ledger system facts model
-    earlier  -> parts procedure serving why_failed | load probes store model errors (what a server finds in its files)
+    runner   -> earlier fault_stage serving footprint why_failed | targets network probes load | jvm store ledger system facts model
+    earlier  -> fault_stage parts procedure serving why_failed | load probes store (what a server finds in its files)
+    fault_stage -> serving faults | jvm store (what the faults of a run act on)
     why_failed -> serving | probes jvm store errors (what a server's nodes say when a run ends early)
-    serving  -> addresses attaching | targets network host jvm (a server that we start, or one that is there)
+    serving  -> addresses attaching real_path | targets network host jvm (a server that we start, or one that is there)
+    real_path -> attaching | network (the real interface that leads to a server that runs already)
     addresses -> attaching targets (where a server is that runs already)
     attaching -> targets jvm (the server of a JVM that is there)
     footprint -> serving parts (what a run may touch on a server that is not ours)

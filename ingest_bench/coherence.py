@@ -62,14 +62,25 @@ def check_load(options: LoadOptions, where: str) -> None:
 
 
 # What may be said of a server that runs already.
-_OF_RUNNING = ("file", "server", "url", "more_urls", "attach", "attach_started", "ca_file", "client_cert", "client_key")
+_OF_RUNNING = (
+    "file",
+    "server",
+    "url",
+    "more_urls",
+    "attach",
+    "attach_started",
+    "interface",
+    "ca_file",
+    "client_cert",
+    "client_key",
+)
 _TAKE_OUT = "take it out, or take no experiment: there is one for servers that run already"
 
 
 def check_running(tables: Mapping[str, Mapping[str, object]], faults: Sequence[Fault], where: str) -> None:
     """SpecError for what only a server of ours can have, when the target is one that runs already."""
     target = tables["target"]
-    for key in ("more_urls", "ca_file", "client_cert", "client_key"):
+    for key in ("more_urls", "interface", "ca_file", "client_cert", "client_key"):
         if target.get(key) and "url" not in target:
             raise SpecError(f"{where}: target.{key}: it belongs to a server that runs already; there is no target.url")
     if bool(target.get("client_cert")) != bool(target.get("client_key")):
@@ -80,7 +91,10 @@ def check_running(tables: Mapping[str, Mapping[str, object]], faults: Sequence[F
     for key in target:
         if key not in _OF_RUNNING:
             raise SpecError(f"{where}: target.{key}: the server of {which} runs already and has its own; {_TAKE_OUT}")
-    for table in ("network", "peers"):
+    shapes = target.get("interface") is not None
+    if shapes and "profile" not in tables["network"]:
+        raise SpecError(f"{where}: target.interface: shaped how? Choose a profile: --set network=wan-50ms")
+    for table in ("peers",) if shapes else ("network", "peers"):
         for key in tables[table]:
             raise SpecError(f"{where}: {table}.{key}: the network to the server of {which} is as it is; {_TAKE_OUT}")
     for key in tables["host"]:

@@ -20,6 +20,7 @@ from ingest_bench import (
     parts,
     probes,
     procedure,
+    real_path,
     runner,
     serving,
     targets,
@@ -64,7 +65,7 @@ def preflight(plan: Plan, options: runner.RunOptions) -> tuple[str, ...]:
     told = check(plan, options)
     links: list[Mapping[LinkName, tuple[Profile, ...]]] = []
     for cell in unique_cells(plan):
-        if cell.network is None:
+        if cell.target.runs_already:
             if cell.target.attach is not None:
                 probes.require(cell.probes)
             told += _reach(cell, options)
@@ -85,6 +86,7 @@ def _reach(cell: Cell, options: runner.RunOptions) -> tuple[str, ...]:
         cell = dataclasses.replace(cell, target=server.asked)
         to_do = procedure.of(cell, server.place, Path(), may_delete=options.allow_delete, target=server.target)
         footprint.check(server, to_do)
+        real_path.check(cell, server.place, server.enter)
         return tuple(f"note: {note}" for note in server.notes)
 
 

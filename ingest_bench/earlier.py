@@ -8,7 +8,7 @@ import functools
 from collections.abc import Sequence
 from pathlib import Path
 
-from ingest_bench import load, probes, procedure, serving, why_failed
+from ingest_bench import fault_stage, load, probes, procedure, serving, why_failed
 from ingest_bench.errors import InvalidRun, RunFailed
 from ingest_bench.load import LoadPlan
 from ingest_bench.model.experiment import Cell
@@ -52,7 +52,7 @@ def leave(cell: Cell, folder: RunFolder, *, netem: str, java_home: Path | None) 
             try:
                 ask = functools.partial(server.target.ask, server.http)
                 procedure.carry_out(to_do, ask, send, _untimed, first.load)
-                serving.flush(server, to_do.indices)
+                fault_stage.flush(server, to_do.indices)
             except RunFailed as error:
                 found = why_failed.out_of_memory(first, server, lived_on=not server.ended())
                 said = f"out of memory, {found.told}" if found else why_failed.told(first, server, error)

@@ -21,6 +21,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_t
 from ingest_bench import decoding, files, rates, rules, thresholds, units, urls
 from ingest_bench.errors import SpecError
 from ingest_bench.model.load import Abort, Arrivals, Rate, TrackChoice
+from ingest_bench.model.network import FarEnd, PortRange, RealLink
 from ingest_bench.model.target import Endpoint, Url
 from ingest_bench.model.values import Several
 from ingest_bench.units import quoted, spelled
@@ -38,9 +39,18 @@ _TEXTS: Mapping[type, Callable[[str], Any]] = {
     Abort: thresholds.parse_abort,
     Url: urls.parse,
     Endpoint: urls.parse_endpoint,
+    FarEnd: urls.parse_far_end,
+    PortRange: urls.parse_ports,
+    RealLink: lambda text: RealLink(name=text),
     TrackChoice: lambda text: TrackChoice(path=text),
 }
-_CHECKS: Mapping[type, Callable[[Any], None]] = {Arrivals: rates.check_arrivals, Rate: rates.check_rate}
+_CHECKS: Mapping[type, Callable[[Any], None]] = {
+    Arrivals: rates.check_arrivals,
+    Rate: rates.check_rate,
+    FarEnd: urls.check_far_end,
+    PortRange: urls.check_ports,
+    RealLink: urls.check_real_link,
+}
 
 
 def _types(hint: Any) -> list[tuple[Any, tuple[Any, ...]]]:

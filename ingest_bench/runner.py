@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from ingest_bench import earlier, footprint, load, network, probes, procedure, serving, why_failed
+from ingest_bench import earlier, fault_stage, footprint, load, network, probes, procedure, serving, why_failed
 from ingest_bench.analysis import steady, summary
 from ingest_bench.errors import InvalidRun, RunAborted, RunFailed
 from ingest_bench.faults import stage as faults_stage
@@ -145,7 +145,7 @@ def _carry_out(
             with footprint.removed(server, to_do, mark) as counted_before:
                 earlier.check(cell, to_do, counted_before)
                 with _watched(cell, server, folder, procedure.longest_s(to_do)):
-                    stage = serving.hit_by_faults(server, folder, to_do.indices)
+                    stage = fault_stage.hit_by_faults(server, folder, to_do.indices)
                     send = functools.partial(
                         _load,
                         server=server,

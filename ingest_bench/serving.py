@@ -14,14 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from ingest_bench import addresses, attaching, host, network, records, targets
+from ingest_bench import addresses, attaching, host, network, real_path, records, targets
 from ingest_bench.errors import MissingCapability, RunFailed, SpecError
 from ingest_bench.faults import checks
-from ingest_bench.faults import stage as faults_stage
 from ingest_bench.host import shares as host_shares
 from ingest_bench.host.shares import Share
 from ingest_bench.jvm import process
-from ingest_bench.jvm.attach import Attached, ours, reader
+from ingest_bench.jvm.attach import Attached, reader
 from ingest_bench.jvm.java import Java
 from ingest_bench.jvm.process import ServerProcess
 from ingest_bench.model.experiment import Cell
@@ -29,6 +28,7 @@ from ingest_bench.model.host import HostSettings
 from ingest_bench.model.network import Promise
 from ingest_bench.model.target import Endpoint, Place, TargetOptions
 from ingest_bench.network import Links
+from ingest_bench.network.measure.one_end import OneEnd
 from ingest_bench.store import RunFolder
 from ingest_bench.targets import Target, running
 from ingest_bench.targets.http import Http
@@ -63,6 +63,8 @@ class Serving:
     """Of each node of a server of ours."""
     shares: tuple[Share, ...] = ()
     """The same: what it has of the machine for itself."""
+    path: OneEnd | None = None
+    """The real path to a server that ran before, where it is shaped."""
     jvm: Attached | None = None
     """The JVM of a server that ran before, when all probes can watch it."""
     promises: tuple[Promise, ...] = ()
@@ -106,7 +108,7 @@ def opened(
 ) -> contextlib.AbstractContextManager[Serving]:
     """The cell's server for the block's time, started or found. Each part is a stage of the run."""
     if cell.target.runs_already:
-        return _found(cell.target, stage, java_home)
+        return _found(cell, stage, java_home)
     return _started(cell, folder, stage, jvm_options, netem=netem, java_home=java_home)
 
 
@@ -198,40 +200,16 @@ def _to(endpoints: Sequence[Endpoint], nodes: int | Literal["all"]) -> Place:
     return Place(endpoint=first, others=tuple(Place(endpoint=other) for other in others))
 
 
-def flush(server: Serving, indices: Sequence[str]) -> None:
-    """What a server of ours has in memory of these indices is written to files, all of it at once."""
-    assert server.target.flush is not None, server.target.name  # noqa: S101 - `procedure.check` refused it
-    server.target.flush(server.nodes, [ours(pid, server.java) for pid in server.jvm_pids], indices)
-
-
 def of_links(server: Serving, folder: RunFolder) -> dict[str, Any]:
     """What the clients' links counted: all together, and where there are several the one to each node."""
+    if server.path is not None:
+        return {"link": server.path.readings(), "promises": (*server.promises, *server.path.of_load())}
     if server.links is None:
         return {}
     links = server.links.clients
     wires = [node.raw / network.WIRE for node in folder.nodes(len(links))]
     each = [network.readings(link, wires=(wire,), clients=False) for link, wire in zip(links, wires, strict=True)]
     return {"link": network.readings(*links, wires=wires), "node_links": tuple(each) if len(each) > 1 else ()}
-
-
-def hit_by_faults(server: Serving, folder: RunFolder, indices: Sequence[str]) -> faults_stage.Stage:
-    """What faults act on: nothing of a server that runs already."""
-    if not server.is_ours:
-        return faults_stage.Stage()
-
-    def jcmd(pid: int, command: Sequence[str]) -> str:
-        return ours(pid, server.java).ask(*command)
-
-    limit_s = server.target.listens(server.asked).within_s
-    homes = [node.home for node in folder.nodes(len(server.processes))]
-    return faults_stage.Stage(
-        links=server.links,
-        nodes=tuple(
-            faults_stage.Node(number=number, process=one, home=home, jcmd=jcmd, boot_limit_s=limit_s, share=share)
-            for number, (one, home, share) in enumerate(zip(server.processes, homes, server.shares, strict=True), 1)
-        ),
-        flush=functools.partial(flush, server, indices),
-    )
 
 
 def _is_ready(target: Target, place: int, nodes: Sequence[Http], left_s: float) -> bool:
@@ -248,10 +226,15 @@ def _told(target: Target, asked: TargetOptions, http: Http) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _found(options: TargetOptions, stage: Stage, java_home: Path | None) -> Iterator[Serving]:
+def _found(cell: Cell, stage: Stage, java_home: Path | None) -> Iterator[Serving]:
     try:
-        with stage("reach"), contextlib.ExitStack() as stack:
-            serving = stack.enter_context(reached(options, java_home))
+        with contextlib.ExitStack() as stack:
+            with stage("reach"):
+                serving = stack.enter_context(reached(cell.target, java_home))
+            if cell.network is not None:
+                with stage("link"):
+                    path = stack.enter_context(real_path.shaped(cell, cell.network, serving.place, serving.enter))
+                serving = dataclasses.replace(serving, path=path, promises=path.promises)
             kept = stack.pop_all()
     except (SpecError, MissingCapability) as error:
         # It was all right before the first run began: it is the server that has changed.

@@ -74,8 +74,9 @@ def load(
             # What it says of its server and its link is not so.
             description = f"{path.stem}, on a server that runs already, as it is"
             experiment = dataclasses.replace(experiment, description=description)
+        network = experiment.tables["network"] if running.get("interface") is not None else {}
         kept = {key: value for key, value in experiment.tables["target"].items() if key in ("file", "server")}
-        tables = {**experiment.tables, "target": kept | _asked(running), "network": {}, "peers": {}}
+        tables = {**experiment.tables, "target": kept | _asked(running), "network": network, "peers": {}}
         experiment = dataclasses.replace(experiment, tables=tables)
     chosen = _asked(fixed or {})
     for key, value in chosen.items():
@@ -199,7 +200,7 @@ def _cell(experiment: Experiment, levels: dict[str, str]) -> Cell:
     cell = Cell(
         name=cell_name(levels),
         levels=levels,
-        network=None if target.runs_already else _profile(tables["network"], usual),
+        network=None if target.runs_already and not target.interface else _profile(tables["network"], usual),
         peers=_profile(tables["peers"], usual) if target.nodes > 1 else None,
         target=target,
         load=options,

@@ -1,4 +1,4 @@
-"""Run by tests inside a namespace: shapes one flow of an interface, and kills itself at a chosen stage.
+"""Run by tests inside a namespace: shapes flows of an interface, and kills itself at a chosen stage.
 
     tool TOOL_STAGE DOG_STAGE [VARIANT [INTERFACE ADDRESS]]
                                           shape, say each stage, wait for a line on stdin, put back
@@ -6,20 +6,22 @@
     restore | show                        what `net restore` and `net show` do
 
 A stage is a number, counted from 0, or -1 for never. At the stage called DRIVER_AT, somebody else runs DRIVER_RUNS.
+DRIVER_LINK, a table in JSON, says whose connections are shaped.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
 
+from ingest_bench import records
 from ingest_bench.errors import IngestBenchError
 from ingest_bench.ledger import watchdog
-from ingest_bench.model.network import Impairment, Profile
-from ingest_bench.model.target import Endpoint
+from ingest_bench.model.network import Impairment, Profile, RealLink
 from ingest_bench.network.act import interface
 
 SLOW = Impairment(rate_bps=8 * 10**6, burst_bytes=10_000)
@@ -44,6 +46,7 @@ FAR = Profile(
 SMALL = Profile(name="small", mtu_bytes=1400)
 BUFFERS = Profile(name="buffers", tcp_rmem_bytes=(4096, 65536, 262144))
 PLAIN = Profile(name="plain", to_server=SLOW, to_client=SLOW)
+UPHILL = Profile(name="uphill", to_server=SLOW)
 
 
 def say(*lines: str) -> None:
@@ -67,18 +70,18 @@ def stages(kill_at: int) -> Callable[[str], None]:
 def tool(kill_at: int, dog_kill_at: int, variant: str = "route", device: str = "eth0", address: str = "") -> None:
     if dog_kill_at >= 0:
         watchdog.COMMAND = (sys.executable, __file__, "watchdog", str(dog_kill_at))
-    profile = {"plain": PLAIN, "far": FAR, "buffers": BUFFERS, "small": SMALL}.get(variant.partition("-")[0], FULL)
+    known = {"plain": PLAIN, "far": FAR, "buffers": BUFFERS, "small": SMALL, "uphill": UPHILL}
+    profile = known.get(variant.partition("-")[0], FULL)
     limit_s = float(variant.partition("-")[2] or 300)
-    to = Endpoint(address or ("fd00:40::2" if variant == "ipv6" else "198.18.40.2"), 9200)
-    with interface.shaped(
-        device,
-        to,
-        profile,
-        time_limit_s=limit_s,
-        interface_mtu=variant == "mtu",
-        shared_settings=True,
-        on_stage=stages(kill_at),
-    ):
+    host = address or ("fd00:40::2" if variant == "ipv6" else "198.18.40.2")
+    table = {
+        "name": device,
+        "to": [f"[{host}]:9200" if ":" in host else f"{host}:9200"],
+        "interface_mtu": variant == "mtu",
+        "shared_settings": True,
+    }
+    link = records.from_toml(RealLink, json.loads(os.environ.get("DRIVER_LINK", "null")) or table, "driver")
+    with interface.shaped(link, profile, time_limit_s=limit_s, on_stage=stages(kill_at)):
         sys.stdin.readline()
 
 

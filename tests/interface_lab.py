@@ -75,9 +75,9 @@ class Lab:
         pipe = subprocess.PIPE
         return subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env={**self.env, **env})
 
-    def running(self, *words: str) -> subprocess.Popen[str]:
+    def running(self, *words: str, **env: str) -> subprocess.Popen[str]:
         """The driver, when what it applies stands."""
-        process = self.drive("tool", *words)
+        process = self.drive("tool", *words, **env)
         assert process.stdout is not None
         while process.stdout.readline() != "running\n":
             assert process.poll() is None, process.communicate()
@@ -92,9 +92,9 @@ class Lab:
         assert self.leftovers()
 
     @contextmanager
-    def shaped(self, *words: str) -> Iterator[subprocess.Popen[str]]:
+    def shaped(self, *words: str, **env: str) -> Iterator[subprocess.Popen[str]]:
         """A session of the driver's that runs; it ends in order at the end of the block."""
-        with self.running("-1", "-1", *words) as process:
+        with self.running("-1", "-1", *words, **env) as process:
             try:
                 yield process
             finally:
@@ -108,6 +108,10 @@ class Lab:
         """The devices of a session that shapes both directions: to the client, to the server."""
         links = json.loads(self.run("ip", "-j", "link", "show", "type", "ifb"))
         return [str(link["ifname"]) for link in sorted(links, key=lambda link: int(link["ifindex"]))]
+
+    def from_the_server(self) -> Lab:
+        """The same two machines, with the server's in the place of the client's."""
+        return replace(self, client=self.server, server=self.client)
 
     def elsewhere(self, folder: Path) -> Lab:
         """The same machine, as somebody sees it who has another state folder."""

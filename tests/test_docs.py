@@ -15,7 +15,7 @@ from ingest_bench.cli.app import app
 from ingest_bench.model.experiment import Fault
 from ingest_bench.model.host import HostSettings
 from ingest_bench.model.load import LoadOptions
-from ingest_bench.model.network import Impairment, Profile
+from ingest_bench.model.network import Impairment, Profile, RealLink
 from ingest_bench.model.server import Count, Delivered, Ready, Server, Start
 from ingest_bench.model.target import TargetOptions
 from ingest_bench.protocols import PROTOCOLS
@@ -28,6 +28,7 @@ README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8"
 WORDS = set(re.findall(r"[\w.-]+", README))
 RECORDS = [
     Profile,
+    RealLink,
     Impairment,
     TargetOptions,
     LoadOptions,

@@ -15,7 +15,7 @@ from interface_lab import NEEDS_IPV6, PORT, SERVER, Lab, lab
 pytestmark = pytest.mark.netns
 
 ECHO = Path(__file__).with_name("flow_echo.py")
-OTHER_PORT = 9300
+OTHER_PORT, THIRD_PORT = 9300, 9400
 SIZE = 1_500_000
 # The driver's profile: 8 Mbit/s each way.
 SHAPED_S = SIZE * 8 / 8e6
@@ -29,7 +29,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 
 @contextmanager
 def echo(place: Lab, address: str) -> Iterator[None]:
-    argv = (*place.server, sys.executable, str(ECHO), "serve", address, str(PORT), str(OTHER_PORT))
+    argv = (*place.server, sys.executable, str(ECHO), "serve", address, *map(str, (PORT, OTHER_PORT, THIRD_PORT)))
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
@@ -98,6 +98,60 @@ def test_everything_else_goes_through_the_queues_that_the_interface_has_also_bes
         assert place.snapshot() == before
     finally:
         place.run("tc", "qdisc", "del", "dev", "eth0", "root")
+
+
+@pytest.mark.parametrize(
+    "to",
+    [
+        [f"{SERVER}:{PORT}", f"{SERVER}:{THIRD_PORT}"],
+        [f"198.18.40.0/24:{PORT},9390-9410"],
+        ["0.0.0.0/0:9393-9500,9000-9250"],
+    ],
+)
+def test_flows_that_are_given_together_share_one_queue_and_all_else_meets_none(place: Lab, to: list[str]) -> None:
+    before = place.snapshot()
+    with echo(place, SERVER), place.shaped("plain", DRIVER_LINK=json.dumps({"name": "eth0", "to": to})):
+        to_client, to_server = place.ifbs()
+        half = str(SIZE // 2)
+        argv = (*place.client, sys.executable, str(ECHO), "send", SERVER)
+        pipe = subprocess.PIPE
+        with (
+            subprocess.Popen((*argv, str(PORT), half), stdout=pipe, text=True) as first,
+            subprocess.Popen((*argv, str(THIRD_PORT), half), stdout=pipe, text=True) as second,
+        ):
+            for process in (first, second):
+                assert json.loads(process.communicate(timeout=60)[0])["back_s"]
+        shaped = bytes_through(place, to_server), bytes_through(place, to_client)
+        other = send(place, SERVER, OTHER_PORT)
+        more = bytes_through(place, to_server) - shaped[0], bytes_through(place, to_client) - shaped[1]
+    # Each direction's queue, which has one rate for all, had both flows whole, and of the other one nothing but late
+    # acknowledgements.
+    assert min(shaped) > SIZE
+    assert max(more) < 1000
+    assert other["there_s"] < 0.5 * SHAPED_S
+    place.is_put_back(before)
+
+
+@pytest.mark.parametrize("to", [[], ["198.18.40.0/24"], ["198.18.40.1"]])
+def test_at_the_servers_side_what_arrives_is_on_its_way_to_the_server(place: Lab, to: list[str]) -> None:
+    here = place.from_the_server()
+    before = here.snapshot()
+    link = {"name": "eth0", "port": str(PORT), "to": to}
+    with echo(place, SERVER), here.shaped("uphill", DRIVER_LINK=json.dumps(link)):
+        flow, other = send(place, SERVER, PORT), send(place, SERVER, OTHER_PORT)
+        (arriving,) = here.ifbs()
+        shaped = bytes_through(here, arriving)
+    assert SIZE < shaped < 1.2 * SIZE
+    assert flow["there_s"] > 0.8 * SHAPED_S
+    assert max(flow["back_s"], other["there_s"], other["back_s"]) < 0.5 * SHAPED_S
+    here.is_put_back(before)
+
+
+def test_whose_connections_are_not_named_stay_as_they_are_at_the_servers_side(place: Lab) -> None:
+    here = place.from_the_server()
+    link = {"name": "eth0", "port": str(PORT), "to": ["198.18.40.128/25"]}
+    with echo(place, SERVER), here.shaped("uphill", DRIVER_LINK=json.dumps(link)):
+        assert send(place, SERVER, PORT)["there_s"] < 0.5 * SHAPED_S
 
 
 def test_the_route_carries_mtu_mss_and_congestion_control_and_gives_them_back(place: Lab) -> None:

@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import dataclasses
 import ipaddress
+import itertools
 import re
 import shlex
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +14,35 @@ import pytest
 from ingest_bench import system
 from ingest_bench.errors import SpecError
 from ingest_bench.ledger import Action, Step
-from ingest_bench.model.network import Impairment, Profile
+from ingest_bench.model.network import Impairment, PortRange, Profile, RealLink
 from ingest_bench.network.act.interface_facts import metrics, next_hop, qdiscs, ssh_ends
 from ingest_bench.network.plan import features
 from ingest_bench.network.plan.features import State
-from ingest_bench.network.plan.interface_plan import MARKS, Marks, Side, plan
-from ingest_bench.network.plan.interface_rules import Asked, Found, Qdisc, Upper, Way, tcp_words
+from ingest_bench.network.plan.flows import SIDES, Flow, matches
+from ingest_bench.network.plan.interface_plan import MARKS, Marks, plan
+from ingest_bench.network.plan.interface_rules import Asked, Destination, Found, Qdisc, Upper, Way, tcp_words
 
 GOLDEN = Path(__file__).parent / "golden"
 OURS = Marks(0xABCDEF)
 SLOW = Impairment(rate_bps=8 * 10**6, burst_bytes=10_000)
 FAR = Impairment(delay_ns=25 * 10**6, loss_ppm=5000, rate_bps=10**8, burst_bytes=20_000)
+PORT = (PortRange(9200, 9200),)
+
+
+def flow(network: str, *ports: PortRange) -> Flow:
+    return Flow(network=ipaddress.ip_network(network), far=ports or PORT)
+
+
+def asking(profile: Profile, **more: Any) -> Asked:
+    return Asked(link=RealLink(name="eth0", **more), profile=profile)
+
+
+THERE = Destination(
+    address=ipaddress.ip_address("10.1.2.3"),
+    device="eth0",
+    way=Way(next_hop=("via", "10.0.0.1"), source="10.0.0.5", metrics={"initcwnd": ("30",), "mtu": ("1450",)}),
+)
+THERE_IPV6 = Destination(address=ipaddress.ip_address("fd00::3"), device="eth0")
 FOUND = Found(
     interface="eth0",
     index=7,
@@ -35,9 +55,8 @@ FOUND = Found(
         "rx-gro": State(on=True, wanted=True, fixed=False),
         "rx-lro": State(on=False, wanted=False, fixed=True),
     },
-    address=ipaddress.ip_address("10.1.2.3"),
-    route_device="eth0",
-    way=Way(next_hop=("via", "10.0.0.1"), source="10.0.0.5", metrics={"initcwnd": ("30",), "mtu": ("1450",)}),
+    flows=(flow("10.1.2.3"),),
+    destinations=(THERE,),
     ipv6_mtu_bytes=1492,
     sysctls={"tcp_rmem": "4096 131072 6291456", "tcp_wmem": "4096 16384 4194304"},
 )
@@ -77,16 +96,42 @@ def text_of(steps: tuple[Step, ...]) -> str:
 @pytest.mark.parametrize(
     ("name", "found", "asked"),
     [
-        ("interface-route", FOUND, Asked(port=9200, profile=PROFILE, shared_settings=True)),
+        ("interface-route", FOUND, asking(PROFILE, shared_settings=True)),
         (
             "interface-mtu",
             dataclasses.replace(FOUND, uppers=UPPERS),
-            Asked(port=9200, profile=PROFILE, shared_settings=True, interface_mtu=True),
+            asking(PROFILE, shared_settings=True, interface_mtu=True),
         ),
         (
             "interface-ipv6",
-            dataclasses.replace(FOUND, address=ipaddress.ip_address("fd00::3"), way=Way(host_priority=1024)),
-            Asked(port=9300, profile=Profile(name="small", mtu_bytes=1300, to_server=SLOW)),
+            dataclasses.replace(
+                FOUND,
+                flows=(flow("fd00::3", PortRange(9300, 9300)),),
+                destinations=(dataclasses.replace(THERE_IPV6, way=Way(host_priority=1024)),),
+            ),
+            asking(Profile(name="small", mtu_bytes=1300, to_server=SLOW)),
+        ),
+        (
+            "interface-flows",
+            dataclasses.replace(
+                FOUND,
+                flows=(
+                    flow("10.1.2.3", PortRange(9200, 9200), PortRange(9300, 9305)),
+                    flow("10.2.0.0/16"),
+                    flow("fd00::/64", PortRange(8, 15)),
+                ),
+                destinations=(THERE, dataclasses.replace(THERE_IPV6, way=Way())),
+            ),
+            asking(Profile(name="slow", to_server=SLOW, to_client=FAR)),
+        ),
+        (
+            "interface-server",
+            dataclasses.replace(
+                FOUND,
+                flows=tuple(Flow(network=ipaddress.ip_network(anybody), own=PORT) for anybody in ("0.0.0.0/0", "::/0")),
+                destinations=(),
+            ),
+            asking(Profile(name="slow", to_server=SLOW, to_client=FAR), port=PORT),
         ),
     ],
 )
@@ -95,7 +140,27 @@ def test_the_commands_and_their_undo_are_those_of_the_golden_file(name: str, fou
 
 
 def test_a_profile_that_does_nothing_changes_nothing() -> None:
-    assert plan(FOUND, Asked(port=9200, profile=Profile(name="nothing")), OURS) == ()
+    assert plan(FOUND, asking(Profile(name="nothing")), OURS) == ()
+
+
+@pytest.mark.parametrize(
+    "ranges", [[(1, 65535)], [(9200, 9200)], [(9300, 9310), (1, 3)], [(1024, 65534)], [(32767, 32768)]]
+)
+def test_the_filters_of_ports_match_these_ports_and_no_other_and_each_once(ranges: list[tuple[int, int]]) -> None:
+    wanted = [port for first, last in ranges for port in range(first, last + 1)]
+    for own in (False, True):
+        ports = tuple(itertools.starmap(PortRange, ranges))
+        network = ipaddress.ip_network("10.0.0.0/8")
+        found = Flow(network=network, own=ports) if own else Flow(network=network, far=ports)
+        for side in SIDES:
+            seen: Counter[int] = Counter()
+            for words in matches(found, side):
+                *_, end, value, mask = words
+                assert end == ("sport" if own == (side == "egress") else "dport")
+                assert words[:4] == ("match", "ip", "dst" if side == "egress" else "src", "10.0.0.0/8")
+                seen.update(port for port in range(65536) if port & int(mask, 16) == int(value))
+            assert seen == Counter(wanted)
+            assert sum(1 for _ in matches(found, side)) <= 30 * len(ranges)
 
 
 @pytest.mark.parametrize(
@@ -103,13 +168,13 @@ def test_a_profile_that_does_nothing_changes_nothing() -> None:
     [
         ({"carries_ssh": True}, {}, "carries your SSH session"),
         ({"carries_default_route": True}, {}, "carries the default route; add --allow-default-route"),
-        ({"route_device": "eth1"}, {}, "leave by eth1; use --interface eth1"),
-        ({"is_own_address": True}, {}, "is this machine itself"),
+        ({"destinations": (dataclasses.replace(THERE, device="eth1"),)}, {}, "leave by eth1; use --interface eth1"),
+        ({"destinations": (THERE, dataclasses.replace(THERE, is_own_address=True))}, {}, "is this machine itself"),
         ({"qdiscs": (Qdisc(kind="ingress", handle="ffff:"),)}, {}, "tc qdisc del dev eth0 ingress"),
         ({"qdiscs": (Qdisc(kind="clsact", handle="ffff:"),)}, {}, "tc qdisc del dev eth0 clsact"),
         ({"taken_name": True}, {}, "number 7, and another interface the name if7"),
         (
-            {"address": ipaddress.ip_address("fd00::3"), "way": Way(host_priority=1)},
+            {"destinations": (THERE, dataclasses.replace(THERE_IPV6, way=Way(host_priority=1)))},
             {},
             "a route to fd00::3 alone with metric 1, that no other one can go before",
         ),
@@ -117,7 +182,8 @@ def test_a_profile_that_does_nothing_changes_nothing() -> None:
         ({}, {"shared_settings": False}, "sets tso=off, gso_max_segs, gso_max_size, tcp_rmem, which other"),
         ({"features": {}}, {}, 'unknown feature "tso"; did you mean "tso"'),
         ({}, {"profile": Profile(name="lro", offloads={"lro": True})}, "lro cannot be on: the device's driver fixes"),
-        ({}, {"port": 0}, "a port is a number from 1 to 65535"),
+        ({"flows": (flow("10.1.2.3"), flow("10.2.0.0/16"))}, {}, "has an MTU, .* and 10.2.0.0/16 is not one host"),
+        ({"flows": (flow("10.1.2.3", *(PortRange(1, 65534),) * 7),)}, {}, "takes 210 filters, and at most 200 are set"),
         ({}, {"profile": Profile(name="loopback", medium="loopback")}, "choose one of a real link"),
         ({}, {"profile": Profile(name="tiny", mtu_bytes=1000), "interface_mtu": True}, "lose its IPv6 addresses"),
         ({"uppers_elsewhere": ("up0",)}, {"interface_mtu": True}, "up0 in another network namespace stands on it"),
@@ -126,7 +192,7 @@ def test_a_profile_that_does_nothing_changes_nothing() -> None:
 def test_an_interface_that_must_not_be_touched_is_refused(
     found: dict[str, Any], asked: dict[str, Any], reason: str
 ) -> None:
-    whole = Asked(**{"port": 9200, "profile": PROFILE, "shared_settings": True, **asked})
+    whole = asking(**{"profile": PROFILE, "shared_settings": True, **asked})
     with pytest.raises(SpecError, match=reason):
         plan(dataclasses.replace(FOUND, **found), whole, OURS)
 
@@ -134,17 +200,17 @@ def test_an_interface_that_must_not_be_touched_is_refused(
 def test_the_route_asks_for_ecn_where_packets_may_be_marked_and_only_there() -> None:
     marking = Impairment(loss_ppm=10_000, ecn=True)
     for profile in (Profile(name="x", to_server=marking), Profile(name="x", to_client=marking)):
-        assert tcp_words(FOUND, Asked(port=9200, profile=profile))[-2:] == ("features", "ecn")
+        assert tcp_words(FOUND, asking(profile), THERE)[-2:] == ("features", "ecn")
     plain = Profile(name="x", to_server=Impairment(loss_ppm=10_000))
-    assert tcp_words(FOUND, Asked(port=9200, profile=plain)) == ()
-    has = dataclasses.replace(FOUND, way=Way(metrics={"features": ("tcp_usec_ts",)}))
-    words = tcp_words(has, Asked(port=9200, profile=Profile(name="x", to_server=marking)))
+    assert tcp_words(FOUND, asking(plain), THERE) == ()
+    has = dataclasses.replace(THERE, way=Way(metrics={"features": ("tcp_usec_ts",)}))
+    words = tcp_words(FOUND, asking(Profile(name="x", to_server=marking)), has)
     assert words == ("features", "tcp_usec_ts", "ecn")
 
 
 def test_the_default_route_may_be_allowed() -> None:
     found = dataclasses.replace(FOUND, carries_default_route=True)
-    assert plan(found, Asked(port=9200, profile=PROFILE, shared_settings=True, allow_default_route=True), OURS)
+    assert plan(found, asking(PROFILE, shared_settings=True, allow_default_route=True), OURS)
 
 
 def test_the_words_of_tc_and_ssh_are_read() -> None:
@@ -165,8 +231,7 @@ def test_the_words_of_tc_and_ssh_are_read() -> None:
 
 
 def test_no_two_marks_have_a_number_or_a_name_in_common() -> None:
-    sides: tuple[Side, ...] = ("ingress", "egress")
-    ends = [(Marks(number), side) for number in (0, 1, MARKS - 1) for side in sides]
+    ends = [(Marks(number), side) for number in (0, 1, MARKS - 1) for side in SIDES]
     assert len({marks.block(side) for marks, side in ends}) == len(ends)
     devices = [marks.ifb(side) for marks, side in ends]
     for names in ({d.index for d in devices}, {d.name for d in devices}, {d.mac for d in devices}):

@@ -174,7 +174,8 @@ NOWHERE = ("apply", "ethernet", "--interface", "nosuch0")
         (("exec", "ethernet", "--set", "mtv=9000", "--", "true"), 'did you mean "mtu"'),
         (("exec", "ethernet", "--server-port", "1", "--", "true"), "add --server COMMAND"),
         ((*NOWHERE, "--to", "198.18.0.9:9200", "--for", "5"), "--for: '5' is not a time"),
-        ((*NOWHERE, "--to", "198.18.0.9", "--for", "5s"), "--to: '198.18.0.9': write it"),
+        ((*NOWHERE, "--to", "198.18.0.9", "--for", "5s"), "to: 198.18.0.9: which port of it"),
+        ((*NOWHERE, "--for", "5s"), "whose connections? Give --to HOST:PORT, or --port PORT"),
         ((*NOWHERE, "--to", "127.0.0.1:1", "--for", "5s", "--dry-run"), "no such interface"),
     ],
 )

@@ -51,7 +51,7 @@ def send(made: Link, count_bytes: int, wait_s: float = 0) -> None:
             server.kill()
 
 
-def kept(made: Link) -> dict[str, bool]:
+def kept(made: Link) -> dict[str, bool | None]:
     return {promise.name: promise.kept for promise in check(made)}
 
 

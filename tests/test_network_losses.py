@@ -5,7 +5,7 @@ import random
 import pytest
 
 from ingest_bench.model.network import Impairment
-from ingest_bench.network.measure import losses
+from ingest_bench.network.plan import losses
 
 
 def test_a_random_loss_is_its_own_share() -> None:

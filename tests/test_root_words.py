@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 
 from ingest_bench import catalog, records, spec
 from ingest_bench.errors import SpecError
-from ingest_bench.model.network import Flow, Impairment, Profile
-from ingest_bench.model.target import Endpoint
+from ingest_bench.model.network import FarEnd, Impairment, PortRange, Profile, RealLink
 from ingest_bench.network.plan import commands, interface_plan, link_plan, netem
-from ingest_bench.network.plan.interface_rules import Asked, Found, Way
+from ingest_bench.network.plan.flows import Flow
+from ingest_bench.network.plan.interface_rules import Asked, Destination, Found, Way
 
 # A value that is right, for each key that reaches a command.
 RIGHT = {
@@ -89,9 +89,10 @@ FOUND = Found(
     sizes={"gso_max_segs": 65535, "gso_max_size": 65536, "gro_max_size": 65536},
     qdiscs=(),
     features={},
-    address=ipaddress.ip_address("10.1.2.3"),
-    route_device="eth0",
-    way=Way(next_hop=("via", "10.0.0.1")),
+    flows=(Flow(network=ipaddress.ip_network("10.1.2.3")),),
+    destinations=(
+        Destination(address=ipaddress.ip_address("10.1.2.3"), device="eth0", way=Way(next_hop=("via", "10.0.0.1"))),
+    ),
     sysctls={"tcp_rmem": "1 2 3", "tcp_wmem": "1 2 3"},
 )
 NUMBER = r"[0-9]+(\.[0-9]+)?(us|%|bit|b)?"
@@ -113,7 +114,7 @@ def words(profile: Profile) -> Iterator[str]:
     for backend in ("plain", "kernel"):
         yield from (word for step in link_plan.steps(profile, backend) for word in step.do.argv)
     if profile.medium == "veth" and profile.mtu_bytes <= FOUND.mtu_bytes:
-        asked = Asked(port=9200, profile=profile, shared_settings=True)
+        asked = Asked(link=RealLink(name="eth0", shared_settings=True), profile=profile)
         for step in interface_plan.plan(FOUND, asked, interface_plan.Marks(7)):
             yield from (*step.do.argv, step.do.value)
             yield from (word for undo in step.undo for word in (*undo.action.argv, undo.action.value, *undo.look))
@@ -240,15 +241,44 @@ def test_no_text_is_the_name_of_an_offload(name: str) -> None:
 @examples(150)
 @given(text=TEXTS_OF_A_KEY)
 def test_an_interface_and_a_host_are_names_of_letters_and_digits(text: str) -> None:
-    for key, form in (("interface", "[A-Za-z0-9_][A-Za-z0-9_.-]{0,14}"), ("to", "[A-Za-z0-9_.:%-]+:[0-9]+")):
-        with contextlib.suppress(SpecError):
-            assert re.fullmatch(form, str(records.at(Flow, (key,), text, f"--{key}")))
+    host = r"\[?[A-Za-z0-9_.:%-]+(/[0-9]{1,3})?\]?(:[0-9,-]+)?"
+    with contextlib.suppress(SpecError):
+        assert re.fullmatch("[A-Za-z0-9_][A-Za-z0-9_.-]{0,14}", records.at(RealLink, ("name",), text, "--interface"))
+    with contextlib.suppress(SpecError):
+        (end,) = records.at(RealLink, ("to",), [text], "--to")
+        assert re.fullmatch(host, str(end))
+        assert records.at(RealLink, ("to",), [str(end)], "--to") == (end,)
 
 
 def test_the_forms_of_a_host_are_those_of_the_manual() -> None:
-    for text, endpoint in (
-        ("192.0.2.7:9200", Endpoint("192.0.2.7", 9200)),
-        ("server.example:1", Endpoint("server.example", 1)),
-        ("[2001:db8::7]:65535", Endpoint("2001:db8::7", 65535)),
+    for text, end in (
+        ("192.0.2.7:9200", FarEnd("192.0.2.7", None, (PortRange(9200, 9200),))),
+        ("server.example:1,5-7", FarEnd("server.example", None, (PortRange(1, 1), PortRange(5, 7)))),
+        ("192.0.2.0/24:9", FarEnd("192.0.2.0", 24, (PortRange(9, 9),))),
+        ("[2001:db8::7]:65535", FarEnd("2001:db8::7", None, (PortRange(65535, 65535),))),
+        ("[2001:db8::/64]:9", FarEnd("2001:db8::", 64, (PortRange(9, 9),))),
+        ("2001:db8::/64", FarEnd("2001:db8::", 64)),
+        ("client.example", FarEnd("client.example")),
     ):
-        assert records.at(Flow, ("to",), text, "--to") == endpoint
+        assert records.at(RealLink, ("to",), [text], "--to") == (end,)
+
+
+@pytest.mark.parametrize(
+    ("table", "reason"),
+    [
+        ({"to": ["192.0.2.1/24:9200"]}, "192.0.2.1/24 is no network .*has host bits set"),
+        ({"to": ["server.example/24:9200"]}, "is no network"),
+        ({"to": ["192.0.2.0/33:9200"]}, "is no network"),
+        ({"to": ["192.0.2.7:9210-9200"]}, "its last port is before its first one"),
+        ({"to": ["192.0.2.7:0"]}, "not between 1 and 65,535"),
+        ({"to": ["192.0.2.7:9200,"]}, "write it like 192.0.2.7:9200"),
+        ({"to": ["[2001:db8::7:9200"]}, "write it like 192.0.2.7:9200"),
+        ({"to": ["192.0.2.7"]}, "which port of it"),
+        ({"to": ["192.0.2.7:9200"], "port": "9200"}, "the server is here, and clients have any port"),
+        ({"port": "9200 9300"}, "write it like 9200 or 9200-9210"),
+        ({"port": "70000"}, "not between 1 and 65,535"),
+    ],
+)
+def test_ends_and_ports_that_mean_nothing_are_refused(table: dict[str, Any], reason: str) -> None:
+    with pytest.raises(SpecError, match=reason):
+        records.from_toml(RealLink, {"name": "eth0", **table}, "x")

@@ -26,7 +26,7 @@ from ingest_bench.errors import SpecError
 from ingest_bench.model.experiment import Experiment, Fault
 from ingest_bench.model.host import HostSettings
 from ingest_bench.model.load import Arrivals, LoadOptions, Rate, TrackChoice
-from ingest_bench.model.network import Flow, Impairment, Profile
+from ingest_bench.model.network import FarEnd, Impairment, PortRange, Profile, RealLink, TimeLimit
 from ingest_bench.model.server import Count, Ready, Server, Start
 from ingest_bench.model.target import Endpoint, TargetOptions, Url
 from ingest_bench.model.values import CONTROL, Between
@@ -39,7 +39,10 @@ FIELD = {"name": "n", "kind": "id", "options": {}}
 TABLES: dict[type, dict[str, Any]] = {
     Profile: {"name": "x"},
     Impairment: {},
-    Flow: {"interface": "eth0", "to": "10.0.0.1:9200", "for": "5s"},
+    RealLink: {"name": "eth0", "to": ["10.0.0.1:9200"]},
+    FarEnd: {"host": "x"},
+    PortRange: {"first": 1, "last": 2},
+    TimeLimit: {"for": "5s"},
     Endpoint: {"host": "x", "port": 1},
     TargetOptions: {},
     Url: {"scheme": "http", "host": "x", "port": 1},

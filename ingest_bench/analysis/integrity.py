@@ -42,7 +42,7 @@ def verdict(
         f"promise broken: {promise.name} was promised as {promise.promised} ({promise.tolerance}), "
         f"measured {promise.measured}"
         for promise in record.promises
-        if not promise.kept
+        if promise.kept is False
     ]
     if report is None:
         return [*reasons, "the load worker left no report"]

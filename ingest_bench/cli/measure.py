@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from ingest_bench import analyse, calibration, conduct, records, seek, store
-from ingest_bench.cli import report, screen, worker
+from ingest_bench.cli import flows, report, screen, worker
 from ingest_bench.cli.what import What, plans
 from ingest_bench.errors import Interrupted, SpecError
 from ingest_bench.facts import facts
@@ -109,6 +109,12 @@ def run(  # noqa: PLR0917 - typer takes them all by name
     target: Target = None,
     url: Url = [],  # noqa: B006 - typer copies it
     attach: Attach = None,
+    interface: flows.Interface = None,
+    to: flows.To = [],  # noqa: B006 - typer copies it
+    port: flows.OwnPorts = None,
+    allow_default_route: flows.DefaultRoute = False,
+    interface_mtu: flows.InterfaceMtu = False,
+    shared_settings: flows.SharedSettings = False,
     ca_file: CaFile = None,
     client_cert: ClientCert = None,
     client_key: ClientKey = None,
@@ -141,6 +147,14 @@ def run(  # noqa: PLR0917 - typer takes them all by name
         target=target,
         url=tuple(url),
         attach=attach,
+        flows=flows.Flows(
+            name=interface,
+            to=tuple(to),
+            port=port,
+            allow_default_route=allow_default_route,
+            interface_mtu=interface_mtu,
+            shared_settings=shared_settings,
+        ),
         ca_file=ca_file,
         client_cert=client_cert,
         client_key=client_key,
@@ -223,6 +237,12 @@ def show_plan(  # noqa: PLR0917 - typer takes them all by name
     target: Target = None,
     url: Url = [],  # noqa: B006 - typer copies it
     attach: Attach = None,
+    interface: flows.Interface = None,
+    to: flows.To = [],  # noqa: B006 - typer copies it
+    port: flows.OwnPorts = None,
+    allow_default_route: flows.DefaultRoute = False,
+    interface_mtu: flows.InterfaceMtu = False,
+    shared_settings: flows.SharedSettings = False,
     ca_file: CaFile = None,
     client_cert: ClientCert = None,
     client_key: ClientKey = None,
@@ -243,6 +263,14 @@ def show_plan(  # noqa: PLR0917 - typer takes them all by name
         target=target,
         url=tuple(url),
         attach=attach,
+        flows=flows.Flows(
+            name=interface,
+            to=tuple(to),
+            port=port,
+            allow_default_route=allow_default_route,
+            interface_mtu=interface_mtu,
+            shared_settings=shared_settings,
+        ),
         ca_file=ca_file,
         client_cert=client_cert,
         client_key=client_key,

@@ -1,4 +1,4 @@
-"""`net`: the link as a tool of its own, and one flow of a real interface."""
+"""`net`: the link as a tool of its own, and flows of a real interface."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from typing import Annotated, Literal
 import typer
 
 from ingest_bench import catalog, network, records, spec, units
-from ingest_bench.cli import screen
+from ingest_bench.cli import flows, screen
 from ingest_bench.errors import InvalidRun, SpecError
 from ingest_bench.ledger import Step
-from ingest_bench.model.network import Flow, Profile, Promise
-from ingest_bench.model.target import Endpoint
+from ingest_bench.model.network import Profile, Promise, RealLink, TimeLimit
 from ingest_bench.network.act import inside, interface
 from ingest_bench.network.act.box import choose
 from ingest_bench.network.act.sandbox import has_ipv6
@@ -25,7 +24,7 @@ from ingest_bench.network.plan import link_plan
 _CAPTURE_BYTES = 64 * 10**6
 
 app = typer.Typer(
-    help="Shape a link of your own, or one flow of a real interface, and take it back.",
+    help="Shape a link of your own, or some flows of a real interface, and take it back.",
     no_args_is_help=True,
     rich_markup_mode="rich",
 )
@@ -101,8 +100,8 @@ def capture(
 
     For a link of ours, see `net exec --capture`.
     """
-    records.at(Flow, ("interface",), interface_name, "--interface")
-    limit_s = records.at(Flow, ("for",), time_limit, "--for") / 1e9
+    records.at(RealLink, ("name",), interface_name, "--interface")
+    limit_s = records.at(TimeLimit, ("for",), time_limit, "--for") / 1e9
     most_bytes = units.parse_bytes(most)
     if not 1 <= most_bytes <= units.parse_bytes("1GiB"):
         raise SpecError(f"--bytes {most}: it is all in memory until the end; take at most 1GiB")
@@ -145,44 +144,42 @@ def check(
 @app.command()
 def apply(
     profile: ProfileName,
-    to: Annotated[str, typer.Option("--to", help="HOST:PORT. Only TCP packets to and from there are shaped.")],
     interface_name: Annotated[str, typer.Option("--interface", help="The interface by which packets go there.")],
     time_limit: Annotated[
         str, typer.Option("--for", help='How long, such as "60s". Then everything is put back, whatever happens.')
     ],
-    allow_default_route: Annotated[
-        bool, typer.Option("--allow-default-route", help="Shape a flow on the interface of the default route too.")
-    ] = False,
-    interface_mtu: Annotated[
-        bool, typer.Option("--interface-mtu", help="Set the MTU of the interface, for all traffic, not of the route.")
-    ] = False,
-    shared_settings: Annotated[
-        bool,
-        typer.Option("--shared-settings", help="Also set what other traffic feels: offloads, GSO sizes, TCP buffers."),
-    ] = False,
+    to: flows.To = [],  # noqa: B006 - typer copies it
+    port: flows.OwnPorts = None,
+    allow_default_route: flows.DefaultRoute = False,
+    interface_mtu: flows.InterfaceMtu = False,
+    shared_settings: flows.SharedSettings = False,
     sets: Sets = [],  # noqa: B006 - typer copies it
     dry_run: DryRun = False,
 ) -> None:
-    """Shape one flow of a real interface for a limited time. Needs root.
+    """Shape some flows of a real interface for a limited time. Needs root.
 
     It waits until the time is over, or until Ctrl-C.
 
     Everything is put back by a second process, even if this one is killed.
     """
-    flags: interface.Flags = {
-        "allow_default_route": allow_default_route,
-        "interface_mtu": interface_mtu,
-        "shared_settings": shared_settings,
-    }
     chosen = _profile(profile, sets)
-    records.at(Flow, ("interface",), interface_name, "--interface")
-    endpoint: Endpoint = records.at(Flow, ("to",), to, "--to")
-    time_limit_s = records.at(Flow, ("for",), time_limit, "--for") / 1e9
+    typed = flows.Flows(
+        name=interface_name,
+        to=to,
+        port=port,
+        allow_default_route=allow_default_route,
+        interface_mtu=interface_mtu,
+        shared_settings=shared_settings,
+    )
+    link: RealLink = records.from_toml(RealLink, typed.table, "net apply")
+    if not (link.to or link.port):
+        raise SpecError("net apply: whose connections? Give --to HOST:PORT, or --port PORT where the server is here")
+    time_limit_s = records.at(TimeLimit, ("for",), time_limit, "--for") / 1e9
     if dry_run:
-        _print_steps(interface.plan(interface_name, endpoint, chosen, **flags))
+        _print_steps(interface.plan(link, chosen))
         return
-    with interface.shaped(interface_name, endpoint, chosen, time_limit_s=time_limit_s, **flags) as shaped:
-        screen.say(f"{chosen.name} on {interface_name} to {endpoint} for {time_limit}; Ctrl-C ends it")
+    with interface.shaped(link, chosen, time_limit_s=time_limit_s) as shaped:
+        screen.say(f"{chosen.name} on {link.name} {link.ends} for {time_limit}; Ctrl-C ends it")
         shaped.wait()
     screen.say("everything is put back")
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ingest_bench import attaching, plan, records, spec, store
+from ingest_bench.cli.flows import Flows
 from ingest_bench.documents import tracks
 from ingest_bench.errors import SpecError
 from ingest_bench.model.experiment import Plan
@@ -32,6 +33,7 @@ class What:
     target: str | None = None
     url: Sequence[str] = ()
     attach: int | None = None
+    flows: Flows = field(default_factory=Flows)
     ca_file: Path | None = None
     client_cert: Path | None = None
     client_key: Path | None = None
@@ -82,7 +84,10 @@ def plans(what: What) -> list[Plan]:
 def _plan(experiment: str | None, what: What) -> Plan:
     fixed = what.fixed
     first, *more = what.url or (None,)
-    asked = {"url": first, "more_urls": more or None, "attach": what.attach}
+    asked: dict[str, Any] = {"url": first, "more_urls": more or None, "attach": what.attach}
+    asked["interface"] = what.flows.table or None
+    if asked["interface"] and not (what.url or what.attach):
+        raise SpecError("--interface: it leads to a server that runs already; give --url too")
     running = {key: value for key, value in asked.items() if value is not None}
     if experiment is None and what.track is None and not running and "file" not in fixed:
         raise SpecError("which experiment? Try: ingest-bench run quickstart (`ingest-bench list` shows all)")

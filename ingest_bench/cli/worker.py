@@ -135,7 +135,15 @@ def exported(text: str | None) -> contextlib.AbstractContextManager[Exporter | N
 
 
 def check(remote: Remote | None, plans: Sequence[Plan]) -> None:
-    """SpecError for what workers on other machines cannot send."""
+    """SpecError for what workers on other machines cannot send, and for an interface that the load does not cross."""
+    for cell in (run.cell for plan in plans for run in plan.runs):
+        if cell.target.interface is not None and bool(cell.target.interface.port) != bool(remote):
+            raise SpecError(
+                "--workers: the load leaves other machines, and --interface is one of this one; give --port where the "
+                "server is here"
+                if remote
+                else "--port: the server is here, so the load comes from other machines: --workers N"
+            )
     for cell in (run.cell for plan in plans for run in plan.runs) if remote else ():
         if cell.target.url is None:
             raise SpecError(

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from ingest_bench.model.target import Endpoint
-from ingest_bench.model.values import GIB, HOUR, Between, Form, Label, Line, S, Several, Share
+from ingest_bench.model.values import GIB, HOUR, Between, Form, Host, Label, Line, Port, S, Several, Share
 
 DelayDistribution = Literal["uniform", "normal", "pareto", "paretonormal"]
 Medium = Literal["loopback", "veth"]
@@ -143,12 +142,61 @@ class LinkName:
         return "-".join((self.kind, *map(str, self.nodes)))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Flow:
-    """One flow of a real interface, and how long it is shaped."""
+@dataclass(frozen=True, slots=True)
+class PortRange:
+    """TCP ports from the first to the last one, both among them."""
 
-    interface: InterfaceName
-    to: Endpoint
+    first: Port
+    last: Port
+
+    def __str__(self) -> str:
+        return str(self.first) if self.first == self.last else f"{self.first}-{self.last}"
+
+
+Ports = Annotated[tuple[PortRange, ...], Several(0, 50, separator=",")]
+
+
+@dataclass(frozen=True, slots=True)
+class FarEnd:
+    """The far end of connections: a host or a network, and its ports."""
+
+    host: Host
+    prefix_bits: Annotated[int, Between(0, 128, "the bits of an IPv6 address")] | None = None
+    """Of a network, the bits that all its addresses have in common; None: it is one host."""
+    ports: Ports = ()
+    """Empty: any."""
+
+    def __str__(self) -> str:
+        network = self.host if self.prefix_bits is None else f"{self.host}/{self.prefix_bits}"
+        ports = ",".join(map(str, self.ports))
+        return f"{f'[{network}]' if ':' in network else network}:{ports}" if ports else network
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RealLink:
+    """A real interface, the connections over it that are shaped together, and what else may be changed for them."""
+
+    name: InterfaceName
+    to: Annotated[tuple[FarEnd, ...], Several(0, 50)] = ()
+    port: Ports = ()
+    """Ports of our own: the server is here, and `to` says whose connections (none: anybody's)."""
+    allow_default_route: bool = False
+    interface_mtu: bool = False
+    """Change the MTU of the interface and not that of the route."""
+    shared_settings: bool = False
+    """Change what other traffic feels too: offloads and GSO sizes of the interface, tcp_rmem and tcp_wmem."""
+
+    @property
+    def ends(self) -> str:
+        """Whose connections, in words."""
+        ends = ", ".join(map(str, self.to))
+        return f"from {ends or 'anybody'} to port {','.join(map(str, self.port))}" if self.port else f"to {ends}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeLimit:
+    """How long a real interface is shaped."""
+
     for_ns: Annotated[int, Between(S, 7 * 24 * HOUR, "longer, nobody remembers it")]
 
 
@@ -160,6 +208,7 @@ class Promise:
     promised: str
     measured: str
     tolerance: str
-    kept: bool
+    kept: bool | None
+    """None: it could not be measured."""
     link: str = ""
     """Which link, where there are several."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
+from ingest_bench.model.network import RealLink
 from ingest_bench.model.server import Collector, Heap, JvmOption, Server
 from ingest_bench.model.track import AdminRequest
 from ingest_bench.model.values import (
@@ -90,6 +91,8 @@ class TargetOptions:
     """The pid of its JVM, so that all probes can watch it. Without a URL: where this process listens."""
     attach_started: Label | None = None
     """When that process began, as `jvm.attach.began` tells it; a plan has it. No other process is measured for it."""
+    interface: RealLink | None = None
+    """The real interface that leads there, shaped for each run as the cell's network says; None: it is as it is."""
     more_urls: Annotated[tuple[Url, ...], Several(0, 255)] = ()
     """More addresses of the same cluster: the load's connections go to all of them in turn."""
     ca_file: FilePath | None = None

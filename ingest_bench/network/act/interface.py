@@ -1,4 +1,4 @@
-"""One flow of a real interface, shaped for a limited time, and everything put back afterwards."""
+"""Flows of a real interface, shaped together for a limited time, and everything put back afterwards."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict, Unpack
+from typing import TYPE_CHECKING
 
 from ingest_bench import system
 from ingest_bench.errors import MissingCapability, RunFailed
@@ -16,13 +16,13 @@ from ingest_bench.network.plan import features, interface_plan, netem
 from ingest_bench.network.plan.interface_rules import Asked, Found, shapes, tcp_words
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from ingest_bench.ledger import Session, Step
-    from ingest_bench.model.network import Profile
-    from ingest_bench.model.target import Endpoint
+    from ingest_bench.model.network import Profile, RealLink
+    from ingest_bench.network.plan.places import Direction
 
-__all__ = ["Applied", "Flags", "Shaped", "needs", "plan", "restore", "shaped", "show"]
+__all__ = ["Applied", "Shaped", "needs", "plan", "restore", "shaped", "show"]
 
 # What each need looks like when it is tried, as lines of `tc -batch` in a namespace of its own.
 _CLSACT = "qdisc add dev lo ingress_block 1 egress_block 2 clsact"
@@ -37,21 +37,15 @@ _TRIALS = {
 _CAP_NET_ADMIN = 12
 
 
-class Flags(TypedDict, total=False):
-    """What the user allows beyond the flow itself: see `Asked`."""
-
-    allow_default_route: bool
-    interface_mtu: bool
-    shared_settings: bool
-
-
 @dataclass(frozen=True, slots=True)
 class Shaped:
-    """One flow of a real interface while it is shaped."""
+    """Flows of a real interface while they are shaped."""
 
     found: Found
     profile: Profile
     session: Session
+    devices: Mapping[Direction, str]
+    """Our own device of each direction that is shaped: packets of the flows, and no other, leave it shaped."""
 
     def is_over(self) -> bool:
         """Whether everything was put back already."""
@@ -62,52 +56,53 @@ class Shaped:
         self.session.wait()
 
 
-def plan(
-    interface: str,
-    to: Endpoint,
-    profile: Profile,
-    **flags: Unpack[Flags],
-) -> tuple[Step, ...]:
+def plan(link: RealLink, profile: Profile) -> tuple[Step, ...]:
     """The exact commands, each with its undo. Nothing is changed; SpecError when this interface must not be touched."""
-    asked = Asked(port=to.port, profile=profile, **flags)
-    return interface_plan.plan(_find(interface, to, asked), asked, _marks())
+    asked = Asked(link=link, profile=profile)
+    return interface_plan.plan(_find(asked), asked, _marks())
 
 
 @contextlib.contextmanager
 def shaped(
-    interface: str,
-    to: Endpoint,
+    link: RealLink,
     profile: Profile,
     *,
     time_limit_s: float,
     on_stage: Callable[[str], None] = lambda _: None,
-    **flags: Unpack[Flags],
 ) -> Iterator[Shaped]:
-    """The flow between us and `to`, shaped until the end of the block or of the time, whichever comes first.
+    """The flows of `link`, shaped until the end of the block or of the time, whichever comes first.
 
-    Only TCP packets to and from that address and port meet the profile's impairments. Its MTU, MSS and congestion
-    control hold for that host. What other traffic feels too is changed only with `interface_mtu` (the interface's
-    MTU in place of the route's) and `shared_settings` (offloads, GSO sizes, tcp_rmem, tcp_wmem).
+    Only TCP packets to and from these addresses and ports meet the profile's impairments, all of them the same queue
+    of a direction. Its MTU, MSS and congestion control hold for these hosts. What other traffic feels too is changed
+    only with `interface_mtu` (the interface's MTU in place of the route's) and `shared_settings` (offloads, GSO sizes,
+    tcp_rmem, tcp_wmem).
     """
-    _refuse_without_rights()
-    asked = Asked(port=to.port, profile=profile, **flags)
-    for name in needs(profile):
-        _require(name, profile)
-    index = interface_facts.index_of(interface)
+    require(profile)
+    asked = Asked(link=link, profile=profile)
+    index = interface_facts.index_of(link.name)
     key = f"net-{book.own_netns()}-{index}"
-    what = f"{profile.name} on {interface} to {to}"
+    what = f"{profile.name} on {link.name} {link.ends}"
     resources = (f"interface {index}", *interface_plan.files(profile))
     with session(key, what, time_limit_s=time_limit_s, resources=resources, on_stage=on_stage) as opened:
         # Looked at behind the locks, when the leftovers of an earlier session are gone.
-        found = _find(interface, to, asked)
+        found = _find(asked)
         if found.index != index:
-            raise RunFailed(f"{interface}: it became another interface just now; try again")
-        opened.change(interface_plan.plan(found, asked, _marks()))
+            raise RunFailed(f"{link.name}: it became another interface just now; try again")
+        marks = _marks()
+        opened.change(interface_plan.plan(found, asked, marks))
         _check_queues(found)
-        _check_route(found, asked)
+        _check_routes(found, asked)
         _check_offloads(found, asked)
         on_stage("running")
-        yield Shaped(found, profile, opened)
+        ways = interface_plan.ways(asked)
+        yield Shaped(found, profile, opened, {way.direction: marks.ifb(way.side).name for way in ways})
+
+
+def require(profile: Profile) -> None:
+    """MissingCapability unless we may change an interface, and this kernel has what the profile needs for that."""
+    _refuse_without_rights()
+    for name in needs(profile):
+        _require(name, profile)
 
 
 def needs(profile: Profile) -> tuple[str, ...]:
@@ -125,9 +120,9 @@ def needs(profile: Profile) -> tuple[str, ...]:
     return tuple(name for name, is_wanted in wanted.items() if is_wanted)
 
 
-def _find(interface: str, to: Endpoint, asked: Asked) -> Found:
+def _find(asked: Asked) -> Found:
     with_features = bool(asked.profile.offloads)
-    return interface_facts.find(interface, to, with_features=with_features, with_uppers=asked.interface_mtu)
+    return interface_facts.find(asked.link, with_features=with_features, with_uppers=asked.link.interface_mtu)
 
 
 def _marks() -> interface_plan.Marks:
@@ -167,14 +162,14 @@ def _check_queues(found: Found) -> None:
         raise RunFailed(f"{found.interface}: it had the queues {before}, and now it has {now}; somebody changed them")
 
 
-def _check_route(found: Found, asked: Asked) -> None:
-    """RunFailed when packets to the host do not take the route that was made: rules may choose other tables."""
-    if tcp_words(found, asked):
-        route = interface_facts.route_used(found.address)
+def _check_routes(found: Found, asked: Asked) -> None:
+    """RunFailed when packets to a host do not take the route that was made: rules may choose other tables."""
+    for to in found.destinations:
+        if not tcp_words(found, asked, to):
+            continue
+        route = interface_facts.route_used(to.address)
         if str(route.get("protocol")) != interface_plan.ROUTE_PROTOCOL:
-            raise RunFailed(
-                f"{found.address}: the route with its own MTU and MSS is not used, but {route}; see `ip rule`"
-            )
+            raise RunFailed(f"{to.address}: the route with its own MTU and MSS is not used, but {route}; see `ip rule`")
 
 
 def _check_offloads(found: Found, asked: Asked) -> None:

@@ -10,17 +10,19 @@ import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ingest_bench import records, system
+from ingest_bench import records, system, urls
 from ingest_bench.errors import RunFailed, SpecError
 from ingest_bench.network.plan import commands, features
-from ingest_bench.network.plan.interface_rules import Found, Qdisc, Upper, Way
+from ingest_bench.network.plan.flows import Flow
+from ingest_bench.network.plan.interface_rules import Destination, Found, Qdisc, Upper, Way
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
-    from ipaddress import IPv4Address, IPv6Address
+    from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 
-    from ingest_bench.model.target import Endpoint
+    from ingest_bench.model.network import FarEnd, PortRange, RealLink
 
+_ANYWHERE = (ipaddress.ip_network("0.0.0.0/0"), ipaddress.ip_network("::/0"))
 _SIZES = ("gso_max_segs", "gso_max_size", "gso_ipv4_max_size", "gro_max_size", "gro_ipv4_max_size")
 
 
@@ -33,15 +35,15 @@ _METRICS = {
 _FOLLOWERS = ("vlan", "macvlan", "macvtap", "ipvlan", "ipvtap", "macsec")
 
 
-def find(interface: str, to: Endpoint, *, with_features: bool, with_uppers: bool) -> Found:
-    """What is known of the interface and the way to the host; SpecError when there is no such one.
+def find(asked: RealLink, *, with_features: bool, with_uppers: bool) -> Found:
+    """What is known of the interface and the ways over it; SpecError when there is no such one.
 
     Its features are looked at only where some of them shall change: a Python has to start for that. What stands on it
     is looked for only where its own MTU shall change: in all network namespaces.
     """
-    address = resolve(to.host)
+    interface = asked.name
+    flows = tuple(_flow(end, asked.port) for end in asked.to)
     link = _link(interface)
-    route = _route(address)
     sizes = {name: int(link[name]) for name in _SIZES if name in link}
     index = int(link["ifindex"])
     return Found(
@@ -52,10 +54,8 @@ def find(interface: str, to: Endpoint, *, with_features: bool, with_uppers: bool
         qdiscs=qdiscs_of(interface),
         taken_name=f"if{index}" in _names(),
         features=features_of(interface) if with_features else {},
-        address=address,
-        route_device=str(route.get("dev", "")),
-        way=_way(address, route),
-        is_own_address=route.get("type") == "local",
+        flows=flows or tuple(Flow(network=network, own=asked.port) for network in _ANYWHERE),
+        destinations=tuple(map(_destination, dict.fromkeys(flow.network for flow in flows if flow.network.prefixlen))),
         carries_default_route=any(
             interface in _devices(route)
             for version in ("-4", "-6")
@@ -76,6 +76,31 @@ def find(interface: str, to: Endpoint, *, with_features: bool, with_uppers: bool
 def index_of(interface: str) -> int:
     """The number that the kernel knows it by, whatever its name; SpecError when there is no such interface."""
     return int(_link(interface)["ifindex"])
+
+
+def _flow(end: FarEnd, own: tuple[PortRange, ...]) -> Flow:
+    network = ipaddress.ip_network(resolve(end.host)) if end.prefix_bits is None else urls.network(end)
+    return Flow(network=network, far=end.ports, own=own)
+
+
+def _destination(network: IPv4Network | IPv6Network) -> Destination:
+    """The way there. Of a network it is the way to its first host: a table may have others for parts of it."""
+    if network.num_addresses > 1:
+        # Not its own address, to which no packets of TCP go, and not ours.
+        for number in (*range(1, min(4, network.num_addresses)), 0):
+            route = _route(network[number])
+            if route.get("type") != "local":
+                break
+        is_own = route.get("type") == "local"
+        return Destination(address=network[number], device=str(route.get("dev", "")), is_own_address=is_own)
+    address = network.network_address
+    route = _route(address)
+    return Destination(
+        address=address,
+        device=str(route.get("dev", "")),
+        way=_way(address, route),
+        is_own_address=route.get("type") == "local",
+    )
 
 
 def resolve(host: str) -> IPv4Address | IPv6Address:

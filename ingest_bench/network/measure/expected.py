@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ingest_bench.network.measure import losses
+from ingest_bench.network.plan import losses
 from ingest_bench.network.plan.netem import (
     ETHERNET_HEADER_BYTES,
     burst_bytes,

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from ingest_bench import units
 from ingest_bench.model.network import Promise
-from ingest_bench.network.measure import expected, frames, losses
+from ingest_bench.network.measure import expected, frames
+from ingest_bench.network.plan import losses
 
 if TYPE_CHECKING:
     from ingest_bench.model.network import Impairment, Profile

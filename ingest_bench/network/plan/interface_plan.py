@@ -1,8 +1,10 @@
-"""What is done to a real interface so that one flow is shaped, and how it is taken back. Pure.
+"""What is done to a real interface so that some flows are shaped, and how it is taken back. Pure.
 
-    to the server:  clsact egress ── u32 filter ──▶ mirred ──▶ ifb ──▶ netem, token bucket ──▶ the interface's queues
-    to the client:  clsact ingress ── u32 filter ──▶ mirred ──▶ ifb ──▶ netem, token bucket ──▶ as if it just arrived
-    MTU, MSS, congestion control: a route of its own to that host
+    leaving:   clsact egress ── u32 filters ──▶ mirred ──▶ ifb ──▶ netem, token bucket ──▶ the interface's queues
+    arriving:  clsact ingress ── u32 filters ──▶ mirred ──▶ ifb ──▶ netem, token bucket ──▶ as if it just arrived
+    MTU, MSS, congestion control: a route of its own to each host
+
+What leaves is on its way to the server, but where the server is here. Flows that are given together share the queues.
 
 The interface's queues are not touched: all else passes the filter and goes on into them as before (mq, fq, fq_codel …).
 A class of htb as their root was rejected: it puts one queue in the place of all of them.
@@ -13,21 +15,23 @@ Interfaces are named by their index, which no renaming changes: `if7` is what `i
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from ingest_bench.ledger import Action, Step, Undo
-from ingest_bench.network.plan import commands, features, netem
+from ingest_bench.network.plan import commands, features, flows, netem
 from ingest_bench.network.plan.commands import buffers
+from ingest_bench.network.plan.flows import SIDES, Side
 from ingest_bench.network.plan.interface_rules import refuse, shapes, tcp_words, wanted_sizes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ingest_bench.model.network import Impairment, Profile
-    from ingest_bench.network.plan.interface_rules import Asked, Found
+    from ingest_bench.network.plan.interface_rules import Asked, Destination, Found
+    from ingest_bench.network.plan.places import Direction
 
-Side = Literal["ingress", "egress"]
-
+# Filters of one priority have one protocol (net/sched/cls_api.c, tcf_chain_tp_find).
+_PRIORITIES = {"ip": "1", "ipv6": "2"}
 # A route protocol that nobody else has. Those above 3 mean nothing to the kernel (include/uapi/linux/rtnetlink.h);
 # /etc/iproute2/rt_protos has no 198.
 ROUTE_PROTOCOL = "198"
@@ -76,6 +80,23 @@ class Device:
         return f"if{self.index}"
 
 
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A direction that is shaped, and on which side of the interface its packets are met."""
+
+    side: Side
+    direction: Direction
+    impairment: Impairment
+
+
+def ways(asked: Asked) -> tuple[Way, ...]:
+    """Those directions in which the profile does anything."""
+    profile = asked.profile
+    to_client, to_server = reversed(SIDES) if asked.is_server else SIDES
+    both = (Way(to_client, "to-client", profile.to_client), Way(to_server, "to-server", profile.to_server))
+    return tuple(sorted((way for way in both if shapes(way.impairment)), key=lambda way: SIDES.index(way.side)))
+
+
 def plan(found: Found, asked: Asked, marks: Marks) -> tuple[Step, ...]:
     """The steps in their order; SpecError when this interface must not be touched."""
     refuse(found, asked)
@@ -85,7 +106,7 @@ def plan(found: Found, asked: Asked, marks: Marks) -> tuple[Step, ...]:
         *_sizes(found, asked.profile),
         *_interface_mtu(found, asked),
         *_queues(found, asked, marks),
-        *_route(found, asked),
+        *(step for to in found.destinations for step in _route(found, asked, to)),
     )
 
 
@@ -143,7 +164,7 @@ def _interface_mtu(found: Found, asked: Asked) -> Iterator[Step]:
     both ways, also where it had an MTU of its own (net/8021q/vlan.c, drivers/net/macvlan.c, drivers/net/ipvlan/).
     """
     ours, old = asked.profile.mtu_bytes, found.mtu_bytes
-    if not asked.interface_mtu or ours == old:
+    if not asked.link.interface_mtu or ours == old:
         return
     undo = list(_mtu_back(found.index, old, found.ipv6_mtu_bytes, (ours,)))
     for upper in found.uppers:
@@ -165,16 +186,12 @@ def _mtu_back(index: int, old: int, ipv6_old: int | None, made: tuple[int, ...])
 
 
 def _queues(found: Found, asked: Asked, marks: Marks) -> Iterator[Step]:
-    """Devices with the queues of both directions, and then the filters that lead the flow there."""
-    ways: tuple[tuple[Side, Impairment], ...] = (
-        ("ingress", asked.profile.to_client),
-        ("egress", asked.profile.to_server),
-    )
-    shaped = [(side, impairment) for side, impairment in ways if shapes(impairment)]
+    """Devices with the queues of both directions, and then the filters that lead the flows there."""
+    shaped = ways(asked)
     if not shaped:
         return
-    for side, impairment in shaped:
-        yield from _ifb(side, marks.ifb(side), impairment, asked.profile.mtu_bytes)
+    for way in shaped:
+        yield from _ifb(way.side, marks.ifb(way.side), way.impairment, asked.profile.mtu_bytes)
     blocks = ("ingress_block", marks.block("ingress"), "egress_block", marks.block("egress"))
     undo = Undo(
         action=_tc("qdisc", "del", "dev", found.device, "clsact"),
@@ -183,10 +200,13 @@ def _queues(found: Found, asked: Asked, marks: Marks) -> Iterator[Step]:
         index=found.index,
     )
     yield Step(name="clsact", do=_tc("qdisc", "add", "dev", found.device, *blocks, "clsact"), undo=(undo,))
-    for side, _ in shaped:
+    for side in (way.side for way in shaped):
         redirect = ("action", "mirred", "egress", "redirect", "dev", marks.ifb(side).word)
-        match = _match(found, side, asked.port)
-        yield Step(name=f"filter {side}", do=_tc("filter", "add", "block", marks.block(side), *match, *redirect))
+        for flow in found.flows:
+            protocol = flows.protocol(flow)
+            where = ("block", marks.block(side), "protocol", protocol, "prio", _PRIORITIES[protocol], "u32")
+            for match in flows.matches(flow, side):
+                yield Step(name=f"filter {side}", do=_tc("filter", "add", *where, *match, *redirect))
 
 
 def _ifb(side: Side, ifb: Device, impairment: Impairment, mtu_bytes: int) -> Iterator[Step]:
@@ -203,19 +223,19 @@ def _ifb(side: Side, ifb: Device, impairment: Impairment, mtu_bytes: int) -> Ite
     yield Step(name=f"ifb {side} up", do=_command("ip", "link", "set", "dev", ifb.word, "up"))
 
 
-def _route(found: Found, asked: Asked) -> Iterator[Step]:
+def _route(found: Found, asked: Asked, to: Destination) -> Iterator[Step]:
     """The way to the host, as it is, but with its own MTU (locked: no discovery), MSS and congestion control.
 
     A route to this host that is there already stays, and ours goes before it: IPv4 takes the first one of the same
     metric and `prepend` makes it that; IPv6 would take both in turn, so ours has a lower metric.
     """
-    words = tcp_words(found, asked)
+    words = tcp_words(found, asked, to)
     if not words:
         return
-    family, target = f"-{found.address.version}", f"{found.address}/{found.address.max_prefixlen}"
-    way, priority = found.way, found.way.host_priority
-    verb = "prepend" if found.address.version == 4 else "add"
-    if priority is not None and found.address.version == 6:
+    family, target = f"-{to.address.version}", f"{to.address}/{to.address.max_prefixlen}"
+    way, priority = to.way, to.way.host_priority
+    verb = "prepend" if to.address.version == 4 else "add"
+    if priority is not None and to.address.version == 6:
         priority -= 1
     # onlink: the gateway was reached until now, also where no other route says how.
     hop = (*way.next_hop, "dev", found.device, *(("onlink",) if way.next_hop else ()))
@@ -226,22 +246,10 @@ def _route(found: Found, asked: Asked) -> Iterator[Step]:
     undo = Undo(
         action=_command("ip", family, "route", "del", *whole),
         look=("ip", family, "-j", "route", "show", target, "table", way.table, *ours, "dev", "{name}"),
-        shows=f'"{found.address}"',
+        shows=f'"{to.address}"',
         index=found.index,
     )
     yield Step(name="route", do=_command("ip", family, "route", verb, *whole), undo=(undo,))
-
-
-def _match(found: Found, side: Side, port: int) -> tuple[str, ...]:
-    """The u32 filter for TCP packets that leave for the host and port, or arrive from there."""
-    ip, protocol = ("ip", "ip") if found.address.version == 4 else ("ip6", "ipv6")
-    end = {"egress": ("dst", "dport"), "ingress": ("src", "sport")}[side]
-    return (
-        *("protocol", protocol, "prio", "1", "u32"),
-        *("match", ip, end[0], f"{found.address}/{found.address.max_prefixlen}"),
-        *("match", ip, "protocol", "6", "0xff"),
-        *("match", ip, end[1], str(port), "0xffff"),
-    )
 
 
 def _kind(line: str) -> str:

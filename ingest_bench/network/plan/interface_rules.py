@@ -10,15 +10,19 @@ from ingest_bench.errors import SpecError
 from ingest_bench.model.network import Impairment
 from ingest_bench.network.plan import features
 from ingest_bench.network.plan.commands import buffers
+from ingest_bench.network.plan.flows import SIDES, matches
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from ipaddress import IPv4Address, IPv6Address
 
-    from ingest_bench.model.network import Profile
+    from ingest_bench.model.network import Profile, RealLink
     from ingest_bench.network.plan.features import State
+    from ingest_bench.network.plan.flows import Flow
 
 _IPV6_LEAST_MTU = 1280
+# Each packet that is not shaped is compared with all of them.
+_MOST_FILTERS = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,8 +66,20 @@ class Way:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Destination:
+    """A host or network of the flows, and the way there."""
+
+    address: IPv4Address | IPv6Address
+    """The host's, or one of the network's."""
+    device: str
+    """The interface by which packets leave for it."""
+    way: Way = field(default_factory=Way)
+    is_own_address: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """What is known of an interface and the way to a host, before anything is changed."""
+    """What is known of an interface and the ways over it, before anything is changed."""
 
     interface: str
     index: int
@@ -72,11 +88,10 @@ class Found:
     """gso_max_segs, gso_max_size, gro_max_size … as `ip` names them."""
     qdiscs: tuple[Qdisc, ...]
     features: Mapping[str, State]
-    address: IPv4Address | IPv6Address
-    """The host's."""
-    route_device: str
-    way: Way
-    is_own_address: bool = False
+    flows: tuple[Flow, ...]
+    """What is shaped together."""
+    destinations: tuple[Destination, ...]
+    """Where the flows' packets go; none where they are anybody's."""
     carries_default_route: bool = False
     carries_ssh: bool = False
     ipv6_mtu_bytes: int | None = None
@@ -100,13 +115,13 @@ class Found:
 class Asked:
     """What the user asked for."""
 
-    port: int
+    link: RealLink
     profile: Profile
-    allow_default_route: bool = False
-    interface_mtu: bool = False
-    """Change the MTU of the interface and not that of the route."""
-    shared_settings: bool = False
-    """Change what other traffic feels too: offloads and GSO sizes of the interface, tcp_rmem and tcp_wmem."""
+
+    @property
+    def is_server(self) -> bool:
+        """Whether the server is here: what arrives is on its way to it."""
+        return bool(self.link.port)
 
 
 def refuse(found: Found, asked: Asked) -> None:
@@ -120,12 +135,12 @@ def shapes(impairment: Impairment) -> bool:
     return impairment != Impairment()
 
 
-def tcp_words(found: Found, asked: Asked) -> tuple[str, ...]:
+def tcp_words(found: Found, asked: Asked, to: Destination) -> tuple[str, ...]:
     """What a route of its own says about TCP: what the profile names, and all else as it is; empty: none is needed."""
     profile = asked.profile
     # An IP header and a TCP header without options (RFC 9293, 3.7.1): 20 or 40, and 20 bytes.
-    headers_bytes = 40 if found.address.version == 4 else 60
-    locks = profile.mtu_bytes < found.mtu_bytes and not asked.interface_mtu
+    headers_bytes = 40 if to.address.version == 4 else 60
+    locks = profile.mtu_bytes < found.mtu_bytes and not asked.link.interface_mtu
     mss_bytes = profile.mss_bytes or (profile.mtu_bytes - headers_bytes if locks else None)
     named: dict[str, tuple[str, ...]] = {}
     if locks:
@@ -135,19 +150,20 @@ def tcp_words(found: Found, asked: Asked) -> tuple[str, ...]:
     if profile.congestion_control:
         named["congctl"] = (profile.congestion_control,)
     if profile.to_server.ecn or profile.to_client.ecn:
-        named["features"] = tuple(dict.fromkeys((*found.way.metrics.get("features", ()), "ecn")))
-    merged = {**found.way.metrics, **named} if named else {}
+        named["features"] = tuple(dict.fromkeys((*to.way.metrics.get("features", ()), "ecn")))
+    merged = {**to.way.metrics, **named} if named else {}
     return tuple(word for name, words in merged.items() for word in (name, *words))
 
 
 def _why_not_here(found: Found, asked: Asked) -> Iterator[str]:
-    if found.is_own_address:
-        yield f"{found.address} is this machine itself: its packets leave by no interface. Use `net exec` instead"
-    if found.route_device != found.interface:
-        yield f"packets to {found.address} leave by {found.route_device}; use --interface {found.route_device}"
+    for to in found.destinations:
+        if to.is_own_address:
+            yield f"{to.address} is this machine itself: its packets leave by no interface. Use `net exec` instead"
+        if to.device != found.interface:
+            yield f"packets to {to.address} leave by {to.device}; use --interface {to.device}"
     if found.carries_ssh:
         yield "it carries your SSH session; work from the console, or use another interface"
-    if found.carries_default_route and not asked.allow_default_route:
+    if found.carries_default_route and not asked.link.allow_default_route:
         yield "it carries the default route; add --allow-default-route if that is meant"
     if found.taken_name:
         yield f"it has number {found.index}, and another interface the name {found.device}; rename that one first"
@@ -163,12 +179,12 @@ def _why_not_this(found: Found, asked: Asked) -> Iterator[str]:
     profile = asked.profile
     if profile.medium == "loopback":
         yield f'profile "{profile.name}" is the loopback of one machine; choose one of a real link'
-    if profile.mtu_bytes > found.mtu_bytes and not asked.interface_mtu:
+    if profile.mtu_bytes > found.mtu_bytes and not asked.link.interface_mtu:
         yield (
             f'profile "{profile.name}" wants an MTU of {profile.mtu_bytes}, the interface has {found.mtu_bytes}; '
             "add --interface-mtu to change it for all traffic, or choose a profile with a smaller one"
         )
-    if asked.interface_mtu:
+    if asked.link.interface_mtu:
         with_ipv6 = [found.ipv6_mtu_bytes, *(upper.ipv6_mtu_bytes for upper in found.uppers)]
         if profile.mtu_bytes < _IPV6_LEAST_MTU and any(with_ipv6):
             yield (
@@ -180,22 +196,39 @@ def _why_not_this(found: Found, asked: Asked) -> Iterator[str]:
                 f"{', '.join(found.uppers_elsewhere)} in another network namespace stands on it and would keep its MTU "
                 "for good; leave out --interface-mtu"
             )
-    if found.address.version == 6 and found.way.host_priority == 1 and tcp_words(found, asked):
-        yield f"a route to {found.address} alone with metric 1, that no other one can go before, is there; remove it"
+    for to in found.destinations:
+        if to.address.version == 6 and to.way.host_priority == 1 and tcp_words(found, asked, to):
+            yield f"a route to {to.address} alone with metric 1, that no other one can go before, is there; remove it"
+    yield from _why_not_these(found, asked)
     shared = _shared(found, profile)
-    if shared and not asked.shared_settings:
+    if shared and not asked.link.shared_settings:
         yield (
             f'profile "{profile.name}" sets {", ".join(shared)}, which other traffic feels too; '
             "add --shared-settings if that is meant"
         )
-    if not 0 < asked.port < 65536:
-        yield f"{asked.port} is no port; a port is a number from 1 to 65535"
     for name in profile.offloads:
         if not features.members(name, found.features):
             yield f'offloads: unknown feature "{name}"; {records.nearest(name, features.names(found.features))}'
     changes = features.changes(profile.offloads, found.features)
     for reason in features.unmet(profile.offloads, features.changed(found.features, changes)):
         yield f"offloads: {reason}; leave the key out"
+
+
+def _why_not_these(found: Found, asked: Asked) -> Iterator[str]:
+    """What flows with more than some hosts cannot have."""
+    many = [str(flow.network) for flow in found.flows if not flow.is_host]
+    anywhere = Destination(address=found.flows[0].network.network_address, device=found.interface)
+    if many and tcp_words(found, asked, anywhere):
+        yield (
+            f'profile "{asked.profile.name}" has an MTU, an MSS, a congestion control or ECN that only a route to each '
+            f"host can have, and {', '.join(many)} is not one host; name hosts, or choose a profile without"
+        )
+    filters = max(sum(len(list(matches(flow, side))) for flow in found.flows) for side in SIDES)
+    if filters > _MOST_FILTERS:
+        yield (
+            f"that takes {filters} filters, and at most {_MOST_FILTERS} are set; give fewer hosts, or ranges of ports "
+            "that begin and end at multiples of a power of two"
+        )
 
 
 def _shared(found: Found, profile: Profile) -> list[str]:

@@ -1,0 +1,44 @@
+"""A server that takes JSON arrays and counts what is in them; run by tests inside namespaces: ADDRESS PORT."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+LOCK = threading.Lock()
+STORED: list[int] = []
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    # A head and a body that leave one after the other would be 40 ms apart (Nagle's algorithm).
+    disable_nagle_algorithm = True
+
+    def do_GET(self) -> None:
+        self.say({"stored": sum(STORED)})
+
+    def do_POST(self) -> None:
+        found = len(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        with LOCK:
+            STORED.append(found)
+        self.say({})
+
+    def say(self, told: dict[str, int]) -> None:
+        body = json.dumps(told).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+# Of connections that wait to be taken; the usual 5 are fewer than users that begin at once.
+ThreadingHTTPServer.request_queue_size = 64
+server = ThreadingHTTPServer((sys.argv[1], int(sys.argv[2])), Handler)
+sys.stdout.write("ready\n")
+sys.stdout.flush()
+server.serve_forever()

@@ -1,0 +1,140 @@
+"""`run --interface` as a process: a real path is shaped for the time of each run, and put back however it ends."""
+
+from __future__ import annotations
+
+import csv
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from interface_lab import PORT, SERVER, Lab, lab
+
+from ingest_bench.network.act.box import kernel_complaint
+
+pytestmark = [pytest.mark.netns, pytest.mark.processes]
+
+RUN = (sys.executable, "-c", "from ingest_bench.cli import main; main()", "run")
+SLOW = 'medium = "veth"\n[to_server]\nrate = "8mbit"\n[to_client]\nrate = "80mbit"\n'
+FILE = """
+[protocol]
+name = "json-array"
+path = "/"
+[ready]
+path = "/"
+[count]
+path = "/"
+json = "stored"
+"""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    with lab(tmp_path_factory.mktemp("state")) as made, serving(made):
+        yield made
+
+
+@contextmanager
+def serving(place: Lab) -> Iterator[None]:
+    argv = (*place.server, sys.executable, str(Path(__file__).with_name("array_server.py")), SERVER, str(PORT))
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == "ready\n"
+            yield
+        finally:
+            process.kill()
+
+
+def started(place: Lab, folder: Path, *words: str, measure: str = "3s") -> subprocess.Popen[str]:
+    (folder / "mine.toml").write_text(FILE)
+    (folder / "slow.toml").write_text(SLOW)
+    (folder / "same.toml").write_text('medium = "veth"\n')
+    own = ("--target", "mine.toml", "--url", f"http://{SERVER}:{PORT}", "--interface", "eth0", "--out", "out")
+    short = ("--warm-up", "500ms", "--measure", measure, "--set", "bulk_documents=100", "--set", "users=4")
+    pipe = subprocess.PIPE
+    argv = (*place.client, *RUN, *own, *short, *words)
+    return subprocess.Popen(argv, stdout=pipe, stderr=pipe, text=True, env=place.env, cwd=folder)
+
+
+def rows(folder: Path) -> list[dict[str, str]]:
+    (table,) = folder.glob("out/*/*/summary.csv")
+    with table.open(encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def promises(folder: Path, network: str) -> dict[str, dict[str, Any]]:
+    (path,) = folder.glob(f"out/*/*/*network={network}.toml/1/run.json")
+    return {promise["name"]: promise for promise in json.loads(path.read_text())["promises"]}
+
+
+def test_each_run_has_its_own_profile_and_what_one_end_can_tell_of_it(place: Lab, tmp_path: Path) -> None:
+    before = place.snapshot()
+    with started(place, tmp_path, "--set", "network=same.toml,slow.toml") as process:
+        said = process.communicate(timeout=200)
+    assert process.returncode == 0, said
+    place.is_put_back(before)
+    found = {row["network"]: row for row in rows(tmp_path)}
+    assert set(found) == {"same", "slow"}, said
+    for row in found.values():
+        assert (row["state"], row["documents_counted"]) == ("measured", row["documents_acked"])
+    slow, same = (
+        {name: promise["kept"] for name, promise in promises(tmp_path, name).items()} for name in ("slow", "same")
+    )
+    assert same == {"rtt": True, "mtu": True, "mss": True}
+    assert slow["rate to-server"] is True
+    # The answers are far from 80 Mbit/s: whether the path would carry that, nobody knows.
+    assert slow["rate to-client"] is None
+    assert slow["qdisc to-server"] is slow["mss"] is True
+    # The load itself is a second instrument: at most 8 Mbit/s, and what the last requests of the warm-up had sent.
+    assert float(found["slow"]["bytes_measured"]) < 1.3 * 3 * 1e6
+    assert int(found["slow"]["wire_packets"]) > 0
+    assert found["same"]["wire_packets"] == ""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_run_that_is_interrupted_or_killed_leaves_the_interface_as_it_was(
+    place: Lab, tmp_path: Path, number: signal.Signals
+) -> None:
+    before = place.snapshot()
+    with started(place, tmp_path, "--set", "network=slow.toml", measure="1min") as process:
+        assert process.stderr is not None
+        while not any(path.exists() for path in tmp_path.glob("out/*/*/*/1/load/plan.json")) or not place.leftovers():
+            assert process.poll() is None, process.communicate()
+        assert place.snapshot() != before
+        process.send_signal(number)
+        said = process.communicate(timeout=120)
+    assert process.returncode == (130 if number == signal.SIGINT else -number), said
+    place.is_put_back(before)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "reason"),
+    [
+        (("--interface", "nosuch0", "--set", "network=slow.toml"), 2, "there is no such interface"),
+        (("--interface", "eth1", "--set", "network=slow.toml"), 2, "leave by eth0; use --interface eth0"),
+        (("--set", "network=loopback"), 2, "is the loopback of one machine"),
+        pytest.param(
+            ("--set", "network=wan-50ms"),
+            4,
+            "this kernel has no netem",
+            marks=pytest.mark.skipif(not kernel_complaint(), reason="this kernel has netem"),
+        ),
+    ],
+)
+def test_what_cannot_be_shaped_is_refused_before_the_first_run(
+    place: Lab, tmp_path: Path, words: tuple[str, ...], code: int, reason: str
+) -> None:
+    before = place.snapshot()
+    with started(place, tmp_path, *words) as process:
+        said = process.communicate(timeout=120)
+    assert process.returncode == code, said
+    assert reason in " ".join(said[1].split())
+    assert not list(tmp_path.glob("out/*/*/*/1"))
+    assert place.snapshot() == before
+    assert place.leftovers() == []

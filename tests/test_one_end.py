@@ -1,0 +1,105 @@
+"""What one end of a path can tell: kept, broken, or not measured, and never kept without a measurement."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ingest_bench import spec
+from ingest_bench.analysis import integrity
+from ingest_bench.errors import SpecError
+from ingest_bench.model.network import Impairment, Profile
+from ingest_bench.model.results import RunRecord
+from ingest_bench.network.measure.one_end import Handshakes, of_handshakes, rate
+
+MS = 10**6
+NEAR = Handshakes([MS] * 20, 1448, 1500)
+FAR = Profile(name="far", to_server=Impairment(delay_ns=25 * MS), to_client=Impairment(delay_ns=25 * MS))
+SMALL = Profile(name="small", mtu_bytes=1400)
+
+
+def kept(profile: Profile, before: Handshakes, now: Handshakes) -> dict[str, bool | None]:
+    return {promise.name: promise.kept for promise in of_handshakes(profile, before, now)}
+
+
+@pytest.mark.parametrize(
+    ("profile", "before", "now", "expected"),
+    [
+        (FAR, NEAR, Handshakes([51 * MS] * 20, 1448, 1500), {"rtt": True, "mtu": True, "mss": True}),
+        (FAR, NEAR, Handshakes([51 * MS] * 20, 1460, 1500), {"rtt": True, "mtu": True, "mss": True}),
+        # The path was not shaped at all, or twice.
+        (FAR, NEAR, NEAR, {"rtt": False, "mtu": True, "mss": True}),
+        (FAR, NEAR, Handshakes([101 * MS] * 20, 1448, 1500), {"rtt": False, "mtu": True, "mss": True}),
+        # Nobody answered before, or nobody does now.
+        (FAR, Handshakes([], 0, 0), Handshakes([51 * MS], 1448, 1500), {"rtt": None, "mtu": True, "mss": True}),
+        (FAR, NEAR, Handshakes([], 0, 0), {"rtt": False, "mtu": False, "mss": False}),
+        (FAR, Handshakes([], 0, 0), Handshakes([], 0, 0), {"rtt": None, "mtu": None, "mss": None}),
+        # The path varies by more than could be told.
+        (FAR, Handshakes([MS] * 10 + [90 * MS] * 10, 1448, 1500), NEAR, {"rtt": None, "mtu": True, "mss": True}),
+        (SMALL, NEAR, Handshakes([MS] * 20, 1348, 1400), {"rtt": True, "mtu": True, "mss": True}),
+        (SMALL, NEAR, NEAR, {"rtt": True, "mtu": False, "mss": False}),
+        # A tunnel on the way: what is narrower than the profile says nothing of it.
+        (SMALL, Handshakes([MS] * 20, 1228, 1280), Handshakes([MS] * 20, 1228, 1280),
+         {"rtt": True, "mtu": None, "mss": None}),
+    ],
+)  # fmt: skip
+def test_handshakes_keep_break_or_leave_open_a_promise(
+    profile: Profile, before: Handshakes, now: Handshakes, expected: dict[str, bool | None]
+) -> None:
+    assert kept(profile, before, now) == expected
+
+
+def test_slots_and_a_jitter_that_no_delay_holds_promise_no_round_trip() -> None:
+    wild = Profile(name="wild", to_server=Impairment(delay_ns=MS, jitter_ns=5 * MS))
+    assert kept(wild, NEAR, NEAR)["rtt"] is None
+
+
+@pytest.mark.parametrize(
+    ("used_bps", "expected"), [(8_000_000, True), (7_600_000, True), (8_600_000, False), (4_000_000, None), (0, None)]
+)
+def test_a_rate_is_known_only_where_the_load_used_it_up(used_bps: int, expected: bool | None) -> None:
+    points = [(at / 4, used_bps * at // 32) for at in range(20)]
+    assert rate("rate", 8_000_000, points).kept is expected
+    assert rate("rate", 8_000_000, []).kept is None
+
+
+def test_a_promise_that_was_not_measured_makes_no_run_invalid_and_a_broken_one_does() -> None:
+    for used_bps, reasons in ((1_000_000, 0), (16_000_000, 1)):
+        promise = rate("rate", 8_000_000, [(at / 4, used_bps * at // 32) for at in range(20)])
+        record = RunRecord(run="r", replicate=1, cell="c", levels={}, state="measured", promises=(promise,))
+        said = integrity.verdict(record, np.empty(0), None, {})
+        assert sum("promise broken" in reason for reason in said) == reasons
+
+
+URL = {"url": "http://192.0.2.7:9200"}
+
+
+@pytest.mark.parametrize(
+    ("running", "overrides", "reason"),
+    [
+        (URL | {"interface": {"name": "eth1"}}, (), "shaped how. Choose a profile"),
+        (URL | {"interface": {"name": "eth 1"}}, ("network=ethernet",), "is not an interface's name"),
+        (URL | {"interface": {"name": "eth1", "to": ["192.0.2.7"]}}, ("network=ethernet",), "which port of it"),
+        (URL | {"interface": {"name": "eth1"}}, ("network=ethernet", "peers.mtu=1400"), "peers.mtu"),
+        (URL, ("network=ethernet",), "the network to the server of target.url is as it is"),
+    ],
+)
+def test_an_interface_needs_a_profile_and_a_network_needs_an_interface(
+    running: dict[str, Any], overrides: tuple[str, ...], reason: str
+) -> None:
+    with pytest.raises(SpecError, match=reason):
+        spec.load("running", overrides, running=running)
+
+
+def test_each_level_of_the_network_is_a_cell_of_its_own() -> None:
+    found = spec.load("running", ("network=ethernet,wan-50ms",), running=URL | {"interface": {"name": "eth1"}})
+    cells = spec.cells(found)
+    assert [cell.network.name for cell in cells if cell.network] == ["ethernet", "wan-50ms"]
+    assert {cell.target.interface.name for cell in cells if cell.target.interface} == {"eth1"}
+
+
+def test_an_interface_without_a_server_that_runs_already_is_refused() -> None:
+    with pytest.raises(SpecError, match=r"there is no target\.url"):
+        spec.load("quickstart", fixed={"interface": {"name": "eth1"}})
