@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -40,6 +41,15 @@ while True:
     file.seek(0)
     while file.read(1 << 20):
         pass
+"""
+# It takes 64 MiB when it is told to.
+GROWER = """
+import sys
+print("ready", flush=True)
+sys.stdin.readline()
+kept = [bytearray(1 << 20) for _ in range(64)]
+print("grown", flush=True)
+sys.stdin.readline()
 """
 KILLED = """
 import os, signal, subprocess, sys
@@ -197,6 +207,28 @@ def test_a_node_loses_what_it_has_read_and_goes_on(groups: tuple[Group, ...], tm
                 unneeded.end()
         finally:
             reader.kill()
+
+
+@pytest.mark.netns
+def test_a_node_that_wants_more_than_it_may_have_stands_still_and_is_not_killed(groups: tuple[Group, ...]) -> None:
+    stage, pipe = stage_of(groups[0]), subprocess.PIPE
+    argv = groups[0].command((sys.executable, "-S", "-c", GROWER))
+    with subprocess.Popen(argv, stdin=pipe, stdout=pipe) as grower:
+        try:
+            assert grower.stdin is not None
+            assert grower.stdout is not None
+            grower.stdout.readline()
+            fault = timeline.begin(Fault(kind="memory", at_ns=0, for_ns=1, room_bytes=8 << 20), stage)
+            grower.stdin.write(b"grow\n")
+            grower.stdin.flush()
+            assert not select.select([grower.stdout], [], [], 1)[0]
+            assert grower.poll() is None
+            said = fault.end()
+            assert grower.stdout.readline() == b"grown\n"
+            if groups[0].places["memory"].version == 1:
+                assert said.endswith("; it stood still for want of memory")
+        finally:
+            grower.kill()
 
 
 @pytest.mark.netns

@@ -103,6 +103,21 @@ def test_a_server_that_cannot_be_counted_is_measured_and_says_so() -> None:
     assert failed.values["documents_check"] is None
 
 
+def test_a_server_whose_disk_was_full_may_have_what_it_refused_and_must_have_what_it_took() -> None:
+    failed = {"documents_acked": 0, "documents_failed": 100}
+    samples = made.samples([made.sample(1, 1.01, **failed), *(made.sample(n / 10, n / 10 + 0.01) for n in range(69))])
+    full = {"faults": (Happened(kind="full-disk", started=1, ended=2),)}
+    for counted, record, state in (
+        (6900, {}, "measured"),
+        (6999, {}, "invalid"),
+        (6999, full, "measured"),
+        (7001, full, "invalid"),
+        (6899, full, "invalid"),
+    ):
+        row = summary(samples, record={"documents_counted": counted, **record})
+        assert row.state == state, (counted, row.reason)
+
+
 def test_bytes_that_the_jvm_did_not_read_make_a_run_invalid() -> None:
     row = summary(measured={"bytes_read": 3_499_999})
     assert row.state == "invalid"

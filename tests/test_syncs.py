@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 import time
@@ -179,6 +180,22 @@ def test_a_sync_that_waits_goes_on_when_the_fault_ends_and_dies_with_its_process
             fault = timeline.begin(slow(300), stage)
             assert other.ask("fsync") >= 300
             fault.end()
+
+
+@pytest.mark.processes
+def test_one_that_dies_on_its_way_is_none_and_a_supervisor_that_breaks_is_told_of(tmp_path: Path) -> None:
+    with pytest.raises(RunFailed, match="nobody was there to be asked: OSError"), syncs(tmp_path) as made:  # noqa: PT012
+        with socket.socket(socket.AF_UNIX) as dying:
+            dying.connect(str(tmp_path / ".syncs"))
+        with syncing(made, tmp_path) as syncer:
+            assert syncer.ask("fsync") < 400
+        with socket.socket(socket.AF_UNIX) as liar, (tmp_path / "file").open() as no_listener:
+            liar.connect(str(tmp_path / ".syncs"))
+            socket.send_fds(liar, [b"!"], [no_listener.fileno()])
+            liar.recv(1)
+            until = time.monotonic() + 10
+            while made._error is None and time.monotonic() < until:
+                time.sleep(0.01)
 
 
 @pytest.mark.processes

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ingest_bench import system
-from ingest_bench.errors import MissingCapability
+from ingest_bench.errors import MissingCapability, RunFailed
 from ingest_bench.host import supervised
 from ingest_bench.model.capability import Capability
 from ingest_bench.trials import Trial, tried
@@ -29,6 +29,8 @@ _SOCKET = ".syncs"
 # linux/seccomp.h: SECCOMP_IOCTL_NOTIF_RECV and _SEND, struct seccomp_notif and seccomp_notif_resp.
 _RECV, _SEND = 0xC0502100, 0xC0182101
 _NOTIF_BYTES, _CONTINUE = 80, 1
+# Between the connection and what is sent on it stand a few system calls.
+_HAND_OVER_S = 10.0
 
 
 class Syncs:
@@ -42,6 +44,7 @@ class Syncs:
         self._waiting: list[tuple[int, int, int, int]] = []
         self._wake_read, self._wake_write = os.pipe()
         self._over = False
+        self._error: Exception | None = None
         self._thread = threading.Thread(target=self._answer, name="syncs", daemon=True)
 
     def command(self, argv: Sequence[str]) -> tuple[str, ...]:
@@ -61,7 +64,9 @@ class Syncs:
         return end
 
     def held(self) -> tuple[int, int]:
-        """How many have had to wait so far, and for how many nanoseconds together."""
+        """How many have had to wait so far, and for how many nanoseconds together; RunFailed when it has broken."""
+        if self._error is not None:
+            raise RunFailed(f"syncs: nobody was there to be asked: {self._error!r}")
         with self._lock:
             now_ns = time.monotonic_ns()
             return self._held, self._held_ns + sum(now_ns - since_ns for _, since_ns, _, _ in self._waiting)
@@ -82,13 +87,25 @@ class Syncs:
                     os.write(self._wake_write, b"!")
                     self._thread.join()
                     self._path.unlink(missing_ok=True)
+                if self._error is not None:
+                    raise RunFailed(f"syncs: nobody was there to be asked: {self._error!r}")
         finally:
             for descriptor in (folder, self._wake_read, self._wake_write):
                 os.close(descriptor)
 
     def _answer(self) -> None:
-        poll = select.poll()
+        """Until it is over. Who asks a supervisor that has broken is refused (ENOSYS), and the run says why."""
         listeners: set[int] = set()
+        try:
+            self._serve(listeners)
+        except Exception as error:  # noqa: BLE001 - nobody would see it in this thread
+            self._error = error
+        finally:
+            for descriptor in listeners:
+                os.close(descriptor)
+
+    def _serve(self, listeners: set[int]) -> None:
+        poll = select.poll()
         for descriptor in (self._door.fileno(), self._wake_read):
             poll.register(descriptor, select.POLLIN)
         while not self._over:
@@ -97,8 +114,9 @@ class Syncs:
                 if descriptor == self._wake_read:
                     os.read(self._wake_read, 4096)
                 elif descriptor == self._door.fileno():
-                    listeners.add(new := self._taken())
-                    poll.register(new, select.POLLIN)
+                    for new in self._taken():
+                        listeners.add(new)
+                        poll.register(new, select.POLLIN)
                 elif event & select.POLLIN:
                     self._ask(descriptor)
                 else:
@@ -108,16 +126,17 @@ class Syncs:
                     self._forget(descriptor)
                     os.close(descriptor)
             self._let_go()
-        for descriptor in listeners:
-            # Who asks nobody is refused (ENOSYS): the server has ended before.
-            os.close(descriptor)
 
-    def _taken(self) -> int:
+    def _taken(self) -> list[int]:
+        """The listener of who comes in; nothing of one that died on its way."""
         connection, _ = self._door.accept()
-        with connection:
-            _, (listener,), _, _ = socket.recv_fds(connection, 1, 1)
-            connection.send(b"!")
-        return listener
+        with connection, contextlib.suppress(ConnectionError):
+            connection.settimeout(_HAND_OVER_S)
+            _, found, _, _ = socket.recv_fds(connection, 1, 1)
+            if found:
+                connection.send(b"!")
+            return found
+        return []
 
     def _ask(self, listener: int) -> None:
         asked = bytearray(_NOTIF_BYTES)
