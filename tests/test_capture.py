@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import ordinary_user
 import pytest
 from scapy.layers.inet import ICMP, IP, TCP, UDP
 from scapy.layers.inet6 import IPv6
@@ -184,7 +185,12 @@ def counted(text: str) -> tuple[int, int]:
 
 
 @pytest.mark.netns
-def test_the_command_keeps_what_a_command_sent_over_a_link_and_says_what_it_saw(tmp_path: Path) -> None:
+def test_the_command_keeps_what_a_command_sent_over_a_link_and_says_what_it_saw(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Nothing of scapy's is left in a home, and none of its pickles there is read.
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     path = tmp_path / "a.pcap"
     ask = f"import socket; socket.create_connection(('{SERVER}', 9)).recv(1)"
     serve = f"import socket; l = socket.create_server(('{SERVER}', 9)); l.accept()[0].close()"
@@ -196,6 +202,7 @@ def test_the_command_keeps_what_a_command_sent_over_a_link_and_says_what_it_saw(
     assert re.search(r"1 connections: 1 SYN, 1 answered, [12] FIN, 0 resets", done.stderr), done.stderr
     assert "MSS 1,460: announced 2 times" in done.stderr
     assert done.stdout == ""
+    assert not list(tmp_path.glob(".*/scapy"))
 
 
 @pytest.mark.netns
@@ -208,3 +215,8 @@ def test_the_command_keeps_what_an_interface_sees_until_its_time_is_over(tmp_pat
     none = net("capture", str(tmp_path / "b"), "--interface", "lo", "--for", "1s", "--bytes", "0B")
     assert none.returncode == 2
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+@pytest.mark.netns
+def test_an_ordinary_user_captures_a_link_of_ours() -> None:
+    ordinary_user.repeat(__file__, promised="netns", limit_s=300, marks="netns", names="wire_agree or sent_over_a_link")

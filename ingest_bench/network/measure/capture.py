@@ -5,6 +5,7 @@ The file has no credential and no document in it: see `ring`. The kernel ends th
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections import Counter
 from contextlib import contextmanager
@@ -109,9 +110,10 @@ class Seen:
 def read(path: Path) -> Seen:
     """What scapy finds in a capture."""
     # Its import takes 0.5 s and more.
-    from scapy.layers.inet import ICMP, IP, TCP  # noqa: PLC0415
-    from scapy.layers.l2 import Ether  # noqa: PLC0415
-    from scapy.utils import RawPcapReader  # noqa: PLC0415
+    with _without_folders():
+        from scapy.layers.inet import ICMP, IP, TCP  # noqa: PLC0415
+        from scapy.layers.l2 import Ether  # noqa: PLC0415
+        from scapy.utils import RawPcapReader  # noqa: PLC0415
 
     seen = Seen()
     with RawPcapReader(str(path)) as records:
@@ -127,6 +129,18 @@ def read(path: Path) -> Seen:
             elif TCP in packet:
                 _segment(seen, packet[IP], packet[TCP])
     return seen
+
+
+@contextmanager
+def _without_folders() -> Iterator[None]:
+    """Where scapy keeps and reads no pickles in a home: we may be root, and it somebody else's."""
+    before = dict(os.environ)
+    os.environ.update(dict.fromkeys(("XDG_CACHE_HOME", "XDG_CONFIG_HOME"), "/proc/none"))
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def _named(message: Any) -> str:
