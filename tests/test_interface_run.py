@@ -7,6 +7,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -93,8 +94,9 @@ def test_each_run_has_its_own_profile_and_what_one_end_can_tell_of_it(place: Lab
     assert slow["qdisc to-server"] is slow["mss"] is True
     # The load itself is a second instrument: at most 8 Mbit/s, and what the last requests of the warm-up had sent.
     assert float(found["slow"]["bytes_measured"]) < 1.3 * 3 * 1e6
-    assert int(found["slow"]["wire_packets"]) > 0
-    assert found["same"]["wire_packets"] == ""
+    # What our own queue lost is known; where there is none it is an empty cell.
+    assert int(found["slow"]["loss_ppm"]) > 0
+    assert found["same"]["loss_ppm"] == ""
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
@@ -104,8 +106,9 @@ def test_a_run_that_is_interrupted_or_killed_leaves_the_interface_as_it_was(
     before = place.snapshot()
     with started(place, tmp_path, "--set", "network=slow.toml", measure="1min") as process:
         assert process.stderr is not None
-        while not any(path.exists() for path in tmp_path.glob("out/*/*/*/1/load/plan.json")) or not place.leftovers():
+        while not (list(tmp_path.glob("out/*/*/*/1/load/samples-0.bin")) and place.leftovers()):
             assert process.poll() is None, process.communicate()
+            time.sleep(0.05)
         assert place.snapshot() != before
         process.send_signal(number)
         said = process.communicate(timeout=120)
