@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ingest_bench import system
 from ingest_bench.errors import MissingCapability, RunFailed
-from ingest_bench.ledger import Applied, book, restore, session, show
+from ingest_bench.ledger import Applied, book, restore, session, sessions, show
 from ingest_bench.network.act import interface_facts
 from ingest_bench.network.plan import features, interface_plan, netem
 from ingest_bench.network.plan.interface_rules import Asked, Found, shapes, tcp_words
@@ -57,7 +57,16 @@ class Shaped:
 
 
 def plan(link: RealLink, profile: Profile) -> tuple[Step, ...]:
-    """The exact commands, each with its undo. Nothing is changed; SpecError when this interface must not be touched."""
+    """The exact commands, each with its undo. Nothing is changed; SpecError when this interface must not be touched.
+
+    RunFailed when a session has it: what stands on it then is not what it had, and the session's to remove.
+    """
+    taken = book.header_of(sessions.state_folder() / f"{_key(interface_facts.index_of(link.name))}.jsonl")
+    if taken is not None:
+        raise RunFailed(
+            f"{link.name}: in use by pid {taken.pid}: {taken.what}; see `ingest-bench net show`. Is it dead? "
+            "`ingest-bench net restore` puts back what it left"
+        )
     asked = Asked(link=link, profile=profile)
     return interface_plan.plan(_find(asked), asked, _marks())
 
@@ -80,10 +89,9 @@ def shaped(
     require(profile)
     asked = Asked(link=link, profile=profile)
     index = interface_facts.index_of(link.name)
-    key = f"net-{book.own_netns()}-{index}"
     what = f"{profile.name} on {link.name} {link.ends}"
     resources = (f"interface {index}", *interface_plan.files(profile))
-    with session(key, what, time_limit_s=time_limit_s, resources=resources, on_stage=on_stage) as opened:
+    with session(_key(index), what, time_limit_s=time_limit_s, resources=resources, on_stage=on_stage) as opened:
         # Looked at behind the locks, when the leftovers of an earlier session are gone.
         found = _find(asked)
         if found.index != index:
@@ -96,6 +104,10 @@ def shaped(
         on_stage("running")
         ways = interface_plan.ways(asked)
         yield Shaped(found, profile, opened, {way.direction: marks.ifb(way.side).name for way in ways})
+
+
+def _key(index: int) -> str:
+    return f"net-{book.own_netns()}-{index}"
 
 
 def require(profile: Profile) -> None:
