@@ -12,7 +12,7 @@
 Imports run downward only (tests/test_architecture.py):
 
     cli      -> everything
-    runner   -> earlier fault_stage serving footprint why_failed | targets network probes load | jvm store ledger system facts model
+    runner   -> earlier fault_stage serving footprint why_failed | targets network probes load | jvm store ledger system
     earlier  -> fault_stage parts procedure serving why_failed | load probes store (what a server finds in its files)
     fault_stage -> serving faults | jvm store (what the faults of a run act on)
     why_failed -> serving | probes jvm store errors (what a server's nodes say when a run ends early)

@@ -40,7 +40,7 @@ TABLES: dict[type, dict[str, Any]] = {
     Profile: {"name": "x"},
     Impairment: {},
     RealLink: {"name": "eth0", "to": ["10.0.0.1:9200"]},
-    FarEnd: {"host": "x"},
+    FarEnd: {"host": "::"},
     PortRange: {"first": 1, "last": 2},
     TimeLimit: {"for": "5s"},
     Endpoint: {"host": "x", "port": 1},
