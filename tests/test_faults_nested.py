@@ -35,6 +35,7 @@ def of_links(tmp_path: Path) -> list[Fault]:
         lasting("partition", direction="to-server"),
         lasting("blackhole"),
         lasting("mtu-blackhole", mtu_bytes=1400),
+        lasting("mtu-blackhole", mtu_bytes=1300, icmp="sent"),
         lasting("profile", profile="ethernet-100m"),
         lasting("throttle", rate_bps=50_000_000),
         lasting("trace", trace=str(tmp_path / "trace")),

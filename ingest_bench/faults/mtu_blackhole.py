@@ -8,7 +8,6 @@ the sender has learned it forgets with the fault: Linux itself would keep it for
 from __future__ import annotations
 
 import re
-import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
@@ -61,34 +60,28 @@ def told(link: Link, directions: Sequence[Direction], mtu_bytes: int, said: list
     with ExitStack() as stack:
         for direction in directions:
             sender, receiver = link.ends if direction == "to-server" else link.ends[::-1]
-            hop = _start(receiver, mtu_bytes)
-            stack.callback(_end, hop, sender, direction, mtu_bytes, said)
+            stack.enter_context(_hop(direction, sender, receiver, mtu_bytes, said))
         yield
 
 
-def _start(end: End, mtu_bytes: int) -> subprocess.Popen[bytes]:
-    code = holes.bytecode(end.address, mtu_bytes, found=forged_icmp.SNAP_BYTES, others=0)
-    argv = system.script(forged_icmp.__file__, end.device, str(mtu_bytes), code)
-    child = system.start(end.namespace.command(argv), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert child.stdout is not None  # noqa: S101 - for the type checker: it was asked for as a pipe
-    if child.stdout.readline() != b"ready\n":
-        child.kill()
-        raise RunFailed(f"mtu-blackhole: no ICMP can be sent: {child.communicate()[0].decode(errors='replace')}")
-    return child
-
-
-def _end(child: subprocess.Popen[bytes], sender: End, direction: Direction, mtu_bytes: int, said: list[str]) -> None:
-    # Before it forgets.
-    found = sender.namespace.run(("ss", "-Htin", "state", "established", "dst", sender.peer))
-    learned = sum(int(size) <= mtu_bytes for size in re.findall(r"\bpmtu:(\d+)", found))
-    try:
-        count = int(child.communicate(timeout=_END_LIMIT_S)[0])
-    except (subprocess.TimeoutExpired, ValueError):
-        child.kill()
-        child.communicate()
-        raise RunFailed("mtu-blackhole: the hop that sends ICMP broke") from None
-    finally:
-        sender.namespace.run(("ip", "route", "flush", "cache"))
+@contextmanager
+def _hop(direction: Direction, sender: End, receiver: End, mtu_bytes: int, said: list[str]) -> Iterator[None]:
+    code = holes.bytecode(receiver.address, mtu_bytes, found=forged_icmp.SNAP_BYTES, others=0)
+    argv = system.script(forged_icmp.__file__, receiver.device, str(mtu_bytes), code)
+    name = "mtu-blackhole: the hop that sends ICMP"
+    with system.Child(receiver.namespace.command(argv), name=name) as hop:
+        hop.line()
+        try:
+            yield
+            # Before it forgets.
+            found = sender.namespace.run(("ss", "-Htin", "state", "established", "dst", sender.peer))
+            learned = sum(int(size) <= mtu_bytes for size in re.findall(r"\bpmtu:(\d+)", found))
+            try:
+                count = int(hop.rest(_END_LIMIT_S))
+            except ValueError:
+                raise RunFailed(f"{name} broke, it said: {hop.said()}") from None
+        finally:
+            sender.namespace.run(("ip", "route", "flush", "cache"))
     said.append(f"{direction}: told {count} times, {learned} connections have a path MTU of at most {mtu_bytes}")
 
 
