@@ -558,6 +558,8 @@ def test_a_flush_that_fails_fails_the_run() -> None:
         (Fault(kind="kill", at_ns=1, for_ns=1, every_ns=S // 10), {}, "a node would be started again 200 times"),
         (Fault(kind="reset", at_ns=1, for_ns=2 * S), {}, "fault reset: it has no length; take for out"),
         (Fault(kind="gc", at_ns=1, mtu_bytes=1400), {}, "fault gc: it has no mtu; take mtu out"),
+        (Fault(kind="partition", at_ns=1, for_ns=S, icmp="sent"), {}, "fault partition: it has no icmp; take icmp out"),
+        (Fault(kind="exhausted-ports", at_ns=1, for_ns=S, node=1), {}, "it is one of all nodes at once; take node out"),
         (
             Fault(kind="throttle", at_ns=1, for_ns=2 * S, rate_bps=10**6, direction="to-server"),
             {},
@@ -586,3 +588,11 @@ def test_a_server_that_cannot_flush_is_named_before_anything_starts() -> None:
     with pytest.raises(SpecError, match="fault flush: sink cannot be told"):
         procedure.check(cell)
     procedure.check(dataclasses.replace(cell, target=TargetOptions(name="opensearch")))
+
+
+def test_no_sender_is_told_of_an_mtu_that_it_would_not_take() -> None:
+    fault = Fault(kind="mtu-blackhole", at_ns=1, for_ns=S, mtu_bytes=551, icmp="sent")
+    network = Profile(name="p", gso_max_segs=1)
+    with pytest.raises(SpecError, match="no sender takes a path MTU below 552 from ICMP"):
+        checks.check(dataclasses.replace(CELL, network=network, faults=(fault,)))
+    checks.check(dataclasses.replace(CELL, network=network, faults=(dataclasses.replace(fault, mtu_bytes=552),)))

@@ -17,14 +17,16 @@ import pytest
 from scapy.layers.inet import ICMP
 
 from ingest_bench import catalog, network
-from ingest_bench.faults import forged_icmp, forged_resets
+from ingest_bench.faults import forged_icmp, forged_resets, timeline
 from ingest_bench.faults.blackhole import blackhole
 from ingest_bench.faults.layers import other_state
 from ingest_bench.faults.mtu_blackhole import mtu_blackhole, told
 from ingest_bench.faults.partition import partition
 from ingest_bench.faults.reset import reset
-from ingest_bench.model.network import Impairment, Profile
-from ingest_bench.network import link
+from ingest_bench.faults.stage import Stage
+from ingest_bench.model.experiment import Fault
+from ingest_bench.model.network import Impairment, LinkName, Profile
+from ingest_bench.network import Links, link
 from ingest_bench.network.act import uml
 from ingest_bench.network.act.link import Link
 from ingest_bench.network.plan import holes
@@ -386,6 +388,22 @@ def test_whoever_is_told_of_a_smaller_mtu_goes_on_with_smaller_segments_and_forg
         assert int(said[0].split()[2]) >= 1
         assert talk.echo("a", 200_000) == "ok"
         assert "pmtu:1500" in made.client.run(("ss", "-Htin"))
+        assert filters(made) == ""
+
+
+@pytest.mark.netns
+def test_two_hops_that_overlap_each_say_what_they_told_and_leave_nothing() -> None:
+    faults = [Fault(kind="mtu-blackhole", at_ns=0, for_ns=1, icmp="sent", mtu_bytes=size) for size in (1200, 900)]
+    with link(catalog.profile("ethernet")) as made, talking(made) as talk:
+        stage = Stage(links=Links(by_name={LinkName((1,)): made}))
+        assert talk("open", "a", LONG_S) == "ok"
+        first, second = (timeline.begin(fault, stage) for fault in faults)
+        assert talk.echo("a", 200_000) == "ok"
+        said = first.end()
+        assert re.search(r"to-server: told \d+ times, 1 connections have a path MTU of at most 1200", said), said
+        assert talk.echo("a", 200_000) == "ok"
+        assert re.search(r"to-client: told [1-9]\d* times, 1 connections .* at most 900", second.end())
+        assert talk.echo("a", 200_000) == "ok"
         assert filters(made) == ""
 
 
