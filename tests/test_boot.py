@@ -20,7 +20,7 @@ from servers import opened_link, served
 
 from ingest_bench import targets
 from ingest_bench.errors import RunFailed
-from ingest_bench.jvm import process, server_user
+from ingest_bench.jvm import ending, process, server_user
 from ingest_bench.model.target import Endpoint, LaunchPlan, TargetOptions
 from ingest_bench.targets.http import ask
 
@@ -224,6 +224,34 @@ began = time.monotonic()
 ending.end(popen, grace_s=1.0)
 print(time.monotonic() - began)
 """
+
+
+# PTRACE_SEIZE (linux/ptrace.h), and then nothing: whoever traces is told of an end first.
+TRACES = """
+import ctypes, sys, time
+if ctypes.CDLL(None, use_errno=True).ptrace(0x4206, int(sys.argv[1]), None, None):
+    sys.exit("it may not")
+print("traces", flush=True)
+time.sleep(1000)
+"""
+
+
+def test_a_server_that_somebody_else_traces_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ending, "_GONE_S", 1.0)
+    with subprocess.Popen(("sleep", "1000")) as server:
+        argv = (sys.executable, "-c", TRACES, str(server.pid))
+        with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as tracer:
+            assert tracer.stdout is not None
+            traces = tracer.stdout.readline() == "traces\n"
+            try:
+                if traces:
+                    with pytest.raises(RunFailed, match=rf"pid {server.pid} was killed .* pid {tracer.pid} traces it"):
+                        ending.kill(server)
+            finally:
+                tracer.kill()
+                server.kill()
+    if not traces:
+        pytest.skip("this machine lets nobody trace a process that it did not start")
 
 
 def test_a_server_whose_script_ends_before_it_is_not_waited_for_when_nobody_asks_for_its_status() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import signal
 import subprocess
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from ingest_bench import system
+from ingest_bench.errors import RunFailed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 _POLL_S = 0.05
 # A recording of 200 MB is written at the JVM's exit.
 GRACE_S = 60.0
+# After SIGKILL: the kernel takes back some GB of memory in a second.
+_GONE_S = 60.0
 
 
 def end(*popens: subprocess.Popen[bytes], grace_s: float = GRACE_S) -> None:
@@ -83,14 +85,32 @@ def running(processes: Sequence[psutil.Process], deadline: float) -> list[psutil
 
 
 def _kill(popen: subprocess.Popen[bytes] | None, others: Sequence[psutil.Process]) -> None:
-    """SIGKILL for a child of ours and for others; it returns when they are gone."""
+    """SIGKILL for a child of ours and for others; it returns when they are gone. RunFailed for one that stays."""
+    deadline = time.monotonic() + _GONE_S
     for process in others:
         with suppress(psutil.NoSuchProcess):
             process.kill()
     if popen is not None:
         popen.kill()
-        popen.wait()
-    running(others, math.inf)
+        try:
+            popen.wait(_GONE_S)
+        except subprocess.TimeoutExpired:
+            raise RunFailed(_why_it_stays(popen.pid)) from None
+    for process in running(others, deadline):
+        raise RunFailed(_why_it_stays(process.pid))
+
+
+def _why_it_stays(pid: int) -> str:
+    """Of a process that SIGKILL does not end."""
+    said = f"pid {pid} was killed {_GONE_S:g} s ago and is still there"
+    with suppress(OSError):
+        lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace").splitlines()
+        status = {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+        said += f", in state {status.get('State', '?')}"
+        if (tracer := status.get("TracerPid", "0")) != "0":
+            # The kernel tells its parent of its end once the tracer has looked (ptrace(2)).
+            said += f": pid {tracer} traces it, and must let it go"
+    return said
 
 
 def _runs(process: psutil.Process) -> bool:
