@@ -234,6 +234,24 @@ def test_a_full_collection_that_waited_for_cms_is_as_long_as_the_program_stood_s
     assert gcagree.compare(seen, 1, log, whole).differences != ()
 
 
+def test_a_collection_for_a_humongous_object_is_counted_without_the_cycle_that_it_begins(tmp_path: Path) -> None:
+    seen = readings(list(PROBES["gc"].read(lay_out(tmp_path, "17-g1"))))
+    # zgrep -c "Pause Young (Concurrent Start) (G1 Humongous Allocation)$" 17-g1.log.gz
+    lines = [line for line in log_lines("17-g1") if "Pause Young (Concurrent Start) (G1 Humongous Allocation) " in line]
+    assert seen["gc_humongous_collections"] == len(lines) == 2
+
+
+def test_full_collections_of_a_collector_that_does_not_say_which_are_unavailable_and_not_zero(tmp_path: Path) -> None:
+    whole = lay_out(tmp_path, "17-g1", ["[2026-11-22T04:07:43.657+0000][0.016s][info][gc] Using Shenandoah"])
+    kept = json.loads((tmp_path / "recording.json").read_text())
+    for collection in kept["content"]["collections"]:
+        collection[3] = "Shenandoah"
+    (tmp_path / "recording.json").write_text(json.dumps(kept))
+    seen = readings(list(PROBES["gc"].read(whole)))
+    assert seen["full_gcs"] is None
+    assert seen["gc_pauses"] > 0
+
+
 def test_an_event_that_this_java_does_not_have_is_unavailable_and_not_zero(tmp_path: Path) -> None:
     whole = lay_out(tmp_path, "11-cms")
     seen = readings(list(PROBES["gc"].read(whole)))

@@ -37,6 +37,8 @@ DIRECT_BUFFERS: Events = {"jdk.DirectBufferStatistics": {"period": "1 s"}}
 # A cycle beside the program: what it leaves in the heap is live data and new garbage, no measure of what survived.
 _BACKGROUND = {"G1Old", "ConcurrentMarkSweep"}
 _FULL = {"G1Full", "SerialOld", "ParallelOld", "PSMarkSweep"}
+# All its collections have this one name, full ones too.
+_SAYS_NOT_WHICH = {"Shenandoah"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,9 +106,12 @@ def _from_recording(found: recording.Recording, log: gclog.GcLog | None, context
     ]
     within = [collection for collection in collections if context.covers(collection.end_ns)]
     full = sum(collection.name in _FULL for collection in within)
-    yield from _pauses([pause for pause in pauses if context.covers(pause.end_ns)], full)
+    is_known = not any(collection.name in _SAYS_NOT_WHICH for collection in collections)
+    yield from _pauses([pause for pause in pauses if context.covers(pause.end_ns)], full if is_known else None)
     yield Reading("gc_collections", len(within))
-    yield Reading("gc_humongous_collections", sum(one.cause == "G1 Humongous Allocation" for one in within))
+    # The cycle beside the program, which begins with such a collection, has its cause.
+    asked = (one for one in within if one.name not in _BACKGROUND)
+    yield Reading("gc_humongous_collections", sum(one.cause == "G1 Humongous Allocation" for one in asked))
     causes = {collection.gc: collection.cause for collection in collections}
     yield Reading("gc_causes", _by_cause(causes.get(one.gc, "?") for one in pauses if context.covers(one.end_ns)))
     failures = Counter(name for end, name in content["failures"] if context.covers(end))
@@ -139,7 +144,7 @@ def _from_log(log: gclog.GcLog, context: ReadContext) -> Iterator[Measured]:
     yield _series("heap_bytes", points)
 
 
-def _pauses(pauses: Sequence[gcagree.Pause], full: int) -> Iterator[Measured]:
+def _pauses(pauses: Sequence[gcagree.Pause], full: int | None) -> Iterator[Measured]:
     counts = Counter(pause.duration_ns for pause in pauses)
     yield Reading("gc_pauses", len(pauses))
     yield Reading("full_gcs", full)
