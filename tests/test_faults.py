@@ -390,7 +390,8 @@ def test_two_heap_dumps_at_once_are_two_files_and_none_is_left(
     inner: list[str] = []
 
     def jcmd(_pid: int, command: Sequence[str]) -> str:
-        path = Path(command[1])
+        # Between quotes a JVM takes it for one argument, also where it has a "=".
+        path = Path(command[1].removeprefix('"').removesuffix('"'))
         if path.exists():
             return f"Unable to create {path}: File exists"
         path.write_bytes(bytes(2_000_000 if inner else 1_000_000))

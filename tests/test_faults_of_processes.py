@@ -42,6 +42,8 @@ def test_a_jvm_collects_dumps_its_heap_and_has_few_files_while_it_is_loaded(tmp_
     text = 'probes = ["gc"]' + LOAD.format(name="sink", seconds=9) + '[[fault]]\nkind = "gc"\nat = "1s"\n'
     text += '[[fault]]\nkind = "heap-dump"\nat = "3s"\n[[fault]]\nkind = "file-descriptors"\nat = "6s"\nfor = "2s"\n'
     text += '[[fault]]\nkind = "pause"\nat = "7s"\nfor = "500ms"\n'
+    # The folders of a cell have the names of its levels: "users=2".
+    text += "[factors]\nusers = [2]\n"
     record, values = happened(tmp_path, text)
     found = seen(record)
     assert found["gc"].seen.startswith("node 1: collected within ")

@@ -24,7 +24,8 @@ def _dump(node: Node) -> str:
     path = node.home / f"heap-dump-{secrets.token_hex(4)}.hprof"
     began = time.monotonic()
     try:
-        said = node.ask("GC.heap_dump", str(path))
+        # In quotes: of NAME=VALUE, as folders of cells are called, a JVM takes the NAME alone.
+        said = node.ask("GC.heap_dump", f'"{path}"')
         if not path.is_file():
             raise RunFailed(f"heap-dump: {node.name} wrote none, it said: {said.strip()}")
         return f"{path.stat().st_size / 1e6:.0f} MB within {time.monotonic() - began:.2f} s"
