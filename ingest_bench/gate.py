@@ -119,9 +119,7 @@ def judge(now: Results, wanted: Iterable[Threshold], baseline: Results | None = 
     notes: list[str] = []
     if baseline is not None:
         forbidden, notes = comparable.machines(baseline.facts, now.facts)
-        checks += [
-            Check(cell="*", column="facts", outcome="no verdict", text=f"another machine: {each}") for each in forbidden
-        ]
+        checks += [Check(cell="*", column="facts", outcome="no verdict", text=each) for each in forbidden]
         if not (baseline.facts and now.facts):
             notes = ["nobody knows whether the machines are the same: a summary.csv alone has no facts, a folder has"]
     for item in wanted:

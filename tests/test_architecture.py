@@ -51,6 +51,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "key_paths": {"catalog", "records", *BASE},
     "spec": {"catalog", "coherence", "key_paths", "records", *BASE},
     "plan": {"spec", *BASE},
+    "fingerprints": {"files", "records", *BASE},
     "sample_files": {"model"},
     "naming": {"errors"},
     "whole_files": {"errors"},

@@ -152,6 +152,12 @@ def test_another_machine_is_no_verdict_and_another_kernel_is_named() -> None:
         verdict = judged(runs(), baseline=runs(seed=2), facts=(here, here | other))
         assert verdict.exit_code == 3
         assert f"{next(iter(other))} was" in verdict.checks[0].text
+    for files in ({"/a/docs.ndjson": "1 bytes, x"}, {"/b/docs.ndjson": "1 bytes, x"}):
+        assert judged(runs(), baseline=runs(seed=2), facts=(here | {"files": files}, here)).outcome == "pass"
+    ours = here | {"files": {"/b/docs.ndjson": "2 bytes, y"}}
+    verdict = judged(runs(), baseline=runs(seed=2), facts=(here | {"files": files}, ours))
+    assert verdict.checks[0].text == "docs.ndjson held something else: 1 bytes, x, now 2 bytes, y"
+    assert verdict.exit_code == 3
     assert "nobody knows" in judged(runs(), baseline=runs(seed=2), facts=({}, here)).notes[0]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import PurePath
 from typing import Any
 
 from ingest_bench.model.results import Summary
@@ -14,6 +15,8 @@ _DECISIVE = (
     *("transparent_hugepages", "numa_balancing", "swappiness", "tcp_congestion_control"),
 )
 _OF_THE_MOMENT = ("load_average",)
+# What the files of a plan held (`fingerprints`).
+_FILES = "files"
 # A kernel keeps some memory for itself, another time a little more.
 _SAME_MEMORY = 0.02
 
@@ -26,10 +29,22 @@ def machines(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[list[st
     differing = {
         name: f"{name} was {before[name]}, is {now[name]}"
         for name in before
-        if name in now and name not in _OF_THE_MOMENT and not _agree(before[name], now[name])
+        if name in now and name not in (*_OF_THE_MOMENT, _FILES) and not _agree(before[name], now[name])
     }
-    forbidden = [text for name, text in differing.items() if name in _DECISIVE]
+    forbidden = [f"another machine: {text}" for name, text in differing.items() if name in _DECISIVE]
+    ones, others = (_by_name(facts.get(_FILES)) for facts in (before, now))
+    forbidden += [
+        f"{name} held something else: {ones[name]}, now {others[name]}"
+        for name in ones.keys() & others.keys()
+        if ones[name] != others[name]
+    ]
     return forbidden, [text for name, text in differing.items() if name not in _DECISIVE]
+
+
+def _by_name(fingerprints: object) -> dict[str, str]:
+    """Wherever the files are: they are others' too."""
+    found = fingerprints.items() if isinstance(fingerprints, Mapping) else ()
+    return {PurePath(str(path)).name: str(text) for path, text in found}
 
 
 def experiments(before: Sequence[Summary], now: Sequence[Summary]) -> str:

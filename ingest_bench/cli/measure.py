@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from ingest_bench import analyse, calibration, conduct, records, seek, store
+from ingest_bench import analyse, calibration, conduct, fingerprints, records, seek, store
 from ingest_bench.cli import flows, report, screen, worker
 from ingest_bench.cli.what import What, plans
 from ingest_bench.errors import Interrupted, SpecError
@@ -166,6 +166,7 @@ def run(  # noqa: PLR0917 - typer takes them all by name
         if what != What() or find_max:
             raise SpecError("--resume takes its plan from the folder: give no experiment and no settings beside it")
         results = store.open_results(resume)
+        fingerprints.check(store.facts(resume).get("files", {}), results.plan)
         if download:
             _download([results.plan])
         worker.check(remote, [results.plan])
@@ -187,7 +188,7 @@ def run(  # noqa: PLR0917 - typer takes them all by name
     with worker.exported(prometheus) as exporter, worker.joined(remote, shown) as fleet:
         options = dataclasses.replace(options, fleet=fleet, exporter=exporter)
         codes = [
-            _carried_out(store.create(out, ordered, facts()), options, told)
+            _carried_out(store.create(out, ordered, {**facts(), "files": fingerprints.of(ordered)}), options, told)
             for ordered, told in zip(planned, known, strict=True)
         ]
     return max(codes)

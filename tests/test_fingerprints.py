@@ -1,0 +1,85 @@
+"""What the files of a plan hold, and a resumed run that finds others."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from ingest_bench import fingerprints, plan, spec, store
+from ingest_bench.cli.app import app
+from ingest_bench.errors import SpecError
+from ingest_bench.facts import facts
+from ingest_bench.model.experiment import Plan
+
+LINE = '{"a": 1}\n'
+
+
+def planned(folder: Path) -> Plan:
+    (folder / "docs.ndjson").write_text(LINE * 100)
+    (folder / "net.toml").write_text('description = "x"\nmedium = "veth"\n')
+    (folder / "x.toml").write_text(
+        '[target]\nname = "sink"\n[load]\nworkload = "nyc_taxis"\n'
+        f'[network]\nprofile = "{folder}/net.toml"\n'
+        f'[[fault]]\nkind = "profile"\nprofile = "{folder}/net.toml"\nat = "1s"\nfor = "1s"\n'
+    )
+    return plan.order(spec.load(str(folder / "x.toml"), fixed={"documents": str(folder / "docs.ndjson")}))
+
+
+def test_each_file_of_a_plan_has_a_fingerprint_that_changes_with_any_piece_of_it(tmp_path: Path) -> None:
+    made = planned(tmp_path)
+    first = fingerprints.of(made)
+    assert sorted(Path(path).name for path in first) == ["docs.ndjson", "net.toml"]
+    fingerprints.check(first, made)
+    docs = tmp_path / "docs.ndjson"
+    for text in (LINE * 99 + '{"a": 2}\n', '{"b": 1}\n' + LINE * 99, LINE * 101):
+        docs.write_text(text)
+        with pytest.raises(SpecError, match=r"docs\.ndjson: it has changed .* Bring it back \(900 bytes, "):
+            fingerprints.check(first, made)
+    docs.unlink()
+    with pytest.raises(SpecError, match=r"docs\.ndjson: it is gone"):
+        fingerprints.check(first, made)
+
+
+def test_a_track_is_all_that_is_in_its_folder_and_a_servers_paths_are_none_of_ours(tmp_path: Path) -> None:
+    track = tmp_path / "track"
+    (track / "ops").mkdir(parents=True)
+    (track / "track.json").write_text("{}")
+    (track / "ops" / "a.json").write_text("{}")
+    found = [
+        str(path.relative_to(tmp_path))
+        for given in fingerprints._given(
+            {"load": {"track": {"path": str(track)}}, "ready": {"path": "/"}, "folder": "/"}
+        )
+        for path in fingerprints._files(given)
+    ]
+    assert found == ["track/ops/a.json", "track/track.json"]
+
+
+def test_a_large_file_is_read_in_pieces_at_even_distances(tmp_path: Path) -> None:
+    made = planned(tmp_path)
+    docs, size_bytes = tmp_path / "docs.ndjson", 1 << 33
+    docs.touch()
+    os.truncate(docs, size_bytes)
+    whole = fingerprints.of(made)[str(docs)]
+    assert whole.startswith(f"{size_bytes} bytes, ")
+    with docs.open("r+b") as file:
+        file.seek(size_bytes - 1)
+        file.write(b"x")
+    assert fingerprints.of(made)[str(docs)] != whole
+
+
+def test_no_run_is_resumed_with_other_documents(tmp_path: Path) -> None:
+    made = planned(tmp_path)
+    results = store.create(tmp_path, made, {**facts(), "files": fingerprints.of(made)})
+    kept = json.loads((results.path / "facts.json").read_text())["files"]
+    assert str(tmp_path / "docs.ndjson") in kept
+    (tmp_path / "docs.ndjson").write_text(LINE * 2)
+    answer = CliRunner().invoke(app, ["run", "--resume", str(results.path)], standalone_mode=False)
+    assert isinstance(answer.exception, SpecError)
+    assert "docs.ndjson: it has changed since the first runs of this folder" in str(answer.exception)
+    shutil.rmtree(results.path)
