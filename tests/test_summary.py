@@ -213,6 +213,23 @@ def test_a_stalled_server_shows_in_response_time_but_not_in_service_time() -> No
     assert row.values["service_ms_p50"] == pytest.approx(10)
 
 
+def test_what_a_closed_loop_did_not_send_is_said_with_the_open_loop_that_would_show_it() -> None:
+    """One of two users waits for 3 of 5 s: 98% are answered within 10 ms, and what it would have sent is missing."""
+    hung, quick = made.samples([made.sample(3, 6, user=1)]), made.steady()
+    row = summary(np.concatenate([quick, hung]))
+    assert row.values["idle_while_waiting_s"] == 1.5
+    (said,) = [remark.text for remark in row.remarks if "closed loop" in remark.text]
+    assert said.startswith("closed loop: each user sent nothing for 1.5 of 5 s on average, ")
+    assert said.endswith("--set arrivals=10/s")
+    # From the warm-up on, and beyond the end: the measurement's part counts.
+    outside = made.samples([made.sample(1, 2.5, user=1), made.sample(6.5, 9, user=1)])
+    assert summary(np.concatenate([quick, outside])).values["idle_while_waiting_s"] == 0.5
+    alone = summary()
+    assert alone.values["idle_while_waiting_s"] == 0
+    assert not [remark for remark in alone.remarks if "closed loop" in remark.text]
+    assert summary(np.concatenate([quick, hung]), report={"is_open": True}).values["idle_while_waiting_s"] is None
+
+
 def test_documents_of_huge_bulks_count_while_they_are_worked_on() -> None:
     # Two users, 10,000 documents in 2.5 s each, out of step: 8,000 documents/s, though no second has two answers.
     rows = [

@@ -83,6 +83,10 @@ _MEASURED: tuple[Column, ...] = (
     Column("attempts", "how often these were sent, each attempt counted; one that was never sent has none"),
     Column("documents_failed", "documents refused for good that no attempt may have stored, warm-up included"),
     Column("stalled_s", "full seconds of the measurement in which no request ended that had a document acknowledged"),
+    Column(
+        "idle_while_waiting_s",
+        "closed loop: how long a user on average sent nothing because an answer took more than 10 times the median",
+    ),
     Column("recovery_s", "from the end of the last fault until throughput was back at 90% of what it was before"),
     Column("out_of_memory", "what ran out in a run that ended out of memory: heap, direct, metaspace, …"),
     Column(

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePath
 
-from ingest_bench.analysis import delivery, faults, health, histogram, integrity, per_gb, steady
+from ingest_bench.analysis import closed_loop, delivery, faults, health, histogram, integrity, per_gb, steady
 from ingest_bench.analysis import samples as load
 from ingest_bench.analysis.columns import COLUMNS
 from ingest_bench.analysis.samples import Samples, Tickets
@@ -73,9 +73,13 @@ def summarise(
         busy = health.busiest(cpu, load.window_of(report))
         values |= health.values(report, busy)
         values |= steady.values(samples, report)
+        values |= closed_loop.values(samples, load.window_of(report), report, values["response_ms_p50"])
         series |= load.series(samples, report)
-        remarks += tuple(load.differing_addresses(samples, report))
-        remarks += tuple(health.remarks(report, values["response_ms_p50"]))
+        remarks += (
+            *load.differing_addresses(samples, report),
+            *health.remarks(report, values["response_ms_p50"]),
+            *closed_loop.remarks(values, load.window_of(report)),
+        )
         # A fault is meant to disturb, and a step load is not steady.
         if not record.faults and cell.load.arrivals.shape in ("closed", "constant", "poisson"):
             remarks += tuple(steady.remarks(values, sought=cell.load.warm_up_ns == "auto"))
