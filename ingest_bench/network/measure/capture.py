@@ -6,7 +6,7 @@ The file has no credential and no document in it: see `ring`. The kernel ends th
 from __future__ import annotations
 
 import os
-import subprocess
+import time
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ from ingest_bench.network.act import ring
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-_KEEP_LIMIT_S = 60.0
+_KEEP_LIMIT_S, _LOOK_S = 60.0, 0.05
 _SEQUENCES = 1 << 32
 
 
@@ -30,22 +30,20 @@ class Capture:
     """A capture that lasts."""
 
     path: Path
-    child: subprocess.Popen[bytes]
+    child: system.Child
 
     def wait(self, limit_s: float) -> None:
         """Until it is full, at most so long."""
-        try:
-            self.child.wait(limit_s)
-        except subprocess.TimeoutExpired:
-            return
+        until = time.monotonic() + limit_s
+        while self.child.runs() and (left_s := until - time.monotonic()) > 0:
+            time.sleep(min(_LOOK_S, left_s))
 
     def keep(self) -> int:
         """Write the file; how many frames are not in it, because nobody looked in time."""
         try:
-            said, _ = self.child.communicate(b"keep\n", timeout=_KEEP_LIMIT_S)
-            return int(said)
-        except (subprocess.TimeoutExpired, ValueError):
-            raise RunFailed(f"capture: {self.path} could not be written") from None
+            return int(self.child.ask("keep", _KEEP_LIMIT_S))
+        except (RunFailed, ValueError):
+            raise RunFailed(f"capture: {self.path} could not be written: {self.child.said()}") from None
 
 
 @contextmanager
@@ -67,24 +65,15 @@ def capturing(
         raise SpecError(f"{path}: there is no such folder")
     which = "last" if keeps_last else "first"
     argv = enter(system.script(ring.__file__, device, str(path.absolute()), str(most_bytes), which))
-    pipe = subprocess.PIPE
-    child = system.start(argv, stdin=pipe, stdout=pipe, stderr=pipe)
-    try:
-        assert child.stdout is not None  # noqa: S101 - for the type checker: it was asked for as a pipe
-        if child.stdout.readline() != b"ready\n":
-            _, said = child.communicate()
+    with system.Child(argv, name="capture") as child:
+        try:
+            child.line()
+        except RunFailed:
             raise MissingCapability(
-                f"capture: no frames of {device} can be had: {_last_line(said)}\n"
+                f"capture: no frames of {device} can be had: {child.said().splitlines()[-1]}\n"
                 "An interface of this machine needs root; a link of ours does not."
-            )
+            ) from None
         yield Capture(path, child)
-    finally:
-        child.kill()
-        child.communicate()
-
-
-def _last_line(said: bytes) -> str:
-    return next(iter(said.decode(errors="replace").strip().splitlines()[::-1]), "it said nothing")
 
 
 @dataclass(slots=True)
