@@ -41,7 +41,7 @@ Imports run downward only (tests/test_architecture.py):
     trials   -> system model errors (what a machine can do: for targets, network, probes and cli)
     files    -> (what a user's file holds: for all that read one)
     fingerprints -> files records model errors (what the files of a plan hold: whether runs are of the same)
-    nearest_rank -> (percentiles: for analysis, probes and report)
+    nearest_rank -> (percentiles: for analysis, probes, network and report)
     records  -> rules rates thresholds urls | model units errors (what a value may be stands in the model's types)
     model    -> nothing
 """

@@ -62,7 +62,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "facts": {"system", *BASE},
     "jvm": PARTS,
     "targets": {"idl", "jvm", *PARTS},
-    "network": PARTS,
+    "network": {"nearest_rank", *PARTS},
     "host": PARTS,
     "probes": {"decoding", "files", "jvm", "nearest_rank", *PARTS},
     "idl": set(),

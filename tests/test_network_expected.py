@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+from collections import Counter
+from typing import Any
+
 import pytest
 
 from ingest_bench.model.network import Impairment, Profile
-from ingest_bench.network.measure import expected, frames, lanes
+from ingest_bench.network.measure import expected, frames, lanes, wire
 from ingest_bench.network.measure.check import typical_rtt
 from ingest_bench.network.measure.lanes import Seen, fastest_bps, judged, tried
-from ingest_bench.network.measure.readings import median, parse
+from ingest_bench.network.measure.readings import parse
 
 MS = 10**6
 
@@ -171,11 +174,6 @@ def test_the_kernels_tables_of_counters_are_read_by_name() -> None:
     assert parse("Tcp: A B\nTcp: 1 -1\nTcpExt: C\nTcpExt: 3\n") == {"A": 1, "B": -1, "C": 3}
 
 
-def test_the_median_of_a_histogram_is_a_size_that_was_seen() -> None:
-    assert median({66: 2, 1514: 5}) == 1514
-    assert median({}) is None
-
-
 def test_a_busy_machines_pauses_do_not_make_a_link_look_longer() -> None:
     rtts = sorted([10 * MS] * 30 + [25 * MS] * 70)
     assert typical_rtt(rtts, 10 * MS, (Impairment(delay_ns=10 * MS),)) == ("10% quantile", 10 * MS, 0.0)
@@ -193,3 +191,29 @@ def test_jitter_leaves_a_middle_that_is_uncertain() -> None:
     assert typical_rtt(rtts, 10 * MS, (uniform,)) == ("median", 11 * MS, 3 * MS)
     pareto = Impairment(delay_ns=10 * MS, jitter_ns=2 * MS, distribution="pareto")
     assert typical_rtt(rtts, 10 * MS, (pareto,))[:2] == ("mean", 12.5 * MS)
+
+
+class Made:
+    """Frames of a rate that a look sees as dense as it asks for."""
+
+    def __init__(self, sampled: int) -> None:
+        self.sampled, self.counts, self.waiting = sampled, Counter[int](), 0.0
+
+    def sample(self, sampled: int) -> None:
+        self.sampled = sampled
+
+    def drain(self) -> None:
+        seen = round(self.waiting / self.sampled)
+        self.waiting -= seen * self.sampled
+        self.counts[1514] += seen
+
+
+@pytest.mark.parametrize("frames_per_s", [300, 3000, 80_000, 800_000])
+def test_whatever_the_rate_some_hundred_frames_a_second_are_looked_at(frames_per_s: int) -> None:
+    made: Any = Made(wire._FIRST)
+    sample = wire.Sample(made)
+    for _ in range(20 * 50):
+        made.waiting += frames_per_s / 50
+        sample.look()
+    assert sample.frames.total() == pytest.approx(20 * frames_per_s, rel=0.02)
+    assert 20 * 100 <= sample.looked_at <= 20 * 1000

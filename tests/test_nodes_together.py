@@ -122,7 +122,7 @@ def asked(at_ms: int, *connections: tuple[int, int, int]) -> Asked:
 
 
 def seen(*looks: Asked) -> Seen:
-    return Seen(one_of=1, frames={}, lost=0, seconds=1, tcp=looks)
+    return Seen(frames={}, looked_at=0, lost=0, seconds=1, tcp=looks)
 
 
 def test_a_wait_lasts_from_what_was_sent_last_until_something_comes() -> None:

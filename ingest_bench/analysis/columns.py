@@ -134,6 +134,7 @@ _MEASURED: tuple[Column, ...] = (
     Column("queries_failed", "of these, the ones that were not answered by every shard"),
     # The wire.
     Column("wire_bytes_p50", "median frame on the wire towards the server, headers included"),
+    Column("wire_frames", "how many frames were looked at for it", "sum"),
     Column("mss", "TCP's maximum segment size"),
     Column("idle_rtt_ms", "median round trip before the load; far above what is promised: the machine was busy"),
     Column("rtt_ms", "median round trip during the load, as the client's TCP saw it"),

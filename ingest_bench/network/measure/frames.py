@@ -59,18 +59,23 @@ class Frames:
     """A histogram of frame sizes, Ethernet header included: `counts[size_bytes]` of those looked at."""
 
     def __init__(self, device: str, destination: str, sampled: int) -> None:
-        self.sampled = sampled
         self.counts: Counter[int] = Counter()
+        self._destination = destination
         # Without a protocol nothing arrives before the filter is there.
         self._socket = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
-        code = program(destination, sampled)
+        self.sample(sampled)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8 << 20)
+        self._socket.bind((device, _ETH_P_ALL))
+        self._socket.setblocking(False)
+
+    def sample(self, sampled: int) -> None:
+        """From here on one of so many is looked at."""
+        self.sampled = sampled
+        code = program(self._destination, sampled)
         steps = ctypes.create_string_buffer(code, len(code))
         self._socket.setsockopt(
             socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("HP", len(code) // 8, ctypes.addressof(steps))
         )
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8 << 20)
-        self._socket.bind((device, _ETH_P_ALL))
-        self._socket.setblocking(False)
 
     def arrivals(self, smallest_bytes: int, most: int, quiet_s: float, most_s: float) -> list[int]:
         """The moments in which frames of at least that size came, in ns, until there are so many or none for a while.

@@ -7,6 +7,7 @@ import statistics
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from ingest_bench.nearest_rank import percentile
 from ingest_bench.network.act.link import Counted
 from ingest_bench.network.measure import qdiscs
 from ingest_bench.network.measure.wire import seen as wire_seen
@@ -50,7 +51,7 @@ def readings(*links: Link, wires: Sequence[Path] = (), clients: bool = True) -> 
     - `overtaken`: how often a sender found that a segment was late, and not lost.
     - `zero_windows`: how often a server told a sender to stop.
     - `ecn_marks`: packets that came with the mark of congestion (CE), at either end, on whatever link.
-    - `wire_bytes_p50`: the median frame to a server, Ethernet header included, of those that were sampled.
+    - `wire_bytes_p50`: the median frame to a server, Ethernet header included, of `wire_frames` that were looked at.
     - `idle_rtt_ms`: the median round trip that `check` measured before the load; None: nothing was promised about it.
     - `mss`, `rtt_ms`: medians of what the clients' TCP knew of its connections, four times a second.
     """
@@ -115,20 +116,11 @@ def _seen(wires: Sequence[Path]) -> dict[str, Value]:
         sizes.update(one.frames)
     rtt_us = _median([value for one in clients for value in one.of_connections("rtt_us")])
     return {
-        "wire_bytes_p50": median(sizes) if to_server else None,
+        "wire_bytes_p50": percentile(sizes, 50),
+        "wire_frames": sum(one.looked_at for one in to_server) if to_server else None,
         "mss": _median([value for one in clients for value in one.of_connections("send_mss_bytes")]),
         "rtt_ms": None if rtt_us is None else rtt_us / 1000,
     }
-
-
-def median(counts: dict[int, int]) -> int | None:
-    """The median of what a histogram counts; None when it is empty."""
-    left = sum(counts.values()) / 2
-    for size, count in sorted(counts.items()):
-        left -= count
-        if left <= 0:
-            return size
-    return None
 
 
 def _median(values: list[int]) -> int | None:

@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import time
+from collections import Counter
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 _LOOK_EVERY_S = 0.02
 _ASK_TCP_EVERY_S = 0.25
+# More frames at a look, and half of them are enough; fewer in a second, and twice as many are to be had.
+_FIRST, _MOST_A_LOOK, _LOOKS, _LEAST, _SPARSEST = 8, 16, 50, 200, 1024
 _END_S = 10.0
 FILE = "wire.json"
 
@@ -43,11 +46,11 @@ class Asked:
 class Seen:
     """What a watcher saw of one direction."""
 
-    one_of: int
-    """Each so many-th frame was looked at."""
     frames: dict[int, int]
-    """How many of them had a size, by that size, Ethernet header included."""
+    """How many had a size, by that size, Ethernet header included: each that was looked at stands for its share."""
+    looked_at: int
     lost: int
+    """Of those that were to be looked at."""
     seconds: float
     tcp: tuple[Asked, ...]
     """Of the receiving side: that of to-client are the client's own sockets."""
@@ -62,11 +65,8 @@ def watch_wire(link: Link, path: Path) -> Iterator[None]:
     """Two watchers, one for each direction; at the end the file has what they saw (`seen`)."""
     client, server = link.ends
     with ExitStack() as stack:
-        directions = (("to-server", server, link.profile.to_server), ("to-client", client, link.profile.to_client))
-        watchers = {}
-        for direction, end, impairment in directions:
-            sampled = frames.one_of(impairment.rate_bps or impairment.netem_rate_bps)
-            watchers[direction] = stack.enter_context(_watcher(end, sampled))
+        ends = (("to-server", server), ("to-client", client))
+        watchers = {direction: stack.enter_context(_watcher(end)) for direction, end in ends}
         for watcher in watchers.values():
             watcher.line()  # It watches.
         try:
@@ -91,8 +91,37 @@ def frame_sizes(raw: Path) -> tuple[Histogram, ...]:
     return (Histogram("wire_bytes", to_server.frames),) if to_server and to_server.frames else ()
 
 
-def _watcher(end: End, sampled: int) -> system.Child:
-    argv = system.python("ingest_bench.network.measure.wire", end.device, end.address, end.peer, str(sampled))
+class Sample:
+    """Sizes of frames, as dense as there are few of them: whatever the rate, some hundred a second are looked at."""
+
+    def __init__(self, watched: frames.Frames) -> None:
+        self.watched = watched
+        self.frames: Counter[int] = Counter()
+        self.looked_at = 0
+        self._looks, self._lately = 0, 0
+
+    def look(self) -> None:
+        """What came since the last look, each for as many as one was looked at of."""
+        self.watched.drain()
+        new = self.watched.counts.total()
+        for size_bytes, count in self.watched.counts.items():
+            self.frames[size_bytes] += count * self.watched.sampled
+        self.watched.counts.clear()
+        self.looked_at += new
+        self._looks, self._lately = self._looks + 1, self._lately + new
+        if new > _MOST_A_LOOK and self.watched.sampled < _SPARSEST:
+            self._begin(self.watched.sampled * 2)
+        elif self._looks == _LOOKS:
+            self._begin(self.watched.sampled // 2 if self._lately < _LEAST else self.watched.sampled)
+
+    def _begin(self, sampled: int) -> None:
+        self._looks = self._lately = 0
+        if max(1, sampled) != self.watched.sampled:
+            self.watched.sample(max(1, sampled))
+
+
+def _watcher(end: End) -> system.Child:
+    argv = system.python("ingest_bench.network.measure.wire", end.device, end.address, end.peer)
     return system.Child(end.namespace.command(argv), name=f"wire: the watcher on {end.device}")
 
 
@@ -106,9 +135,9 @@ def _end(watcher: system.Child) -> dict[str, Any] | None:
 
 
 def main() -> None:
-    """The child: DEVICE DESTINATION PEER ONE_OF."""
-    device, destination, peer, sampled = sys.argv[1:]
-    watched = frames.Frames(device, destination, int(sampled))
+    """The child: DEVICE DESTINATION PEER."""
+    device, destination, peer = sys.argv[1:]
+    sample = Sample(frames.Frames(device, destination, _FIRST))
     sys.stdout.write("watching\n")
     sys.stdout.flush()
     os.set_blocking(0, False)
@@ -117,7 +146,7 @@ def main() -> None:
     tcp = []
     while _is_open(0):
         time.sleep(_LOOK_EVERY_S)
-        watched.drain()
+        sample.look()
         if time.monotonic() >= ask_at:
             ask_at += _ASK_TCP_EVERY_S
             tcp.append(
@@ -127,9 +156,9 @@ def main() -> None:
                 }
             )
     result = {
-        "one_of": watched.sampled,
-        "frames": dict(sorted(watched.counts.items())),
-        "lost": watched.lost(),
+        "frames": dict(sorted(sample.frames.items())),
+        "looked_at": sample.looked_at,
+        "lost": sample.watched.lost(),
         "seconds": time.monotonic() - began,
         "tcp": tcp,
     }
