@@ -9,6 +9,7 @@ import pytest
 from ingest_bench.analysis import cells
 from ingest_bench.analysis.columns import COLUMNS
 from ingest_bench.model.experiment import Factor
+from ingest_bench.model.results import Remark
 from ingest_bench.report import tables
 
 FOUR = made.experiment(replicates=2, network=["loopback", "ethernet"], receive_predictor=["32KiB", "512KiB"])
@@ -154,3 +155,19 @@ def test_a_file_that_is_no_summary_is_refused_with_its_reason() -> None:
         tables.read_summary_csv("a,b\n1,2\n")
     with pytest.raises(ValueError, match='"great" is no state'):
         tables.read_summary_csv(tables.summary_csv(FOUR[:1]).replace("measured", "great"))
+
+
+def test_what_a_probe_remarks_is_shown_and_what_makes_a_run_invalid_is_its_reason_alone() -> None:
+    remarks = (
+        Remark(probe="load", text="slow"),
+        Remark(probe="gc", text="there is no GC log"),
+        Remark(probe="gc", text="pauses differ", invalidates=True),
+    )
+    run = made.changed(FOUR[0], remarks=remarks)
+    assert tables.notes([run]) == [f"{run.run}: slow", f"{run.run}: probe gc: there is no GC log"]
+
+
+def test_a_change_between_single_runs_is_called_neither_distinct_nor_not() -> None:
+    head, *rows = tables.comparisons(made.experiment(replicates=1, network=["loopback", "ethernet"]))
+    assert rows
+    assert {row[head.index("distinct")] for row in rows} == {"one run a side"}

@@ -120,9 +120,12 @@ def markdown(rows: Sequence[Sequence[str]], numbers_from: int = 1) -> str:
 
 
 def notes(summaries: Sequence[Summary]) -> list[str]:
-    """What is to know of runs beside their numbers, a line each."""
+    """What is to know of runs beside their numbers, a line each. What makes one invalid is its reason."""
     return [
-        f"{summary.run}: {remark.text}" for summary in summaries for remark in summary.remarks if remark.probe == "load"
+        f"{summary.run}: {'' if remark.probe == 'load' else f'probe {remark.probe}: '}{remark.text}"
+        for summary in summaries
+        for remark in summary.remarks
+        if not remark.invalidates
     ]
 
 
@@ -230,7 +233,7 @@ def comparisons(summaries: Sequence[Summary]) -> list[list[str]]:
             interval = f"{low:+.1%} to {high:+.1%}"
         change = "" if found.relative is None else f"{found.relative:+.1%}"
         runs = f"{found.first_runs}, {found.second_runs}{' in blocks' if found.paired else ''}"
-        distinct = {True: "yes", False: "no", None: ""}[found.is_distinct]
+        distinct = {True: "yes", False: "no", None: "one run a side"}[found.is_distinct]
         means = (short(found.first_mean), short(found.second_mean))
         rows.append([found.column, found.first, found.second, runs, *means, change, interval, distinct])
     return rows
