@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -55,6 +56,12 @@ class Limit:
             return None
         return failed / requests
 
+    def at_most(self, values: Mapping[str, Value]) -> float:
+        """The number, or what it cannot be above: of response times the longest; without end where nobody knows."""
+        found = self.found(values)
+        longest = values.get("response_ms_max") if self.column.startswith("response_ms") else None
+        return found if found is not None else float(longest) if isinstance(longest, (int, float)) else math.inf
+
     def shown(self, value: float | None) -> str:
         """That number for people, such as "p99 812ms"."""
         return f"{self.name} {'unknown' if value is None else thresholds.shown(self.name, value)}"
@@ -77,9 +84,11 @@ class Goal:
         return next((limit for limit in self.limits if limit.column), self.limits[0])
 
     def broken(self, values: Mapping[str, Value]) -> list[str]:
-        """What these numbers miss, each with what was found; a number that is missing is a miss."""
-        seen = [(limit, limit.found(values)) for limit in self.limits]
-        return [limit.shown(value) for limit, value in seen if value is None or value >= limit.below]
+        """What these numbers miss, each with what was found; a number that is missing is a miss.
+
+        Of few requests no high percentile is known (`nearest_rank`), yet it is not above the longest.
+        """
+        return [limit.shown(limit.found(values)) for limit in self.limits if limit.at_most(values) >= limit.below]
 
 
 def parse(text: str) -> Goal:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from matplotlib.axes import Axes
@@ -64,11 +65,11 @@ def _axes(axes: Axes, knees: Sequence[Knee]) -> None:
 
 
 def _points(each: Knee) -> Iterator[tuple[float, float, str]]:
-    """Rate, value and outcome of every step that has a number."""
+    """Rate, value and outcome of every step that has a number, or whose number has a bound."""
     limit = each.goal.shown
     for tried, summary in each.steps:
-        value = limit.found(summary.values)
-        if tried.per_s is not None and value is not None and tried.outcome != "broken":
+        value = limit.at_most(summary.values)
+        if tried.per_s is not None and math.isfinite(value) and tried.outcome != "broken":
             yield tried.per_s, value, tried.outcome
 
 
