@@ -18,6 +18,7 @@ _KEYS = {
     "direction": "direction",
     "profile": "profile",
     "rate_bps": "rate",
+    "iops": "iops",
     "delay_ns": "delay",
     "mtu_bytes": "mtu",
     "icmp": "icmp",

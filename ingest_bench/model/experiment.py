@@ -43,6 +43,7 @@ class Fault:
         "memory",
         "fragmented-memory",
         "full-disk",
+        "slow-disk",
         "slow-fsync",
         "slow-bodies",
         "garbage",
@@ -69,7 +70,9 @@ class Fault:
     """To the server, or to that node."""
     profile: FilePath | None = None
     rate_bps: Rate | None = None
-    """Of a throttle: what the link's own profile has in its place, in each direction."""
+    """Of a throttle: what the link's own profile has in its place, in each direction; of a slow disk, of each too."""
+    iops: Annotated[int, Between(1, 10**6, "a loop device does no more")] | None = None
+    """How many reads, and how many writes, a slow disk does a second."""
     delay_ns: Delay | None = None
     """The same; of a slow fsync, how long each one waits."""
     mtu_bytes: Annotated[int, Between(68, 9216, "IPv4 needs 68 (RFC 791); larger ones are rare")] | None = None
