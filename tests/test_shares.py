@@ -37,7 +37,7 @@ with shares({"cpu", "memory", "disk", "throttle", "syncs"}, homes) as made:
     # Each child has its file once it is asked about a sync of it.
     while not all((home / "file").exists() for home in homes):
         time.sleep(0.01)
-    keys = {"cpu": {"cores": 0.1}, "memory": {}, "full-disk": {}, "slow-disk": {"rate_bps": 10_000, "iops": 1}}
+    keys = {"cpu": {"cores": 0.1}, "memory": {}, "full-disk": {}, "slow-disk": {"rate_bps": 10_000, "iops": 2}}
     keys["slow-fsync"] = {"delay_ns": 3600 * 10**9}
     for kind, its in keys.items():
         timeline.begin(Fault(kind=kind, at_ns=0, for_ns=1, **its), stage)

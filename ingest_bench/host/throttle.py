@@ -105,31 +105,45 @@ class Throttle:
                 for name in files:
                     cgroups.put(self.place.folder / name, f"{self.device} {most[rule] or 0}")
             return
-        words = (f"{key}={most[rule] or 'max'}" for rule, keys in _KEYS.items() for key in keys)
-        cgroups.put(self.place.folder / "io.max", f"{self.device} {' '.join(words)}")
+        cgroups.put(self.place.folder / "io.max", f"{self.device} {_line(most)}")
 
 
 def made(own: Own, group: Group | None) -> Throttle:
     """The rules for that file system, without any yet; they are gone before it is."""
     if group is not None and "io" in group.places:
-        # Its rules go with it.
-        return Throttle(own.device, group.places["io"])
-    place = _root()
-    own.session.change([_clear(own.device, place.folder / name) for files in _FILES.values() for name in files])
+        # Its rules go with it, but not what waits because of them (Linux 6.1).
+        place = group.places["io"]
+        path, no_rule = place.folder / "io.max", _line(dict.fromkeys(_KEYS))
+        steps = [_step(own.device, path, no_rule, no_rule, must_be=path)]
+    else:
+        # Somebody may have had a rule for a device of that number: it is there again at the end.
+        place = _root()
+        paths = [place.folder / name for files in _FILES.values() for name in files]
+        device = Path(f"/sys/dev/block/{own.device}")
+        steps = [_step(own.device, path, "0", _rule(own.device, path), must_be=device) for path in paths]
+    own.session.change(steps)
     return Throttle(own.device, place)
 
 
-def _clear(device: str, path: Path) -> Step:
-    """No rule, and the one that was there before at the end: somebody may have had one for a device of that number."""
+def _rule(device: str, path: Path) -> str:
+    """What such a file of version 1 has for that device; "0": nothing."""
     lines = (line.split() for line in path.read_text(encoding="ascii").splitlines())
-    before = next((value for name, value in lines if name == device), "0")
+    return next((value for name, value in lines if name == device), "0")
+
+
+def _line(most_per_s: Mapping[Rule, int | None]) -> str:
+    """The rules of version 2, but for their device."""
+    return " ".join(f"{key}={most_per_s[rule] or 'max'}" for rule, keys in _KEYS.items() for key in keys)
+
+
+def _step(device: str, path: Path, value: str, before: str, *, must_be: Path) -> Step:
     undo = Undo(
         action=_to_write(device, before, path),
-        look=("stat", "--format", "there", f"/sys/dev/block/{device}"),
+        look=("stat", "--format", "there", str(must_be)),
         shows="there",
         gone=("No such file or directory",),
     )
-    return Step(name=f"{path.name} of {device}", do=_to_write(device, "0", path), undo=(undo,))
+    return Step(name=f"{path.name} of {device}", do=_to_write(device, value, path), undo=(undo,))
 
 
 def _to_write(device: str, value: str, path: Path) -> Action:
