@@ -14,7 +14,7 @@
 | `heap-dump` | a JVM writes its live objects to a file | none; the file is removed |
 | `file-descriptors` | a JVM can open hardly any file or connection | it may open as many as before |
 | `flush` | the server writes to files what it has in memory | none |
-| `cpu` | a node has no more than so many cores | it has all again |
+| `cpu` | a node has no more than so many cores, or busy neighbours on them | it has all again |
 | `memory` | the kernel takes from a node what it can give back | it may have as much as before |
 | `fragmented-memory` | free memory of the machine is in single pages | the kernel may join them again |
 | `full-disk` | the file system of a node has no block left | it has what it had |
