@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -14,9 +13,8 @@ import psutil
 
 from ingest_bench import system
 from ingest_bench.errors import RunFailed
+from ingest_bench.host import busy as busy_script
 
-# It ends when we end it, or with us.
-_BUSY = (sys.executable, "-I", "-S", "-c", "while True: pass")
 Waited = Mapping[int, int]
 """For how many nanoseconds each thread has waited for a CPU since it began."""
 
@@ -31,7 +29,7 @@ def busy(count: int, pid: int) -> Iterator[tuple[int, ...]]:
     children: list[subprocess.Popen[bytes]] = []
     try:
         for _ in range(count):
-            children.append(system.start(_BUSY))
+            children.append(system.start(system.script(busy_script.__file__)))
             os.sched_setaffinity(children[-1].pid, cpus)
         yield tuple(child.pid for child in children)
     finally:
