@@ -26,7 +26,7 @@ from ingest_bench.host.shares import shares
 from ingest_bench.model.experiment import Fault
 homes = [Path(name) for name in sys.argv[1:]]
 again = "import os, sys\\nfile = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT)\\nwhile True: os.fsync(file)"
-with shares({"cpu", "memory", "disk", "syncs"}, homes) as made:
+with shares({"cpu", "memory", "disk", "throttle", "syncs"}, homes) as made:
     stage = Stage(nodes=tuple(
         Node(number=number, process=SimpleNamespace(jvm_pid=0), home=home, jcmd=None, boot_limit_s=1, share=share)
         for number, (home, share) in enumerate(zip(homes, made), 1)
@@ -37,7 +37,8 @@ with shares({"cpu", "memory", "disk", "syncs"}, homes) as made:
     # Each child has its file once it is asked about a sync of it.
     while not all((home / "file").exists() for home in homes):
         time.sleep(0.01)
-    keys = {"cpu": {"cores": 0.1}, "memory": {}, "full-disk": {}, "slow-fsync": {"delay_ns": 3600 * 10**9}}
+    keys = {"cpu": {"cores": 0.1}, "memory": {}, "full-disk": {}, "slow-disk": {"rate_bps": 10_000, "iops": 2}}
+    keys["slow-fsync"] = {"delay_ns": 3600 * 10**9}
     for kind, its in keys.items():
         timeline.begin(Fault(kind=kind, at_ns=0, for_ns=1, **its), stage)
     time.sleep(0.5)
@@ -51,7 +52,7 @@ LIMIT_S = 60
 @pytest.mark.netns
 def test_nothing_of_two_runs_is_left_that_are_killed_in_the_middle_of_every_fault(tmp_path: Path) -> None:
     try:
-        shares.require({"cpu", "memory", "disk", "syncs"})
+        shares.require({"cpu", "memory", "disk", "throttle", "syncs"})
     except MissingCapability as error:
         pytest.skip(f"needs root: {error}")
     env = {**os.environ, "INGEST_BENCH_STATE": str(tmp_path / "state")}

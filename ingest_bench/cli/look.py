@@ -9,7 +9,7 @@ import typer
 
 from ingest_bench import analyse, catalog, data, facts, host, network, probes, spec, targets
 from ingest_bench.cli import screen
-from ingest_bench.host import cgroups, disk, machine, syncs
+from ingest_bench.host import cgroups, disk, machine, syncs, throttle
 from ingest_bench.host.advice import advice
 from ingest_bench.model.target import TargetOptions
 from ingest_bench.protocols import PROTOCOLS
@@ -60,7 +60,8 @@ def doctor(
     own = {asked.name: targets.of(asked) for asked in (_asked(file) for file in servers or ())}
     screen.say(tried(Trial(name="machine", attempt=_machine)).detail)
     servers_here = server_capabilities({**targets.TARGETS, **own})
-    of_host = (host.capability(), cgroups.capability(), disk.capability(), syncs.capability(), probes.capability())
+    of_shares = (cgroups.capability(), disk.capability(), throttle.capability(), syncs.capability())
+    of_host = (host.capability(), *of_shares, probes.capability())
     for each in (*network.capabilities(), *of_host, *servers_here):
         screen.mark(each.present, each.name, each.detail)
         if each.remedy:

@@ -14,10 +14,11 @@
 | `heap-dump` | a JVM writes its live objects to a file | none; the file is removed |
 | `file-descriptors` | a JVM can open hardly any file or connection | it may open as many as before |
 | `flush` | the server writes to files what it has in memory | none |
-| `cpu` | a node has no more than so many cores | it has all again |
+| `cpu` | a node has no more than so many cores, or busy neighbours on them | it has all again |
 | `memory` | the kernel takes from a node what it can give back | it may have as much as before |
 | `fragmented-memory` | free memory of the machine is in single pages | the kernel may join them again |
 | `full-disk` | the file system of a node has no block left | it has what it had |
+| `slow-disk` | a node's disk reads and writes no more than so much a second | what waits goes on |
 | `slow-fsync` | each sync of a file waits | it does not, and those that wait go on |
 | `slow-bodies`, … (`clients`) | more clients misbehave beside the load | they are gone |
 | `exhausted-ports` | the clients have no local port for a new connection | they have all |
@@ -48,6 +49,7 @@ from ingest_bench.faults.partition import PARTITION
 from ingest_bench.faults.pause import PAUSE
 from ingest_bench.faults.profile import PROFILE
 from ingest_bench.faults.reset import RESET
+from ingest_bench.faults.slow_disk import SLOW_DISK
 from ingest_bench.faults.slow_fsync import SLOW_FSYNC
 from ingest_bench.faults.throttle import THROTTLE
 from ingest_bench.faults.trace import TRACE
@@ -75,6 +77,7 @@ FAULTS: Mapping[str, FaultKind] = {
     "memory": MEMORY,
     "fragmented-memory": FRAGMENTED_MEMORY,
     "full-disk": FULL_DISK,
+    "slow-disk": SLOW_DISK,
     "slow-fsync": SLOW_FSYNC,
     **CLIENTS,
     "exhausted-ports": EXHAUSTED_PORTS,

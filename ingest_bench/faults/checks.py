@@ -18,11 +18,13 @@ _KEYS = {
     "direction": "direction",
     "profile": "profile",
     "rate_bps": "rate",
+    "iops": "iops",
     "delay_ns": "delay",
     "mtu_bytes": "mtu",
     "icmp": "icmp",
     "trace": "trace",
     "cores": "cores",
+    "neighbours": "neighbours",
     "room_bytes": "room",
     "share_ppm": "share",
     "connections": "connections",
@@ -93,7 +95,8 @@ def restarts(cell: Cell, node: int) -> int:
 
 def needs(cell: Cell) -> frozenset[Need]:
     """What a node has to have of the machine for itself for the faults of that cell."""
-    return frozenset[Need]().union(*(FAULTS[fault.kind].needs for fault in cell.faults))
+    kinds = (FAULTS[fault.kind] for fault in cell.faults if FAULTS[fault.kind].needs_share(fault))
+    return frozenset[Need]().union(*(kind.needs for kind in kinds))
 
 
 def states(cell: Cell) -> dict[LinkName, tuple[Profile, ...]]:

@@ -1,17 +1,21 @@
-"""`cpu`: a node has no more than so many cores: its threads stand still for the rest of each period of 100 ms.
+"""`cpu`: a node has no more than so many cores, or busy neighbours on those that it has.
 
-It is the quota of a cgroup, as containers have it. Of several that last the smallest counts.
+With `cores` its threads stand still for the rest of each period of 100 ms: the quota of a cgroup, as containers have
+it. Of several that last the smallest counts. With `neighbours` that many busy processes run on its CPUs, and its
+threads wait in the queue behind them. Those of several are all there.
 """
 
 from __future__ import annotations
 
+import os
 import time
+from contextlib import ExitStack
 
 from ingest_bench.errors import RunFailed
 from ingest_bench.faults import each
 from ingest_bench.faults.kind import Begun, FaultKind
 from ingest_bench.faults.stage import Node, Stage
-from ingest_bench.host import cgroups
+from ingest_bench.host import cgroups, neighbours
 from ingest_bench.model.experiment import Cell, Fault
 
 # As containers have it (Documentation/scheduler/sched-bwc.rst).
@@ -20,10 +24,17 @@ _PERIOD_US = 100_000
 
 def _complaint(cell: Cell, fault: Fault) -> str:
     del cell
-    return "" if fault.cores is not None else "how many may it have? Add cores = 0.5"
+    if fault.cores is None and fault.neighbours is None:
+        return "how many may it have? Add cores = 0.5, or neighbours = 2 that want them too"
+    if fault.cores is not None and fault.neighbours is not None:
+        return "it has cores or neighbours; for both let two faults overlap"
+    return ""
 
 
 def _begin(fault: Fault, stage: Stage) -> Begun:
+    if fault.neighbours is not None:
+        count = fault.neighbours
+        return each.watched(fault, stage, lambda node: _beside(node, count))
     assert fault.cores is not None  # noqa: S101 - `_complaint` refused it
     cores = fault.cores
     return each.watched(fault, stage, lambda node: _limited(node, cores))
@@ -52,6 +63,36 @@ def _limited(node: Node, cores: float) -> each.End:
     return ended
 
 
+def _beside(node: Node, count: int) -> each.End:
+    """A node that is down has our CPUs: it will be started on them."""
+    pid = None if node.is_down else node.process.jvm_pid
+    with ExitStack() as stack:
+        children = stack.enter_context(neighbours.busy(count, pid or os.getpid()))
+        began, a_second = time.monotonic(), None if pid is None else neighbours.waited_a_second(pid)
+        before = {} if pid is None else neighbours.waited_ns(pid)
+        kept = stack.pop_all()
+
+    def ended() -> str:
+        with kept:
+            lasted_s = time.monotonic() - began
+            had_s = sum(map(neighbours.ran_s, children))
+            now = None if node.is_down else node.process.jvm_pid
+            after = {} if now is None else neighbours.waited_ns(now)
+        waited_s = neighbours.more_s(before if now == pid else {}, after)
+        if not waited_s:
+            raise RunFailed(
+                f"cpu: {node.name} never waited for a CPU within {lasted_s:.1f} s beside {count} busy neighbours; give "
+                "it more of them, or more load"
+            )
+        earlier = "" if a_second is None else f", and {a_second:.3f} s before"
+        return (
+            f"{count} neighbours had {had_s:.2f} s of CPU within {lasted_s:.1f} s; its threads waited "
+            f"{waited_s / lasted_s:.3f} s for a CPU in each second{earlier}"
+        )
+
+    return ended
+
+
 def _throttled_s(counts: dict[str, int]) -> float:
     """Version 1 has nanoseconds, version 2 microseconds."""
     return counts["throttled_time"] / 1e9 if "throttled_time" in counts else counts["throttled_usec"] / 1e6
@@ -68,5 +109,11 @@ def _set(place: cgroups.Parent, cores: float | None) -> None:
 
 
 CPU = FaultKind(
-    hits="node", begin=_begin, lasts=True, takes=frozenset({"cores"}), complaint=_complaint, needs=frozenset({"cpu"})
+    hits="node",
+    begin=_begin,
+    lasts=True,
+    takes=frozenset({"cores", "neighbours"}),
+    complaint=_complaint,
+    needs=frozenset({"cpu"}),
+    needs_share=lambda fault: fault.cores is not None,
 )

@@ -40,4 +40,7 @@ def _filled(node: Node) -> each.End:
     return ended
 
 
-FULL_DISK = FaultKind(hits="node", begin=_begin, lasts=True, needs=frozenset({"disk"}), complaint=_complaint)
+# Its end waits for the journal, and a disk that is slow besides would be slow for as long.
+FULL_DISK = FaultKind(
+    hits="node", begin=_begin, lasts=True, is_slow=True, needs=frozenset({"disk"}), complaint=_complaint
+)

@@ -37,6 +37,8 @@ class FaultKind:
     """The keys that it takes of those that not every fault takes: `checks` has them all."""
     needs: frozenset[Need] = frozenset()
     """What each node has of the machine for itself, so that the fault can take it."""
+    needs_share: Callable[[Fault], bool] = lambda _fault: True
+    """Whether this one is such that it needs them."""
     needs_http: bool = False
     """Whether only a server that speaks HTTP can have it."""
     is_slow: bool = False

@@ -22,8 +22,10 @@ from ingest_bench.ledger import Action, Step, Undo, session
 from ingest_bench.model.capability import Capability
 from ingest_bench.trials import Trial, tried
 
-Controller = Literal["cpu", "memory"]
+Controller = Literal["cpu", "memory", "io"]
 CONTROLLERS: tuple[Controller, ...] = get_args(Controller)
+# Those that faults limit of both versions; io has no group of a node's own of version 1 (`throttle`).
+_OF_BOTH: tuple[Controller, ...] = ("cpu", "memory")
 # What shows that a controller of that version is there and takes limits.
 _SHOWN_BY: Mapping[tuple[Controller, int], str] = {
     ("cpu", 1): "cpu.cfs_quota_us",
@@ -66,8 +68,7 @@ class Group:
 
     def command(self, argv: Sequence[str]) -> tuple[str, ...]:
         """The argv that runs `argv` inside; root alone can do that."""
-        folders = dict.fromkeys(str(place.folder / "cgroup.procs") for place in self.places.values())
-        return ("sh", "-c", _JOIN, "sh", *folders, "in", *argv)
+        return joining([place.folder for place in self.places.values()], argv)
 
     def limit(
         self, controller: Controller, most: float, write: Callable[[Parent, float | None], None]
@@ -88,6 +89,11 @@ class Group:
                 lasting.remove(most)
                 raise
         return end
+
+
+def joining(folders: Sequence[Path], argv: Sequence[str]) -> tuple[str, ...]:
+    """The argv that runs `argv` inside these cgroups."""
+    return ("sh", "-c", _JOIN, "sh", *dict.fromkeys(str(folder / "cgroup.procs") for folder in folders), "in", *argv)
 
 
 def put(path: Path, value: object) -> None:
@@ -149,8 +155,8 @@ def capability() -> Capability:
 
 
 def _usable() -> str:
-    require(frozenset(CONTROLLERS))
-    return ", ".join(f"{name} of version {parent(name).version}" for name in CONTROLLERS)
+    require(frozenset(_OF_BOTH))
+    return ", ".join(f"{name} of version {parent(name).version}" for name in _OF_BOTH)
 
 
 def parent(controller: Controller) -> Parent:
@@ -181,7 +187,7 @@ def with_children(own: Parent, controller: Controller) -> Parent:
     )
 
 
-def own(mounts: str, memberships: str, controller: Controller) -> Parent:
+def own(mounts: str, memberships: str, controller: str) -> Parent:
     """Our own cgroup of that controller, from the texts of mountinfo and cgroup (man 5 proc, man 7 cgroups)."""
     for line in memberships.splitlines():
         number, controllers, path = line.split(":", 2)

@@ -13,11 +13,12 @@ import secrets
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from ingest_bench import system
 from ingest_bench.errors import MissingCapability, RunFailed
-from ingest_bench.ledger import Action, Step, Undo, session
+from ingest_bench.ledger import Action, Session, Step, Undo, session
 from ingest_bench.model.capability import Capability
 from ingest_bench.trials import Trial, tried
 
@@ -34,8 +35,18 @@ _MAKE = ("mkfs.ext4", "-q", "-F", "-m0", "-i", "65536", "-J", "size=64", "-E", "
 _MOUNT = ("mount", "-t", "ext4", "-o", "loop,noinit_itable,nodev,nosuid")
 
 
+@dataclass(frozen=True, slots=True)
+class Own:
+    """The file system of one node."""
+
+    device: str
+    """Its loop device, as the kernel writes it: "7:0"."""
+    session: Session
+    """What is changed of the device is put back by it, before the mount is."""
+
+
 @contextmanager
-def own(home: Path) -> Iterator[None]:
+def own(home: Path) -> Iterator[Own]:
     """The folder, which is empty, is a file system of its own for the block's time.
 
     RunFailed when the disk below it has no room for the smallest.
@@ -58,7 +69,8 @@ def own(home: Path) -> Iterator[None]:
             os.unlink(_IMAGE, dir_fd=below)
             # The server's programs would take it for one of theirs.
             (home / "lost+found").rmdir()
-            yield
+            number = home.stat().st_dev
+            yield Own(f"{os.major(number)}:{os.minor(number)}", opened)
     finally:
         os.close(below)
 

@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ingest_bench.host import cgroups, disk
+from ingest_bench.host import cgroups, disk, throttle
 from ingest_bench.host.cgroups import Group
 from ingest_bench.host.disk import Filler
 from ingest_bench.host.syncs import Syncs, syncs
 from ingest_bench.host.syncs import require as require_syncs
+from ingest_bench.host.throttle import Throttle
 
-Need = Literal["cpu", "memory", "disk", "syncs"]
+Need = Literal["cpu", "memory", "disk", "throttle", "syncs"]
+"""What is throttled is a `disk`."""
 
 
 @dataclass(slots=True)
@@ -23,12 +25,14 @@ class Share:
 
     group: Group | None = None
     syncs: Syncs | None = None
+    throttle: Throttle | None = None
     filler: Filler | None = None
     """What fills its file system, while a fault does."""
 
     def command(self, argv: Sequence[str]) -> tuple[str, ...]:
         """The argv that runs `argv` with all of it."""
         inner = tuple(argv) if self.syncs is None else self.syncs.command(argv)
+        inner = inner if self.throttle is None else self.throttle.command(inner)
         return inner if self.group is None else self.group.command(inner)
 
 
@@ -37,6 +41,8 @@ def require(needs: Set[Need]) -> None:
     cgroups.require({name for name in cgroups.CONTROLLERS if name in needs})
     if "disk" in needs:
         disk.require()
+    if "throttle" in needs:
+        throttle.require()
     if "syncs" in needs:
         require_syncs()
 
@@ -45,6 +51,8 @@ def require(needs: Set[Need]) -> None:
 def shares(needs: Set[Need], homes: Sequence[Path]) -> Iterator[tuple[Share, ...]]:
     """A share for the node of each home, which is empty; nothing of it is left after the block, or `kill -9`."""
     controllers = {name for name in cgroups.CONTROLLERS if name in needs}
+    if "throttle" in needs:
+        controllers |= throttle.controllers()
     with ExitStack() as stack:
         made = tuple(Share() for _ in homes)
         if controllers:
@@ -53,7 +61,9 @@ def shares(needs: Set[Need], homes: Sequence[Path]) -> Iterator[tuple[Share, ...
                 share.group = group
         for share, home in zip(made, homes, strict=True):
             if "disk" in needs:
-                stack.enter_context(disk.own(home))
+                own = stack.enter_context(disk.own(home))
+                if "throttle" in needs:
+                    share.throttle = throttle.made(own, share.group)
             if "syncs" in needs:
                 share.syncs = stack.enter_context(syncs(home))
         yield made

@@ -43,6 +43,7 @@ class Fault:
         "memory",
         "fragmented-memory",
         "full-disk",
+        "slow-disk",
         "slow-fsync",
         "slow-bodies",
         "garbage",
@@ -69,7 +70,9 @@ class Fault:
     """To the server, or to that node."""
     profile: FilePath | None = None
     rate_bps: Rate | None = None
-    """Of a throttle: what the link's own profile has in its place, in each direction."""
+    """Of a throttle: what the link's own profile has in its place, in each direction; of a slow disk, of each too."""
+    iops: Annotated[int, Between(2, 10**6, "io.max takes no 1; a loop device does no more")] | None = None
+    """How many reads, and how many writes, a slow disk does a second."""
     delay_ns: Delay | None = None
     """The same; of a slow fsync, how long each one waits."""
     mtu_bytes: Annotated[int, Between(68, 9216, "IPv4 needs 68 (RFC 791); larger ones are rare")] | None = None
@@ -80,6 +83,8 @@ class Fault:
     """A file with rates over time."""
     cores: Annotated[float, Between(0.01, 1024, "the kernel gives no less than 1 ms of 100")] | None = None
     """How much CPU a node may use."""
+    neighbours: Annotated[int, Between(1, 64, "each is a process that is busy")] | None = None
+    """How many busy processes there are on a node's CPUs."""
     share_ppm: Share | None = None
     """How much of the memory that is available is fragmented."""
     room_bytes: Annotated[int, Between(MIB, TIB)] | None = None
