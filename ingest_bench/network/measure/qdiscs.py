@@ -100,6 +100,15 @@ def counters(shown: str) -> Counters:
     return Counters()
 
 
+def marks(shown: str) -> int:
+    """The packets that a queue which manages itself has marked (CE) since it was made."""
+    found = 0
+    for qdisc in _read(shown):
+        found += qdisc.get("ecn_mark", 0) + qdisc.get("marked", 0)
+        found += sum(tin["ecn_mark"] for tin in qdisc.get("tins", ()))
+    return found
+
+
 def told_netem(impairment: Impairment, mtu_bytes: int) -> dict[Path, float]:
     """Netem's options the way `tc -j` writes them: seconds, shares of one, bytes a second."""
     told: dict[Path, float] = {("limit",): netem.queue_limit_packets(impairment, mtu_bytes)}
