@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ingest_bench import catalog, coherence
+from ingest_bench import catalog, coherence, system
 from ingest_bench.errors import MissingCapability, SpecError
 from ingest_bench.model.network import Impairment, Profile
 from ingest_bench.network.act import box, uml
@@ -185,7 +185,7 @@ def test_a_box_that_has_netem_and_not_the_queue_is_passed_over(monkeypatch: pyte
 
 def test_a_guest_without_the_module_says_which(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guest, "MODULES", tmp_path)
-    monkeypatch.setattr(uml.system, "run", lambda _: "6.1\n")
+    monkeypatch.setattr(system, "run", lambda _: "6.1\n")
     folder = tmp_path / "6.1/kernel/net/sched"
     folder.mkdir(parents=True)
     (folder / "sch_hfsc.ko").touch()
