@@ -115,7 +115,8 @@ def words(profile: Profile) -> Iterator[str]:
         yield from (word for batch in batches for line in batch for word in line.split(" "))
     for backend in ("plain", "kernel"):
         yield from (word for step in link_plan.steps(profile, backend) for word in step.do.argv)
-    if profile.medium == "veth" and profile.mtu_bytes <= FOUND.mtu_bytes:
+    queued = any(map(queues.is_managed, (profile.to_server, profile.to_client)))
+    if profile.medium == "veth" and profile.mtu_bytes <= FOUND.mtu_bytes and not queued:
         asked = Asked(link=RealLink(name="eth0", shared_settings=True), profile=profile)
         for step in interface_plan.plan(FOUND, asked, interface_plan.Marks(7)):
             yield from (*step.do.argv, step.do.value)
