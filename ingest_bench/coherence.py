@@ -26,6 +26,8 @@ _TBF_BYTES = 2**32 - 1
 _TBF_NS = 2**32 * 64
 _LOSS_MODELS = ("loss", "loss_state", "loss_gemodel")
 _PER_PACKET = (*_LOSS_MODELS, "duplicate", "corrupt", "reorder")
+# An average that RED can keep in the kernel's 32 bits, and so many frames that its least share of them is some.
+_RED_BYTES, _RED_FRAMES = 8 * 10**6, 32
 # What does nothing on its own, and what it needs one of.
 _NEEDS = {
     "burst": ("rate",),
@@ -41,7 +43,6 @@ _NEEDS = {
     "cell_overhead": ("cell",),
     "slot_max": ("slot_min",),
     "slot_packets": ("slot_min",),
-    "ecn": ("loss", "loss_state", "loss_gemodel"),
 }
 
 
@@ -145,11 +146,36 @@ def _complaints(impairment: Impairment, profile: Profile) -> Iterator[str]:
     for key, needed in _NEEDS.items():
         if getattr(impairment, names[key]) and not any(getattr(impairment, names[need]) for need in needed):
             yield f"{key} does nothing without {' or '.join(needed)}"
+    if impairment.ecn and not models and impairment.queue == "fifo":
+        yield f'ecn does nothing without {" or ".join(_LOSS_MODELS)} or another queue than "fifo"'
+    yield from _queue(impairment, profile)
     if impairment.distribution != "uniform" and not impairment.jitter_ns:
         yield "distribution does nothing without jitter"
     yield from _bucket(impairment, profile.mtu_bytes + _ETHERNET_HEADER_BYTES)
     if impairment.slot_max_ns is not None and impairment.slot_max_ns < (impairment.slot_min_ns or 0):
         yield "slot_max is less than slot_min"
+
+
+def _queue(impairment: Impairment, profile: Profile) -> Iterator[str]:
+    """What is wrong with a queue that manages itself."""
+    queue, limit, frame_bytes = impairment.queue, impairment.limit_packets, profile.mtu_bytes + _ETHERNET_HEADER_BYTES
+    if queue == "fifo":
+        return
+    if profile.gso_max_segs != 1:
+        yield "queue would count super-packets of up to 64 KiB, not packets; set gso_max_segs = 1"
+    if impairment.rate_bps is None:
+        yield f'queue: nothing ever waits in "{queue}" without a bottleneck; add a rate'
+    if impairment.burst_bytes is not None:
+        yield f'burst: a token bucket has a FIFO; "{queue}" stands behind a rate that spaces packets. Take one out'
+    if impairment.netem_rate_bps is not None:
+        yield f'netem_rate: it would be a second bottleneck, and "{queue}" is the queue of one; take it out'
+    if queue == "cake" and limit is not None:
+        yield "limit_packets: cake has no limit in packets, and finds its memory by itself; take it out"
+    if queue == "red" and limit is not None and not _RED_FRAMES <= limit <= _RED_BYTES // frame_bytes:
+        yield (
+            f"limit_packets: {limit:,} frames of {frame_bytes} bytes; for RED, which acts from a twelfth of it on and "
+            f"averages at most 8 MB, it is between {_RED_FRAMES} and {_RED_BYTES // frame_bytes:,}"
+        )
 
 
 def _bucket(impairment: Impairment, frame_bytes: int) -> Iterator[str]:

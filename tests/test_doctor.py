@@ -29,13 +29,15 @@ LINES = (
     "links",
     "netem by kernel",
     "netem by uml",
+    "queues by kernel",
+    "queues by uml",
     "congestion control",
 )
 IN_NAMESPACES = LINES[2:-1]
 # What cannot be tried without the program; all the rest is as ever.
 NEEDED_BY = {
     "ip": ("veth pairs", "links"),
-    "tc": ("token bucket", "links", "netem by kernel"),
+    "tc": ("token bucket", "links", "netem by kernel", "queues by kernel"),
     "sysctl": ("links",),
     "nsenter": ("namespaces", *IN_NAMESPACES),
     "unshare": ("namespaces", *IN_NAMESPACES),

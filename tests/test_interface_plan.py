@@ -64,6 +64,7 @@ UPPERS = (
     Upper(name="eth0.5", index=9, mtu_bytes=1500, ipv6_mtu_bytes=1480),
     Upper(name="container", index=10, mtu_bytes=1450),
 )
+FAIR = Impairment(rate_bps=10**7, queue="fq_codel")
 PROFILE = Profile(
     name="all",
     mtu_bytes=1400,
@@ -184,6 +185,7 @@ def test_the_filters_of_ports_match_these_ports_and_no_other_and_each_once(range
         ({}, {"profile": Profile(name="lro", offloads={"lro": True})}, "lro cannot be on: the device's driver fixes"),
         ({"flows": (flow("10.1.2.3"), flow("10.2.0.0/16"))}, {}, "has an MTU, .* and 10.2.0.0/16 is not one host"),
         ({"flows": (flow("10.1.2.3", *(PortRange(1, 65534),) * 7),)}, {}, "takes 210 filters, and at most 200 are set"),
+        ({}, {"profile": Profile(name="x", to_server=FAIR)}, 'queue = "fq_codel", which only a link of ours can have'),
         ({}, {"profile": Profile(name="loopback", medium="loopback")}, "choose one of a real link"),
         ({}, {"profile": Profile(name="tiny", mtu_bytes=1000), "interface_mtu": True}, "lose its IPv6 addresses"),
         ({"uppers_elsewhere": ("up0",)}, {"interface_mtu": True}, "up0 in another network namespace stands on it"),

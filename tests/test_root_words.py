@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from ingest_bench import catalog, records, spec
 from ingest_bench.errors import SpecError
 from ingest_bench.model.network import FarEnd, Impairment, PortRange, Profile, RealLink
-from ingest_bench.network.plan import commands, interface_plan, link_plan, netem
+from ingest_bench.network.plan import commands, interface_plan, link_plan, netem, queues
 from ingest_bench.network.plan.flows import Flow
 from ingest_bench.network.plan.interface_rules import Asked, Destination, Found, Way
 
@@ -64,7 +64,9 @@ RIGHT_OF_A_DIRECTION = {
 }
 DIRECTIONS = ("to_server", "to_client")
 RIGHT |= {f"{end}.{key}": value for end in DIRECTIONS for key, value in RIGHT_OF_A_DIRECTION.items()}
-OTHERS = {"loss": "1%", "loss_correlation": "25%", "loss_state": "1% 99% 1% 1% 1%"}
+OTHERS = {"loss": "1%", "loss_correlation": "25%", "loss_state": "1% 99% 1% 1% 1%", "queue": "fq_codel"}
+# What a queue that manages itself cannot have.
+NOT_QUEUED = ("burst", "netem_rate", "packet_overhead", "cell", "cell_overhead")
 KEYS = [
     *RIGHT,
     *("name", "description", "medium", "offloads", "to_server", "to_client"),
@@ -113,7 +115,8 @@ def words(profile: Profile) -> Iterator[str]:
         yield from (word for batch in batches for line in batch for word in line.split(" "))
     for backend in ("plain", "kernel"):
         yield from (word for step in link_plan.steps(profile, backend) for word in step.do.argv)
-    if profile.medium == "veth" and profile.mtu_bytes <= FOUND.mtu_bytes:
+    queued = any(map(queues.is_managed, (profile.to_server, profile.to_client)))
+    if profile.medium == "veth" and profile.mtu_bytes <= FOUND.mtu_bytes and not queued:
         asked = Asked(link=RealLink(name="eth0", shared_settings=True), profile=profile)
         for step in interface_plan.plan(FOUND, asked, interface_plan.Marks(7)):
             yield from (*step.do.argv, step.do.value)
@@ -125,6 +128,8 @@ def around(key: str) -> dict[str, Any]:
     end, _, last = key.partition(".")
     left_out = {key, f"{end}.loss_gemodel"} if last.startswith("loss") else {key}
     made = {one: value for one, value in RIGHT.items() if one not in left_out}
+    if last == "queue":
+        made = {one: value for one, value in made.items() if one.partition(".")[2] not in NOT_QUEUED}
     if last == "loss_correlation":
         made[f"{end}.loss"] = "1%"
     return spec.profile_overrides([f"{one}={value}" for one, value in made.items()])
@@ -145,6 +150,8 @@ def ours() -> set[str]:
         around(""),
         {"to_server": {"rate": "10mbit"}},
         *(table(f"{end}.{key}", value) for end in DIRECTIONS for key, value in OTHERS.items()),
+        *({"gso_max_segs": "1", "to_server": {"rate": "10mbit", "queue": queue}} for queue in queues.MANAGED),
+        {"gso_max_segs": "1", "to_server": {"rate": "10mbit", "queue": "fq_codel", "ecn": "on"}},
     ]
     made = [Profile(name="x", medium="loopback", mtu_bytes=65536), *map(chosen, tables)]
     return {word for profile in made for word in words(profile)}
@@ -206,7 +213,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("words")
 
 
-@pytest.mark.parametrize("key", [key for key in KEYS if key in RIGHT or "loss" in key])
+@pytest.mark.parametrize("key", [key for key in KEYS if key in RIGHT or "loss" in key or "queue" in key])
 def test_what_is_right_is_taken_by_every_way(folder: Path, key: str) -> None:
     value = RIGHT.get(key) or OTHERS[key.partition(".")[2]]
     made = [*by_every_way(folder, key, value)]

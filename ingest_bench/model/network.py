@@ -9,6 +9,7 @@ from ingest_bench.model.values import GIB, HOUR, Between, Form, Host, Label, Lin
 
 DelayDistribution = Literal["uniform", "normal", "pareto", "paretonormal"]
 Medium = Literal["loopback", "veth"]
+Queue = Literal["fifo", "fq_codel", "cake", "red"]
 
 # TCP waits 120 s for a round trip at most (include/net/tcp.h, TCP_RTO_MAX). tc's own end is 274 s: 32 bits of 64 ns.
 Delay = Annotated[int, Between(0, 60 * S, "a round trip of two such ways is the longest that TCP waits for")]
@@ -47,10 +48,11 @@ class Impairment:
     """What one direction of a link does to its packets. The defaults do nothing.
 
     `rate_bps` is a bottleneck that spaces its packets, and with `burst_bytes` a token bucket (tc-tbf) that lets as much
-    pass at once after a pause. Everything else is netem (tc-netem).
+    pass at once after a pause. `queue` is what waits there. Everything else is netem (tc-netem).
     """
 
     rate_bps: Rate | None = None
+    queue: Queue = "fifo"
     burst_bytes: Annotated[int, Between(1, GIB, "100 ms at the highest rate")] | None = None
     delay_ns: Delay = 0
     jitter_ns: Delay = 0
@@ -82,7 +84,7 @@ class Impairment:
 
     @property
     def needs_netem(self) -> bool:
-        """Whether the kernel's netem is needed, and not just a token bucket."""
+        """Whether the kernel's netem or another queue is needed, and so a box, and not just a token bucket."""
         plain = Impairment(rate_bps=self.rate_bps, burst_bytes=self.burst_bytes)
         return self != plain
 

@@ -10,10 +10,10 @@ from ingest_bench import system
 from ingest_bench.errors import MissingCapability
 from ingest_bench.model.network import Profile
 from ingest_bench.network.act import offload
-from ingest_bench.network.act.box import BOXES
+from ingest_bench.network.act.box import BOXES, QUEUES
 from ingest_bench.network.act.link import link
 from ingest_bench.network.act.sandbox import sandbox
-from ingest_bench.network.plan import commands
+from ingest_bench.network.plan import commands, queues
 from ingest_bench.trials import PACKAGES, Trial, installing, not_tried, tried
 
 if TYPE_CHECKING:
@@ -50,6 +50,8 @@ def _in_namespaces() -> Iterator[Trial]:
         remedy="As root: modprobe sch_netem; or use --netem uml.",
     )
     yield Trial(name="netem by uml", attempt=partial(_box, "uml"))
+    yield Trial(name="queues by kernel", attempt=partial(_queues, "kernel"), needs=("tc",), remedy="Use --netem uml.")
+    yield Trial(name="queues by uml", attempt=partial(_queues, "uml"))
 
 
 def _programs() -> str:
@@ -93,3 +95,12 @@ def _box(name: str) -> str:
     if said:
         raise MissingCapability(said)
     return "works"
+
+
+def _queues(name: str) -> str:
+    """A box of that kind, and every queue in it."""
+    _box(name)
+    missing = [said for queue in queues.MANAGED if (said := QUEUES[name](queue))]
+    if missing:
+        raise MissingCapability(" ".join(missing))
+    return ", ".join(queues.MANAGED)

@@ -14,14 +14,16 @@ from typing import TYPE_CHECKING
 
 from ingest_bench import system
 from ingest_bench.errors import MissingCapability, SpecError
+from ingest_bench.model.network import Impairment
 from ingest_bench.network.act import uml
 from ingest_bench.network.act.sandbox import sandbox
+from ingest_bench.network.plan import commands, netem, queues
 from ingest_bench.network.plan.backends import BACKENDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from ingest_bench.model.network import Profile
+    from ingest_bench.model.network import Profile, Queue
 
 
 @cache
@@ -34,8 +36,19 @@ def kernel_complaint() -> str:
     return f'netem: this kernel has no sch_netem (tc: "{said.strip().removeprefix("Error: ")}").' if said else ""
 
 
+def kernel_queue_complaint(queue: Queue) -> str:
+    """Why this kernel has no such queue for us; empty when it has. Found by trying."""
+    tried = netem.lines("lo", Impairment(rate_bps=10**8, queue=queue, ecn=True), 1500)
+    with sandbox() as opened:
+        said = opened.add().run(("tc", "-batch", "-"), stdin=commands.text(tried), check=False).strip()
+    return f'{queue}: not in this kernel (tc: "{said.splitlines()[0].removeprefix("Error: ")}").' if said else ""
+
+
 # Why each kind cannot be had here (empty: it can), in the order of preference.
 BOXES: Mapping[str, Callable[[], str]] = {"kernel": kernel_complaint, "uml": uml.complaint}
+
+# Why there is no such queue in a box of that kind (empty: there is).
+QUEUES: Mapping[str, Callable[[Queue], str]] = {"kernel": kernel_queue_complaint, "uml": uml.queue_complaint}
 
 
 def choose(wanted: str, states: Sequence[Profile]) -> str:
@@ -47,6 +60,7 @@ def choose(wanted: str, states: Sequence[Profile]) -> str:
     for name, complaint in BOXES.items():
         if wanted in ("auto", name):
             said = complaint() or next(filter(None, map(BACKENDS[name].refusal, states)), "")
+            said = said or next(filter(None, map(QUEUES[name], _managed(states))), "")
             if not said:
                 return name
             complaints.append(said)
@@ -57,3 +71,9 @@ def choose(wanted: str, states: Sequence[Profile]) -> str:
         "\n".join(complaints)
         + f'\nProfile "{needy}" needs it. `ingest-bench doctor` lists what this machine can emulate.'
     )
+
+
+def _managed(states: Sequence[Profile]) -> list[Queue]:
+    """The queues that those states have, but for the FIFO."""
+    ways = (way for state in states for way in (state.to_server, state.to_client))
+    return sorted({way.queue for way in ways if queues.is_managed(way)})

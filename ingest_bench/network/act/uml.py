@@ -20,11 +20,12 @@ from ingest_bench.errors import RunFailed
 from ingest_bench.network.act import packet_sockets
 from ingest_bench.network.act import sandbox as sandboxes
 from ingest_bench.network.act.console import Console
-from ingest_bench.network.plan import guest
+from ingest_bench.network.plan import guest, queues
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from ingest_bench.model.network import Queue
     from ingest_bench.network.act.sandbox import Namespace
 
 REMEDY = "Install it: apt-get install user-mode-linux busybox-static"
@@ -89,6 +90,14 @@ def complaint() -> str:
         tried = ("unshare", "--mount", "--pid", "--fork", "mount", "-t", "tmpfs", "none", "/dev/shm")  # noqa: S108
         said = opened.add().run(tried, check=False).strip()
     return f"User-Mode Linux: no namespaces for its processes and files ({said})." if said else ""
+
+
+def queue_complaint(queue: Queue) -> str:
+    """Why the guest has no such queue; empty when it has."""
+    folder = guest.MODULES / system.run(("linux.uml", "--version")).strip() / "kernel/net/sched"
+    files = (folder / f"sch_{name}.ko" for name in queues.MODULES[queue])
+    missing = [str(file) for file in files if not file.is_file()]
+    return f"{queue}: not in User-Mode Linux, for want of {' and '.join(missing)}." if missing else ""
 
 
 @contextmanager

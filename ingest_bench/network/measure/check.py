@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import re
 import statistics
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
@@ -97,8 +98,9 @@ def _qdisc(link: Link, direction: Direction, impairment: Impairment) -> Promise:
     mtu_bytes = link.profile.mtu_bytes
     by_netem = link.layout.rate_by_netem
     wrong = qdiscs.differences(place.run(qdiscs.show(device)), impairment, mtu_bytes, rate_by_netem=by_netem)
+    wrong += qdiscs.class_differences(place.run(qdiscs.show_classes(device)), impairment)
     lines = netem.lines(device, impairment, mtu_bytes, rate_by_netem=by_netem)
-    told = [line.split(" handle ")[1].partition(" ")[2] for line in lines]
+    told = [re.split(" handle | classid ", line)[1].partition(" ")[2] for line in lines]
     return Promise(
         name=f"qdisc {direction}",
         promised="; ".join(told) or "none",

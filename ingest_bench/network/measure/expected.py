@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ingest_bench.network.plan import losses
+from ingest_bench.network.plan import losses, queues
 from ingest_bench.network.plan.netem import (
     ETHERNET_HEADER_BYTES,
     burst_bytes,
@@ -158,7 +158,7 @@ def flood(impairment: Impairment, mtu_bytes: int, attempt: int) -> Flood:
     rate = rate_bps(impairment) or 1
     frames_per_s = rate / (8 * (mtu_bytes + ETHERNET_HEADER_BYTES))
     arrives = 1 - min(0.5, losses.share(impairment) or 0)
-    if uses_netem(impairment) and impairment.burst_bytes is None:
+    if queues.is_managed(impairment) or (uses_netem(impairment) and impairment.burst_bytes is None):
         bucket_s = _LATE_S
     else:
         bucket_s = burst_bytes(impairment, mtu_bytes) * 8 / rate if impairment.rate_bps else 0
@@ -192,7 +192,7 @@ def bulk(impairment: Impairment, mtu_bytes: int) -> Bulk | None:
     """The bulk that shows whether a bottleneck spaces packets also after a pause; None where none is promised.
 
     A bucket that was asked for lets as much pass at once as it holds; jitter, reordering and slots spread a bulk; and
-    where a queue holds only a few frames, or a line has only a few in seconds, there is nothing to see.
+    where a queue holds or spares only a few frames, or a line has only a few in seconds, there is nothing to see.
     """
     rate = rate_bps(impairment)
     scattered = impairment.jitter_ns or impairment.reorder_ppm or impairment.slot_min_ns is not None
@@ -201,7 +201,10 @@ def bulk(impairment: Impairment, mtu_bytes: int) -> Bulk | None:
     frame_bytes = mtu_bytes + ETHERNET_HEADER_BYTES
     frame_s = frame_bytes * 8 / rate
     wanted = max(_FEWEST_FRAMES, min(_BULK_BYTES // frame_bytes, int(_BULK_S / frame_s)))
-    frames = min(wanted, queue_frames(impairment, mtu_bytes) * 3 // 4)
+    room = queue_frames(impairment, mtu_bytes)
+    if queues.is_managed(impairment):
+        room = queues.spared_frames(impairment, frame_bytes=frame_bytes, frames=room)
+    frames = min(wanted, room * 3 // 4)
     seconds = (frames - 1) * frame_s
     if frames < _FEWEST_FRAMES or seconds > 2 * _BULKS_S:
         return None

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ingest_bench.network.plan import netem
+from ingest_bench import units
+from ingest_bench.network.plan import netem, queues
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -22,6 +24,11 @@ if TYPE_CHECKING:
 # and 1250 as 1237.
 _RELATIVE = 0.02
 _MILLION = 10**6
+# Which qdiscs are ours to say something about; a kernel's own one has handle 0.
+_OURS = ("netem", "tbf", "hfsc", *queues.MANAGED)
+# What tc -j says of hfsc is no JSON (iproute2 6.1, tc/q_hfsc.c, hfsc_print_opt).
+_HFSC_OPTIONS = re.compile(r"\{default [0-9a-f]+ ?\}")
+_RATE = re.compile(r" m2 (\d+)([KMGT]?)bit")
 
 Path = tuple[str, ...]
 
@@ -41,23 +48,45 @@ def show(device: str) -> tuple[str, ...]:
     return ("tc", "-j", "-s", "qdisc", "show", "dev", device)
 
 
+def show_classes(device: str) -> tuple[str, ...]:
+    """The argv that reads a device's classes: where hfsc has its rate, and only as text."""
+    return ("tc", "class", "show", "dev", device)
+
+
+def class_differences(shown: str, impairment: Impairment) -> list[str]:
+    """What the class above a queue that manages itself has otherwise than it was told; empty: nothing, or none."""
+    if not queues.has_class(impairment):
+        return []
+    line = next((line for line in shown.splitlines() if line.startswith(f"class hfsc {queues.SHAPER}1 ")), "")
+    found = _RATE.search(line)
+    rate_bps = int(found[1]) * 1000 ** " KMGT".index(found[2] or " ") if found else None
+    told = impairment.rate_bps or 0
+    if " sc " in line or " ls " in line or rate_bps is None or not math.isclose(rate_bps, told, rel_tol=_RELATIVE):
+        return [f"hfsc has {line.strip() or 'no class'}, not a real-time curve of {units.format_bps(told)}"]
+    return []
+
+
 def differences(shown: str, impairment: Impairment, mtu_bytes: int, *, rate_by_netem: bool = False) -> list[str]:
     """What the kernel has otherwise than it was told; empty: nothing."""
-    found = {(qdisc["kind"], qdisc["handle"]): qdisc for qdisc in json.loads(shown)}
+    found = {(qdisc["kind"], qdisc["handle"]): qdisc for qdisc in _read(shown)}
     told: dict[tuple[str, str], dict[Path, float]] = {}
     if netem.uses_netem(impairment):
         told["netem", netem.NETEM] = told_netem(impairment, mtu_bytes)
     if netem.is_spaced_by_netem(impairment, rate_by_netem=rate_by_netem):
         told["netem", netem.BOTTLENECK] = _told_spacing(impairment, mtu_bytes)
+    elif queues.is_managed(impairment):
+        told |= _told_queue(impairment, mtu_bytes)
     elif impairment.rate_bps is not None:
         told["tbf", netem.BOTTLENECK] = _told_bucket(impairment, mtu_bytes)
-    wrong = [f"{kind} is there" for kind, at in found if kind in ("netem", "tbf") and (kind, at) not in told]
+    wrong = [f"{kind} is there" for kind, at in found if kind in _OURS and at != "0:" and (kind, at) not in told]
     for (kind, at), options in told.items():
         if (kind, at) not in found:
             wrong.append(f"{kind} is missing")
             continue
         for path, value in options.items():
             has = _at(found[kind, at]["options"], path)
+            if has is None and path == ("ecn",):  # tc does not say what is off
+                has = 0.0
             if has is None or not math.isclose(has, value, rel_tol=_RELATIVE, abs_tol=1e-9):
                 wrong.append(f"{kind} {'.'.join(path)} is {has}, not {value:g}")
     return wrong
@@ -65,10 +94,19 @@ def differences(shown: str, impairment: Impairment, mtu_bytes: int, *, rate_by_n
 
 def counters(shown: str) -> Counters:
     """The root's counters: a classful root counts what its child sends and drops."""
-    for qdisc in json.loads(shown):
+    for qdisc in _read(shown):
         if qdisc.get("root"):
             return Counters(qdisc["packets"], qdisc["bytes"], qdisc["drops"], qdisc["qlen"])
     return Counters()
+
+
+def marks(shown: str) -> int:
+    """The packets that a queue which manages itself has marked (CE) since it was made."""
+    found = 0
+    for qdisc in _read(shown):
+        found += qdisc.get("ecn_mark", 0) + qdisc.get("marked", 0)
+        found += sum(tin["ecn_mark"] for tin in qdisc.get("tins", ()))
+    return found
 
 
 def told_netem(impairment: Impairment, mtu_bytes: int) -> dict[Path, float]:
@@ -101,9 +139,29 @@ def told_netem(impairment: Impairment, mtu_bytes: int) -> dict[Path, float]:
         told["slot", "max-delay"] = (impairment.slot_max_ns or impairment.slot_min_ns) / 1e9
         told["slot", "packets"] = impairment.slot_packets
         told["slot", "bytes"] = impairment.slot_bytes
-    if impairment.ecn:
+    if impairment.ecn and netem.has_losses(impairment):
         told["ecn",] = True
     return told
+
+
+def _told_queue(impairment: Impairment, mtu_bytes: int) -> dict[tuple[str, str], dict[Path, float]]:
+    """The shaper and the queue below it; of cake, which is both, its rate. tc shows no fixed share of RED's marks."""
+    if impairment.queue == "cake":
+        return {("cake", queues.SHAPER): {("bandwidth",): (impairment.rate_bps or 0) / 8, ("overhead",): 0}}
+    frame_bytes = mtu_bytes + netem.ETHERNET_HEADER_BYTES
+    told: dict[Path, float] = {("ecn",): impairment.ecn}
+    if impairment.queue == "red":
+        red = queues.red_lengths(frame_bytes=frame_bytes, frames=netem.queue_frames(impairment, mtu_bytes))
+        told |= {("limit",): red.limit, ("min",): red.marks_from, ("max",): red.marks_all_from, ("adaptive",): True}
+    else:
+        told |= {("limit",): impairment.limit_packets or queues.CODEL_PACKETS, ("quantum",): frame_bytes}
+        told |= {("target",): queues.CODEL_TARGET_NS / 1e3, ("interval",): queues.CODEL_INTERVAL_NS / 1e3}
+    return {("hfsc", queues.SHAPER): {}, (impairment.queue, queues.QUEUE): told}
+
+
+def _read(shown: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(_HFSC_OPTIONS.sub("{}", shown))
+    return found
 
 
 def _told_bucket(impairment: Impairment, mtu_bytes: int) -> dict[Path, float]:

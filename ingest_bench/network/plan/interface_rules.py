@@ -200,6 +200,7 @@ def _why_not_this(found: Found, asked: Asked) -> Iterator[str]:
         if to.address.version == 6 and to.way.host_priority == 1 and tcp_words(found, asked, to):
             yield f"a route to {to.address} alone with metric 1, that no other one can go before, is there; remove it"
     yield from _why_not_these(found, asked)
+    yield from _why_not_queued(profile)
     shared = _shared(found, profile)
     if shared and not asked.link.shared_settings:
         yield (
@@ -229,6 +230,11 @@ def _why_not_these(found: Found, asked: Asked) -> Iterator[str]:
             f"that takes {filters} filters, and at most {_MOST_FILTERS} are set; give fewer hosts, or ranges of ports "
             "that begin and end at multiples of a power of two"
         )
+
+
+def _why_not_queued(profile: Profile) -> Iterator[str]:
+    for queue in sorted({profile.to_server.queue, profile.to_client.queue} - {"fifo"}):
+        yield f'profile "{profile.name}" has queue = "{queue}", which only a link of ours can have; take the key out'
 
 
 def _shared(found: Found, profile: Profile) -> list[str]:

@@ -20,7 +20,8 @@ rest, on two cores beside other work, and the rate that was left of full packets
             and slots                                       1.84 ms  89 to 98%
 
 hfsc in the guest gave 148% of 200 Mbit/s. No other netem may be in one tree with one that duplicates
-(net/sched/sch_netem.c, check_netem_in_tree); its bottleneck is a bucket with a peak.
+(net/sched/sch_netem.c, check_netem_in_tree); its bottleneck is a bucket with a peak. A queue that manages itself has a
+bottleneck of its own (`queues`).
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ import math
 from dataclasses import replace
 
 from ingest_bench.model.network import Impairment
+from ingest_bench.network.plan import queues
 
 Lines = tuple[str, ...]
 
@@ -91,7 +93,11 @@ def lines(
             f"qdisc replace dev {device} {parent} handle {NETEM} netem {' '.join(netem_words(impairment, mtu_bytes))}"
         )
         parent = f"parent {NETEM}1"
-    if impairment.rate_bps is not None:
+    if queues.is_managed(impairment):
+        frames = queue_frames(impairment, mtu_bytes)
+        frame_bytes = mtu_bytes + ETHERNET_HEADER_BYTES
+        made += queues.lines(device, parent, impairment, frame_bytes=frame_bytes, frames=frames)
+    elif impairment.rate_bps is not None:
         made.append(
             f"qdisc replace dev {device} {parent} handle {BOTTLENECK} "
             + " ".join(bottleneck_words(impairment, mtu_bytes, rate_by_netem=rate_by_netem))
@@ -103,10 +109,10 @@ def change(device: str, before: Impairment, after: Impairment, mtu_bytes: int, *
     """The lines that turn one state of a device into another.
 
     The same kinds of qdisc are changed where they are and keep the packets that wait in them. Others are made anew,
-    and so is a netem that had an option which it shall not have any more: it would keep it.
+    and so is a netem that had an option which it shall not have any more: it would keep it. Only RED drops what waits.
     """
     old, new = (lines(device, state, mtu_bytes, rate_by_netem=rate_by_netem) for state in (before, after))
-    same = [_kind(line) for line in old] == [_kind(line) for line in new]
+    same = [_kind(line) for line in old if _is_qdisc(line)] == [_kind(line) for line in new if _is_qdisc(line)]
     sticks = any(_is_set(before, name) and not _is_set(after, name) for name in _STICKY)
     if not old or (same and not sticks):
         return new
@@ -124,8 +130,10 @@ def bottleneck_words(impairment: Impairment, mtu_bytes: int, *, rate_by_netem: b
 
 
 def is_spaced_by_netem(impairment: Impairment, *, rate_by_netem: bool) -> bool:
-    """Whether the bottleneck is a netem; a bucket that was asked for is one."""
+    """Whether the bottleneck is a netem; a bucket that was asked for is one, and so is what another queue needs."""
     if impairment.rate_bps is None or impairment.burst_bytes is not None or impairment.duplicate_ppm:
+        return False
+    if queues.is_managed(impairment):
         return False
     return rate_by_netem or uses_netem(impairment)
 
@@ -215,6 +223,10 @@ def _bytes_a_moment(impairment: Impairment) -> int:
     return int((impairment.rate_bps or 0) * MOMENT_NS / 8e9)
 
 
+def _is_qdisc(line: str) -> bool:
+    return line.startswith("qdisc ")
+
+
 def _kind(line: str) -> tuple[str, str]:
     """Where a line's qdisc is, and what it is."""
     where, _, rest = line.partition(" handle ")
@@ -226,9 +238,14 @@ def _is_set(impairment: Impairment, name: str) -> bool:
 
 
 def uses_netem(impairment: Impairment) -> bool:
-    """Whether a direction has a netem; a queue's limit alone is the token bucket's."""
+    """Whether a direction has a netem; a queue's limit alone is the bottleneck's, and its marks are, too."""
     queue_packets = None if impairment.rate_bps is not None else impairment.limit_packets
-    return replace(impairment, limit_packets=queue_packets).needs_netem
+    return replace(impairment, limit_packets=queue_packets, queue="fifo", ecn=False).needs_netem
+
+
+def has_losses(impairment: Impairment) -> bool:
+    """Whether netem loses packets, or marks them in place of that: a queue's marks are its own."""
+    return bool(impairment.loss_ppm or impairment.loss_state_ppm or impairment.loss_gemodel_ppm)
 
 
 def _delay(impairment: Impairment) -> Lines:
@@ -252,7 +269,7 @@ def _loss(impairment: Impairment) -> Lines:
         words = (f"loss gemodel {' '.join(map(percent, impairment.loss_gemodel_ppm))}",)
     elif impairment.loss_ppm:
         words = _share("loss random", impairment.loss_ppm, impairment.loss_correlation_ppm)
-    return (*words, "ecn") if impairment.ecn else words
+    return (*words, "ecn") if impairment.ecn and has_losses(impairment) else words
 
 
 def _share(word: str, share_ppm: int, correlation_ppm: int) -> Lines:
