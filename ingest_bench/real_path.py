@@ -25,12 +25,21 @@ def check(cell: Cell, place: Place, enter: Enter) -> None:
     """SpecError or MissingCapability where the way to the server cannot be shaped as the cell says."""
     if cell.network is not None:
         interface.require(cell.network)
-        interface.plan(of(cell, place, enter), cell.network)
+        link = of(cell, place, enter)
+        interface.plan(link, cell.network)
+        load_s, limit_s = _load_s(cell), interface.limit_s(link, _limit_s(cell))
+        if load_s is not None and load_s >= limit_s:
+            raise SpecError(
+                f"--interface {link.name}: your SSH connection runs over it, so it may be shaped for {limit_s:g} s, "
+                f"and the load takes {load_s:g} s; take less, or allow more with --ssh-limit"
+            )
 
 
 def shaped(cell: Cell, profile: Profile, place: Place, enter: Enter) -> contextlib.AbstractContextManager[OneEnd]:
     """The way to the server in the state of the cell's profile, for the block's time."""
-    return one_end(of(cell, place, enter), profile, place.endpoint, time_limit_s=_limit_s(cell))
+    link = of(cell, place, enter)
+    limit_s = interface.limit_s(link, _limit_s(cell))
+    return one_end(link, profile, place.endpoint, time_limit_s=limit_s)
 
 
 def of(cell: Cell, place: Place, enter: Enter) -> RealLink:
@@ -63,6 +72,12 @@ def _far_ends(endpoint: Endpoint) -> Iterator[FarEnd]:
 
 def _limit_s(cell: Cell) -> float:
     """When the way is put back at the latest, also where nobody else can do it any more."""
+    load_s = _load_s(cell)
+    return _LONGEST_S if load_s is None else load_s + _AROUND_A_LOAD_S
+
+
+def _load_s(cell: Cell) -> float | None:
+    """How long the load takes at most; None: nobody knows."""
     if cell.load.track is not None or cell.load.measure_documents is not None:
-        return _LONGEST_S
-    return (cell.load.longest_warm_up_ns + cell.load.measure_ns) / 1e9 + _AROUND_A_LOAD_S
+        return None
+    return (cell.load.longest_warm_up_ns + cell.load.measure_ns) / 1e9

@@ -6,7 +6,8 @@
     restore | show                        what `net restore` and `net show` do
 
 A stage is a number, counted from 0, or -1 for never. At the stage called DRIVER_AT, somebody else runs DRIVER_RUNS.
-DRIVER_LINK, a table in JSON, says whose connections are shaped.
+DRIVER_LINK, a table in JSON, says whose connections are shaped. DRIVER_PATIENCE are the seconds in which packets of the
+SSH connection must come and go.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ingest_bench import records
 from ingest_bench.errors import IngestBenchError
 from ingest_bench.ledger import watchdog
 from ingest_bench.model.network import Impairment, Profile, RealLink
-from ingest_bench.network.act import interface
+from ingest_bench.network.act import interface, ssh
 
 SLOW = Impairment(rate_bps=8 * 10**6, burst_bytes=10_000)
 FULL = Profile(
@@ -80,6 +81,7 @@ def tool(kill_at: int, dog_kill_at: int, variant: str = "route", device: str = "
         "interface_mtu": variant == "mtu",
         "shared_settings": True,
     }
+    ssh.PATIENCE_S = float(os.environ.get("DRIVER_PATIENCE", ssh.PATIENCE_S))
     link = records.from_toml(RealLink, json.loads(os.environ.get("DRIVER_LINK", "null")) or table, "driver")
     with interface.shaped(link, profile, time_limit_s=limit_s, on_stage=stages(kill_at)):
         sys.stdin.readline()

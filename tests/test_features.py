@@ -3,7 +3,6 @@ from __future__ import annotations
 import pytest
 
 from ingest_bench.errors import MissingCapability, RunFailed, SpecError
-from ingest_bench.network.act import offload
 from ingest_bench.network.act.sandbox import Namespace, sandbox
 from ingest_bench.network.plan import commands, features
 from ingest_bench.network.plan.features import State
@@ -88,7 +87,7 @@ def test_what_another_feature_held_off_is_expected_to_come_on() -> None:
 
 
 def applied(place: Namespace, device: str, asked: dict[str, bool]) -> dict[str, bool]:
-    return offload.changed(place.run(commands.offloads(device, asked)), asked)
+    return commands.changed(place.run(commands.offloads(device, asked)), asked)
 
 
 @pytest.mark.netns

@@ -174,8 +174,10 @@ def test_the_route_carries_mtu_mss_and_congestion_control_and_gives_them_back(pl
         ("tc qdisc add dev eth0 clsact", "tc qdisc del dev eth0 clsact", {}, "SpecError.*filters of somebody else"),
         ("ip link add if{index} type ifb", "ip link del if{index}", {}, "SpecError.*rename that one first"),
         ("ip route add default via 198.18.40.2", "ip route del default", {}, "SpecError.*--allow-default-route"),
-        ("true", "true", {"SSH_CONNECTION": "198.18.40.2 5022 198.18.40.1 22"}, "SpecError.*SSH session"),
-        ("true", "true", {"SSH_CONNECTION": "198.18.40.9 5022 192.0.2.1 22"}, "SpecError.*SSH session"),
+        ("true", "true", {"SSH_CONNECTION": "198.18.40.7 5022 198.18.40.1 22"}, "SpecError.*nobody can show"),
+        ("true", "true", {"SSH_CONNECTION": "198.18.40.9 5022 192.0.2.1 22"}, "SpecError.*nobody can show"),
+        ("true", "true", {"SSH_CONNECTION": "198.18.40.2 9200 198.18.40.1 22"}, "SpecError.*one of those that would"),
+        ("true", "true", {"SSH_CONNECTION": "198.18.40.2 5022 198.18.40.1 22"}, "SpecError.*a route with it to"),
     ],
 )
 def test_an_interface_that_is_in_other_use_is_refused_and_not_touched(

@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import ipaddress
 import itertools
+import json
 import re
 import shlex
 from collections import Counter
@@ -15,10 +16,11 @@ from ingest_bench import system
 from ingest_bench.errors import SpecError
 from ingest_bench.ledger import Action, Step
 from ingest_bench.model.network import Impairment, PortRange, Profile, RealLink
-from ingest_bench.network.act.interface_facts import metrics, next_hop, qdiscs, ssh_ends
-from ingest_bench.network.plan import features
+from ingest_bench.network.act.interface_facts import metrics, next_hop, qdiscs
+from ingest_bench.network.act.ssh import parse
+from ingest_bench.network.plan import features, spared
 from ingest_bench.network.plan.features import State
-from ingest_bench.network.plan.flows import SIDES, Flow, matches
+from ingest_bench.network.plan.flows import SIDES, Connection, Flow, matches
 from ingest_bench.network.plan.interface_plan import MARKS, Marks, plan
 from ingest_bench.network.plan.interface_rules import Asked, Destination, Found, Qdisc, Upper, Way, tcp_words
 
@@ -37,6 +39,14 @@ def asking(profile: Profile, **more: Any) -> Asked:
     return Asked(link=RealLink(name="eth0", **more), profile=profile)
 
 
+def ssh(client: str, own: str = "10.0.0.5") -> Connection:
+    found = parse(f"{client.replace(':', ' ')} {own} 22")
+    assert found is not None
+    return found
+
+
+SSH = ssh("10.2.0.9:50022")
+ANYBODY_TO_22 = Flow(network=ipaddress.ip_network("0.0.0.0/0"), own=(PortRange(20, 30),))
 THERE = Destination(
     address=ipaddress.ip_address("10.1.2.3"),
     device="eth0",
@@ -167,7 +177,14 @@ def test_the_filters_of_ports_match_these_ports_and_no_other_and_each_once(range
 @pytest.mark.parametrize(
     ("found", "asked", "reason"),
     [
-        ({"carries_ssh": True}, {}, "carries your SSH session"),
+        ({"ssh": (SSH, ssh("10.1.2.3:9200"))}, {}, "SSH connection 10.1.2.3:9200 to 10.0.0.5:22 is one of those"),
+        ({"ssh": (ssh("10.2.9.9:50022"),), "flows": (ANYBODY_TO_22,), "destinations": ()}, {}, "is one of those that"),
+        ({"ssh": (ssh("10.1.2.3:50022"),)}, {}, "a route with it to 10.1.2.3 would hold for your SSH connection"),
+        (
+            {"ssh": (SSH,), "qdiscs": (Qdisc(kind="clsact", handle="ffff:"),)},
+            {"profile": Profile(name="small", mtu_bytes=1400)},
+            "tc qdisc del dev eth0 clsact",
+        ),
         ({"carries_default_route": True}, {}, "carries the default route; add --allow-default-route"),
         ({"destinations": (dataclasses.replace(THERE, device="eth1"),)}, {}, "leave by eth1; use --interface eth1"),
         ({"destinations": (THERE, dataclasses.replace(THERE, is_own_address=True))}, {}, "is this machine itself"),
@@ -228,16 +245,43 @@ def test_the_words_of_tc_and_ssh_are_read() -> None:
         "rto_min": ("50ms",),
         "congctl": ("bbr",),
     }
-    assert ssh_ends("192.0.2.1 50022 192.0.2.2 22") == ("192.0.2.1", "192.0.2.2")
-    assert ssh_ends("") is None
+    assert str(parse("192.0.2.1 50022 192.0.2.2 22")) == "192.0.2.1:50022 to 192.0.2.2:22"
+    assert str(parse("fe80::1%eth0 50022 fe80::2%eth0 22")) == "[fe80::1]:50022 to [fe80::2]:22"
+    assert str(parse("::ffff:192.0.2.1 5 ::ffff:192.0.2.2 22")) == "192.0.2.1:5 to 192.0.2.2:22"
+    assert [parse(text) for text in ("", "a b c d", "192.0.2.1 x 192.0.2.2 22", "192.0.2.1 1 192.0.2.2")] == [None] * 4
+
+
+def test_a_connection_is_of_a_flow_where_the_filters_of_the_flow_match_its_packets() -> None:
+    ends = {"here": SSH, "other host": ssh("10.3.0.9:50022"), "other port": ssh("10.2.0.9:50021")}
+    flows = (flow("10.2.0.0/16", PortRange(50022, 50030)), Flow(network=SSH.flow.network), ANYBODY_TO_22)
+    assert [[name for name, end in ends.items() if end.is_of(one)] for one in flows] == [
+        ["here"],
+        ["here", "other port"],
+        list(ends),
+    ]
+    assert not SSH.is_of(Flow(network=SSH.flow.network, own=(PortRange(23, 65535),)))
+    assert not SSH.is_of(Flow(network=ipaddress.ip_network("::/0")))
+
+
+def test_ssh_is_led_past_before_any_other_filter_stands_and_each_connection_has_its_own_count() -> None:
+    found = dataclasses.replace(FOUND, ssh=(SSH, dataclasses.replace(SSH, far=ipaddress.ip_address("fd00::9"))))
+    sparing = spared.steps(found, OURS)
+    text = text_of((*sparing, *plan(found, asking(Profile(name="slow", to_server=SLOW)), OURS)))
+    assert text == (GOLDEN / "interface-ssh.txt").read_text(encoding="utf-8")
+    assert spared.steps(FOUND, OURS) == ()
+    listed = [
+        {"pref": pref, "options": {"actions": [{"stats": {"packets": packets}}]}}
+        for pref, packets in ((1, 12), (2, 34), (3, 56))
+    ]
+    assert spared.packets(found, json.dumps([{"pref": 1}, *listed])) == (12, 34)
 
 
 def test_no_two_marks_have_a_number_or_a_name_in_common() -> None:
     ends = [(Marks(number), side) for number in (0, 1, MARKS - 1) for side in SIDES]
     assert len({marks.block(side) for marks, side in ends}) == len(ends)
-    devices = [marks.ifb(side) for marks, side in ends]
+    devices = [marks.ifb(side) for marks, side in ends] + [marks.counted for marks, side in ends if side == "egress"]
     for names in ({d.index for d in devices}, {d.name for d in devices}, {d.mac for d in devices}):
-        assert len(names) == len(ends)
+        assert len(names) == len(devices)
     # What the kernel takes: IFNAMSIZ less its end, and an int.
     assert max(len(device.name) for device in devices) <= 15
     assert max(device.index for device in devices) < 1 << 31

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -177,3 +178,47 @@ def test_an_ordinary_user_is_told_that_it_takes_root_before_the_first_run(place:
         assert process.returncode == 4, said
         assert "a real interface can be changed only by root" in said[1]
         assert here.results == []
+
+
+def test_a_run_over_the_interface_of_our_ssh_connection_spares_it_and_is_not_longer_than_its_limit(
+    place: Lab, tmp_path: Path
+) -> None:
+    before = place.snapshot()
+    with over_ssh(place) as terminal:
+        with started(terminal, tmp_path, "--set", "network=slow.toml", measure="10min") as process:
+            said = process.communicate(timeout=120)
+        assert process.returncode == 2, said
+        assert "may be shaped for 600 s, and the load takes" in " ".join(said[1].split())
+        assert not list(tmp_path.glob("out/*/*/*/1"))
+        with started(terminal, tmp_path, "--set", "network=slow.toml") as process:
+            said = process.communicate(timeout=200)
+    assert process.returncode == 0, said
+    spared = promises(tmp_path, "slow")["ssh"]
+    assert spared["kept"] is True
+    assert re.search(r"198.18.40.2:\d+ to 198.18.40.1:22: [1-9]\d* packets out and [1-9]\d* in", spared["measured"])
+    place.is_put_back(before)
+
+
+@contextmanager
+def over_ssh(place: Lab) -> Iterator[Lab]:
+    """The same place, to who is there by a connection on which a byte goes to and fro all the time."""
+    talk = (
+        "import socket, sys, time\n"
+        "s = socket.create_server(('198.18.40.1', 22)); print('ready', flush=True); c = s.accept()[0]\n"
+        "print(*c.getpeername(), *c.getsockname(), flush=True)\n"
+        "while True: c.send(b'x'); c.recv(9); time.sleep(0.05)\n"
+    )
+    answer = "import socket\nc = socket.create_connection(('198.18.40.1', 22))\nwhile c.recv(9): c.send(b'y')\n"
+    argv = (*place.client, sys.executable, "-c", talk)
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as here:
+        assert here.stdout is not None
+        try:
+            assert here.stdout.readline() == "ready\n"
+            with subprocess.Popen((*place.server, sys.executable, "-c", answer)) as there:
+                try:
+                    connection = here.stdout.readline().strip()
+                    yield replace(place, client=(*place.client, "env", f"SSH_CONNECTION={connection}"))
+                finally:
+                    there.kill()
+        finally:
+            here.kill()

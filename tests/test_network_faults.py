@@ -17,7 +17,7 @@ import pytest
 from scapy.layers.inet import ICMP
 
 from ingest_bench import catalog, network
-from ingest_bench.faults import forged_icmp, forged_resets, timeline
+from ingest_bench.faults import forged_icmp, forged_resets, holes, timeline
 from ingest_bench.faults.blackhole import blackhole
 from ingest_bench.faults.layers import other_state
 from ingest_bench.faults.mtu_blackhole import mtu_blackhole, told
@@ -29,7 +29,6 @@ from ingest_bench.model.network import Impairment, LinkName, Profile
 from ingest_bench.network import Links, link
 from ingest_bench.network.act import uml
 from ingest_bench.network.act.link import Link
-from ingest_bench.network.plan import holes
 
 # Sends back what comes, and says how each connection ended.
 ECHO = """

@@ -46,6 +46,14 @@ SharedSettings = Annotated[
     typer.Option("--shared-settings", help="Also set what other traffic feels: offloads, GSO sizes, TCP buffers."),
 ]
 
+SshLimit = Annotated[
+    str | None,
+    typer.Option(
+        help="How long at most where your SSH connection runs over the interface; 10min unless it is given. It is "
+        "spared, and that is proven first."
+    ),
+]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flows:
@@ -57,6 +65,7 @@ class Flows:
     allow_default_route: bool = False
     interface_mtu: bool = False
     shared_settings: bool = False
+    ssh_limit: str | None = None
 
     @property
     def table(self) -> dict[str, Any]:
@@ -73,6 +82,9 @@ class Flows:
         if self.port is not None:
             records.at(RealLink, ("port",), self.port, "--port")
             given["port"] = self.port
+        if self.ssh_limit is not None:
+            records.at(RealLink, ("ssh_limit",), self.ssh_limit, "--ssh-limit")
+            given["ssh_limit"] = self.ssh_limit
         for key in ("allow_default_route", "interface_mtu", "shared_settings"):
             if getattr(self, key):
                 given[key] = True

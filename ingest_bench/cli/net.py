@@ -142,7 +142,7 @@ def check(
 
 
 @app.command()
-def apply(
+def apply(  # noqa: PLR0917 - typer takes them all by name
     profile: ProfileName,
     interface_name: Annotated[str, typer.Option("--interface", help="The interface by which packets go there.")],
     time_limit: Annotated[
@@ -153,6 +153,7 @@ def apply(
     allow_default_route: flows.DefaultRoute = False,
     interface_mtu: flows.InterfaceMtu = False,
     shared_settings: flows.SharedSettings = False,
+    ssh_limit: flows.SshLimit = None,
     sets: Sets = [],  # noqa: B006 - typer copies it
     dry_run: DryRun = False,
 ) -> None:
@@ -170,6 +171,7 @@ def apply(
         allow_default_route=allow_default_route,
         interface_mtu=interface_mtu,
         shared_settings=shared_settings,
+        ssh_limit=ssh_limit,
     )
     link: RealLink = records.from_toml(RealLink, typed.table, "net apply")
     if not (link.to or link.port):
@@ -179,6 +181,8 @@ def apply(
         _print_steps(interface.plan(link, chosen))
         return
     with interface.shaped(link, chosen, time_limit_s=time_limit_s) as shaped:
+        for words in shaped.spared:
+            screen.say(f"spared: SSH {words}")
         screen.say(f"{chosen.name} on {link.name} {link.ends} for {time_limit}; Ctrl-C ends it")
         shaped.wait()
     screen.say("everything is put back")

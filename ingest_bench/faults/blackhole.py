@@ -7,13 +7,13 @@ from contextlib import ExitStack, contextmanager
 
 from ingest_bench import network
 from ingest_bench.errors import MissingCapability, RunFailed
-from ingest_bench.faults import each
+from ingest_bench.faults import each, holes
 from ingest_bench.faults.kind import Begun, FaultKind
 from ingest_bench.faults.layers import layer
 from ingest_bench.faults.stage import Stage
 from ingest_bench.model.experiment import Fault
 from ingest_bench.network import Direction, Link
-from ingest_bench.network.plan import commands, holes
+from ingest_bench.network.plan import commands
 
 
 @contextmanager

@@ -13,14 +13,13 @@ from contextlib import ExitStack, contextmanager
 
 from ingest_bench import system
 from ingest_bench.errors import RunFailed
-from ingest_bench.faults import each, forged_icmp
+from ingest_bench.faults import each, forged_icmp, holes
 from ingest_bench.faults.blackhole import hole
 from ingest_bench.faults.kind import Begun, FaultKind
 from ingest_bench.faults.stage import Stage
 from ingest_bench.model.experiment import Cell, Fault
 from ingest_bench.network import Direction, Link
 from ingest_bench.network.act.link import End
-from ingest_bench.network.plan import holes
 
 # net.ipv4.route.min_pmtu; a sender that is told less sends fragments of this size.
 _SMALLEST_LEARNED_BYTES = 552

@@ -187,6 +187,8 @@ class RealLink:
     """Change the MTU of the interface and not that of the route."""
     shared_settings: bool = False
     """Change what other traffic feels too: offloads and GSO sizes of the interface, tcp_rmem and tcp_wmem."""
+    ssh_limit_ns: Annotated[int, Between(S, 7 * 24 * HOUR, "longer, nobody remembers it")] = 600 * S
+    """How long at most, where an SSH connection of our terminal runs over it: who is cut off gets in again then."""
 
     @property
     def ends(self) -> str:

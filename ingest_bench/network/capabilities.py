@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from ingest_bench import system
 from ingest_bench.errors import MissingCapability
 from ingest_bench.model.network import Profile
-from ingest_bench.network.act import offload
 from ingest_bench.network.act.box import BOXES, QUEUES
 from ingest_bench.network.act.link import link
 from ingest_bench.network.act.sandbox import sandbox
@@ -77,7 +76,7 @@ def _inside(command: str) -> str:
 def _offloads() -> str:
     asked = {"tso": False}
     with sandbox() as opened:
-        offload.changed(opened.add().run(commands.offloads("lo", asked)), asked)
+        commands.changed(opened.add().run(commands.offloads("lo", asked)), asked)
     return "works"
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ingest_bench import system
-from ingest_bench.errors import MissingCapability, RunFailed
+from ingest_bench.errors import MissingCapability, RunFailed, SpecError
 from ingest_bench.ledger import Applied, book, restore, session, sessions, show
-from ingest_bench.network.act import interface_facts
-from ingest_bench.network.plan import features, interface_plan, netem
+from ingest_bench.network.act import interface_facts, ssh
+from ingest_bench.network.plan import features, interface_plan, netem, spared
 from ingest_bench.network.plan.interface_rules import Asked, Found, shapes, tcp_words
 
 if TYPE_CHECKING:
@@ -46,6 +46,8 @@ class Shaped:
     session: Session
     devices: Mapping[Direction, str]
     """Our own device of each direction that is shaped: packets of the flows, and no other, leave it shaped."""
+    spared: tuple[str, ...] = ()
+    """The SSH connections of our terminal on this interface, each with what proves that it is spared."""
 
     def is_over(self) -> bool:
         """Whether everything was put back already."""
@@ -68,7 +70,10 @@ def plan(link: RealLink, profile: Profile) -> tuple[Step, ...]:
             "`ingest-bench net restore` puts back what it left"
         )
     asked = Asked(link=link, profile=profile)
-    return interface_plan.plan(_find(asked), asked, _marks())
+    found, marks = _find(asked), _marks()
+    steps = interface_plan.plan(found, asked, marks)
+    ssh.require(found.ssh)
+    return (*spared.steps(found, marks), *steps) if steps else ()
 
 
 @contextlib.contextmanager
@@ -85,6 +90,9 @@ def shaped(
     of a direction. Its MTU, MSS and congestion control hold for these hosts. What other traffic feels too is changed
     only with `interface_mtu` (the interface's MTU in place of the route's) and `shared_settings` (offloads, GSO sizes,
     tcp_rmem, tcp_wmem).
+
+    An SSH connection of our terminal over this interface goes past everything, which is proven before anything else is
+    changed, and again behind it; the time is at most `ssh_limit` then.
     """
     require(profile)
     asked = Asked(link=link, profile=profile)
@@ -97,13 +105,44 @@ def shaped(
         if found.index != index:
             raise RunFailed(f"{link.name}: it became another interface just now; try again")
         marks = _marks()
-        opened.change(interface_plan.plan(found, asked, marks))
+        steps = interface_plan.plan(found, asked, marks)
+        _refuse_too_long(found, link, time_limit_s)
+        ssh.require(found.ssh)
+        proven = _spare(opened, found, marks, profile) if steps else ()
+        opened.change(steps)
+        if proven:
+            proven = ssh.prove(found, marks)
         _check_queues(found)
         _check_routes(found, asked)
         _check_offloads(found, asked)
         on_stage("running")
         ways = interface_plan.ways(asked)
-        yield Shaped(found, profile, opened, {way.direction: marks.ifb(way.side).name for way in ways})
+        yield Shaped(found, profile, opened, {way.direction: marks.ifb(way.side).name for way in ways}, proven)
+
+
+def limit_s(link: RealLink, time_limit_s: float) -> float:
+    """That time limit, but no more than the interface may be shaped while our SSH connection runs over it."""
+    return min(time_limit_s, link.ssh_limit_ns / 1e9) if interface_facts.ssh_over(link.name) else time_limit_s
+
+
+def _refuse_too_long(found: Found, link: RealLink, time_limit_s: float) -> None:
+    limit_s = link.ssh_limit_ns / 1e9
+    if found.ssh and time_limit_s > limit_s:
+        raise SpecError(
+            f"{found.interface}: it carries your SSH connection {found.ssh[0]}, and may be shaped for {limit_s:g} s "
+            f"then, not for {time_limit_s:g} s; take less, or allow more with --ssh-limit"
+        )
+
+
+def _spare(opened: Session, found: Found, marks: interface_plan.Marks, profile: Profile) -> tuple[str, ...]:
+    """The SSH connections of our terminal are led past all that comes, and how that is proven, in words."""
+    if not found.ssh:
+        return ()
+    for name in spared.NEEDS:
+        _require(name, profile)
+    opened.change(spared.steps(found, marks))
+    opened.on_stage("proving")
+    return ssh.prove(found, marks)
 
 
 def _key(index: int) -> str:

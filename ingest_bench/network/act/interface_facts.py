@@ -5,15 +5,15 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import json
-import os
 import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ingest_bench import records, system, urls
 from ingest_bench.errors import RunFailed, SpecError
+from ingest_bench.network.act import ssh
 from ingest_bench.network.plan import commands, features
-from ingest_bench.network.plan.flows import Flow
+from ingest_bench.network.plan.flows import Connection, Flow
 from ingest_bench.network.plan.interface_rules import Destination, Found, Qdisc, Upper, Way
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def find(asked: RealLink, *, with_features: bool, with_uppers: bool) -> Found:
             for version in ("-4", "-6")
             for route in _json("ip", version, "-j", "route", "show", "default")
         ),
-        carries_ssh=interface in _ssh_devices(_ssh_connections(os.getpid())),
+        ssh=ssh_over(interface),
         ipv6_mtu_bytes=_ipv6_mtu_bytes(interface),
         uppers=tuple(_uppers(interface)) if with_uppers else (),
         uppers_elsewhere=tuple(_uppers_elsewhere(index)) if with_uppers else (),
@@ -76,6 +76,18 @@ def find(asked: RealLink, *, with_features: bool, with_uppers: bool) -> Found:
 def index_of(interface: str) -> int:
     """The number that the kernel knows it by, whatever its name; SpecError when there is no such interface."""
     return int(_link(interface)["ifindex"])
+
+
+def ssh_over(interface: str) -> tuple[Connection, ...]:
+    """The SSH connections of our terminal that run over it, or over what stands on it, such as a bridge."""
+    return ssh.over((interface, *(upper.name for upper in _uppers(interface))), _leads_by)
+
+
+def _leads_by(address: IPv4Address | IPv6Address) -> str:
+    try:
+        return str(_route(address).get("dev", ""))
+    except SpecError:
+        return ""
 
 
 def _flow(end: FarEnd, own: tuple[PortRange, ...]) -> Flow:
@@ -127,12 +139,6 @@ def qdiscs_of(interface: str) -> tuple[Qdisc, ...]:
 def features_of(interface: str) -> features.States:
     """Its features as they are now."""
     return features.answer(system.run(commands.offloads(interface, {}))).after
-
-
-def ssh_ends(connection: str) -> tuple[str, str] | None:
-    """The client's and our own address in SSH_CONNECTION; None when it is none."""
-    words = connection.split()
-    return (words[0], words[2]) if len(words) == 4 else None
 
 
 def _link(interface: str) -> dict[str, Any]:
@@ -244,41 +250,6 @@ def _uppers_elsewhere(index: int) -> Iterator[str]:
 
 def _kind(link: Mapping[str, Any]) -> str:
     return str(link.get("linkinfo", {}).get("info_kind", ""))
-
-
-def _ssh_connections(pid: int) -> set[str]:
-    """SSH_CONNECTION of a process and of its ancestors: sudo does not hand it on."""
-    found = {os.environ.get("SSH_CONNECTION", "")}
-    while pid > 1:
-        folder = Path("/proc") / str(pid)
-        try:
-            for line in (folder / "environ").read_bytes().split(b"\0"):
-                if line.startswith(b"SSH_CONNECTION="):
-                    found.add(line.partition(b"=")[2].decode(errors="replace"))
-            pid = int((folder / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[1])
-        except OSError:
-            # An ancestor of another user: what it knows, we may not read. Its child's word has to do.
-            break
-    return found - {""}
-
-
-def _ssh_devices(connections: Iterable[str]) -> set[str]:
-    """The interfaces that SSH sessions run over: those with our end's address, and those that lead to the client."""
-    devices = set()
-    for connection in connections:
-        ends = ssh_ends(connection)
-        if ends is None:
-            continue
-        devices |= {
-            str(entry["ifname"])
-            for entry in _json("ip", "-j", "addr", "show")
-            if any(info.get("local") == ends[1] for info in entry.get("addr_info", ()))
-        }
-        try:
-            devices.add(str(_route(ipaddress.ip_address(ends[0].partition("%")[0]))["dev"]))
-        except (SpecError, ValueError):
-            continue
-    return devices
 
 
 def _devices(route: Mapping[str, Any]) -> set[str]:

@@ -13,9 +13,9 @@ from ingest_bench import system
 from ingest_bench.errors import MissingCapability, RunFailed, SpecError
 from ingest_bench.model.network import Profile
 from ingest_bench.network.act import box as boxes
-from ingest_bench.network.act import executor, offload, uml
+from ingest_bench.network.act import executor, uml
 from ingest_bench.network.act.sandbox import Namespace, Sandbox, has_ipv6, sandbox
-from ingest_bench.network.plan import link_plan
+from ingest_bench.network.plan import commands, link_plan
 from ingest_bench.network.plan.backends import BACKENDS
 from ingest_bench.network.plan.commands import UNTOUCHED
 from ingest_bench.network.plan.link_plan import OFFLOADS, EndPlan, Layout
@@ -150,7 +150,7 @@ class Link:
         for step, said in answers:
             if step.name == OFFLOADS:
                 known = self._kernels_offloads.get(step.place, {})
-                changed = offload.changed(said, {**known, **self.profile.offloads})
+                changed = commands.changed(said, {**known, **self.profile.offloads})
                 self._kernels_offloads[step.place] = {**changed, **known}
 
 

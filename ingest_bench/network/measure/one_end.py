@@ -112,7 +112,7 @@ def one_end(link: RealLink, profile: Profile, endpoint: Endpoint, *, time_limit_
     # Handshakes with ourselves would not cross the interface.
     before = None if link.port else handshakes(endpoint)
     with interface.shaped(link, profile, time_limit_s=time_limit_s) as shaped:
-        found = OneEnd(shaped=shaped, promises=tuple(_of_queues(shaped)))
+        found = OneEnd(shaped=shaped, promises=(*_of_ssh(shaped), *_of_queues(shaped)))
         if before is None:
             found.promises += tuple(_unknown(name, "", "the server is at this end") for name in ("rtt", "mtu", "mss"))
         else:
@@ -158,6 +158,11 @@ def _of_queues(shaped: Shaped) -> Iterator[Promise]:
             tolerance="2%, for what tc rounds",
             kept=not wrong,
         )
+
+
+def _of_ssh(shaped: Shaped) -> Iterator[Promise]:
+    for words in shaped.spared:
+        yield Promise(name="ssh", promised="past the shaped queues", measured=words, tolerance="none", kept=True)
 
 
 def _handshaken(profile: Profile, endpoint: Endpoint, before: Handshakes) -> tuple[Handshakes, tuple[Promise, ...]]:

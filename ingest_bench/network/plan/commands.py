@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ingest_bench import system
+from ingest_bench import records, system
+from ingest_bench.errors import MissingCapability, SpecError
 from ingest_bench.model.network import Profile
 from ingest_bench.network.plan import features, places
 
@@ -142,6 +143,19 @@ def sysctl(profile: Profile) -> tuple[str, ...]:
 def offloads(device: str, asked: Mapping[str, bool]) -> tuple[str, ...]:
     """The argv that sets a device's offloads all at once and tells what came of it; without any it only tells."""
     return system.program(features.__file__, device, *features.words(asked))
+
+
+def changed(said: str, asked: Mapping[str, bool]) -> dict[str, bool]:
+    """What `offloads` changed, by what it said: each feature with what was asked of it before.
+
+    MissingCapability when one is not as it shall be, by what was read back.
+    """
+    answer = features.answer(said)
+    for name in answer.unknown:
+        raise SpecError(f'offloads: unknown feature "{name}"; {records.nearest(name, features.names(answer.before))}')
+    for reason in features.unmet(asked, answer.after):
+        raise MissingCapability(f"offloads: on this link {reason}. Leave the key out.")
+    return {name: state.wanted for name, state in answer.before.items() if answer.after[name].wanted != state.wanted}
 
 
 def buffers(profile: Profile) -> dict[str, str]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import ipaddress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from ingest_bench.model.network import PortRange
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from ipaddress import IPv4Network, IPv6Network
-
-    from ingest_bench.model.network import PortRange
+    from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 
 Side = Literal["ingress", "egress"]
 SIDES: tuple[Side, Side] = ("ingress", "egress")
@@ -31,6 +32,32 @@ class Flow:
     def is_host(self) -> bool:
         """Whether it is with one host alone."""
         return self.network.num_addresses == 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connection:
+    """One TCP connection of ours, such as that of our terminal."""
+
+    far: IPv4Address | IPv6Address
+    far_port: int
+    own: IPv4Address | IPv6Address
+    own_port: int
+
+    def __str__(self) -> str:
+        return f"{_end(self.far, self.far_port)} to {_end(self.own, self.own_port)}"
+
+    @property
+    def flow(self) -> Flow:
+        """It as a flow of its own."""
+        far, own = (PortRange(port, port) for port in (self.far_port, self.own_port))
+        return Flow(network=ipaddress.ip_network(self.far), far=(far,), own=(own,))
+
+    def is_of(self, flow: Flow) -> bool:
+        """Whether the flow's filters would match its packets."""
+        ends = ((flow.far, self.far_port), (flow.own, self.own_port))
+        return self.far in flow.network and all(
+            not ranges or any(ports.first <= port <= ports.last for ports in ranges) for ranges, port in ends
+        )
 
 
 def protocol(flow: Flow) -> str:
@@ -69,3 +96,7 @@ def _blocks(ranges: tuple[PortRange, ...]) -> Iterator[tuple[int, int]]:
                 size //= 2
             yield first, _PORT_MASK & ~(size - 1)
             first += size
+
+
+def _end(address: IPv4Address | IPv6Address, port: int) -> str:
+    return f"[{address}]:{port}" if address.version == 6 else f"{address}:{port}"

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ingest_bench.network.plan.places import Direction
 
 # Filters of one priority have one protocol (net/sched/cls_api.c, tcf_chain_tp_find).
-_PRIORITIES = {"ip": "1", "ipv6": "2"}
+_PRIORITIES = {"ip": "3", "ipv6": "4"}
 # A route protocol that nobody else has. Those above 3 mean nothing to the kernel (include/uapi/linux/rtnetlink.h);
 # /etc/iproute2/rt_protos has no 198.
 ROUTE_PROTOCOL = "198"
@@ -52,15 +52,18 @@ class Marks:
     number: int
     """Drawn for this session, below `MARKS`."""
 
+    @property
+    def counted(self) -> Device:
+        """The device at which copies of packets end that are counted."""
+        return _device(_NUMBERS + 2 * MARKS + self.number)
+
     def block(self, side: Side) -> str:
         """The number of the block of filters of the packets that arrive or that leave."""
         return str(self._own(side))
 
     def ifb(self, side: Side) -> Device:
         """The device that these packets are redirected to. A locally administered address (IEEE 802, bit 2)."""
-        own = self._own(side)
-        mac = ":".join(f"{byte:02x}" for byte in (2, *own.to_bytes(5, "big")))
-        return Device(index=own, name=f"ibench{own - _NUMBERS:x}", mac=mac)
+        return _device(self._own(side))
 
     def _own(self, side: Side) -> int:
         return _NUMBERS + 2 * self.number + (side == "egress")
@@ -78,6 +81,11 @@ class Device:
     def word(self) -> str:
         """What ip and tc call it, whatever its name is."""
         return f"if{self.index}"
+
+
+def _device(number: int) -> Device:
+    mac = ":".join(f"{byte:02x}" for byte in (2, *number.to_bytes(5, "big")))
+    return Device(index=number, name=f"ibench{number - _NUMBERS:x}", mac=mac)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,14 +200,8 @@ def _queues(found: Found, asked: Asked, marks: Marks) -> Iterator[Step]:
         return
     for way in shaped:
         yield from _ifb(way.side, marks.ifb(way.side), way.impairment, asked.profile.mtu_bytes)
-    blocks = ("ingress_block", marks.block("ingress"), "egress_block", marks.block("egress"))
-    undo = Undo(
-        action=_tc("qdisc", "del", "dev", found.device, "clsact"),
-        look=("tc", "-j", "qdisc", "show", "dev", "{name}"),
-        shows=f'"ingress_block":{marks.block("ingress")},',
-        index=found.index,
-    )
-    yield Step(name="clsact", do=_tc("qdisc", "add", "dev", found.device, *blocks, "clsact"), undo=(undo,))
+    if not found.ssh:
+        yield clsact(found, marks)
     for side in (way.side for way in shaped):
         redirect = ("action", "mirred", "egress", "redirect", "dev", marks.ifb(side).word)
         for flow in found.flows:
@@ -209,18 +211,40 @@ def _queues(found: Found, asked: Asked, marks: Marks) -> Iterator[Step]:
                 yield Step(name=f"filter {side}", do=_tc("filter", "add", *where, *match, *redirect))
 
 
+def clsact(found: Found, marks: Marks) -> Step:
+    """The place for our filters on the interface: a block for each side, which has no filter yet."""
+    blocks = ("ingress_block", marks.block("ingress"), "egress_block", marks.block("egress"))
+    undo = Undo(
+        action=_tc("qdisc", "del", "dev", found.device, "clsact"),
+        look=("tc", "-j", "qdisc", "show", "dev", "{name}"),
+        shows=f'"ingress_block":{marks.block("ingress")},',
+        index=found.index,
+    )
+    return Step(name="clsact", do=_tc("qdisc", "add", "dev", found.device, *blocks, "clsact"), undo=(undo,))
+
+
 def _ifb(side: Side, ifb: Device, impairment: Impairment, mtu_bytes: int) -> Iterator[Step]:
+    yield made(f"ifb {side}", ifb)
+    for line in netem.lines(ifb.word, impairment, mtu_bytes):
+        yield Step(name=f"queue {side}: {_kind(line)}", do=_tc(*line.split()))
+    yield up(f"ifb {side}", ifb)
+
+
+def made(name: str, ifb: Device) -> Step:
+    """The step that makes a device of ours."""
     undo = Undo(
         action=_command("ip", "link", "del", "dev", ifb.word),
         look=_LINK,
         shows=f'"address":"{ifb.mac}"',
         index=ifb.index,
     )
-    made = ("ip", "link", "add", "name", ifb.name, "index", str(ifb.index), "address", ifb.mac, "type", "ifb")
-    yield Step(name=f"ifb {side}", do=_command(*made), undo=(undo,))
-    for line in netem.lines(ifb.word, impairment, mtu_bytes):
-        yield Step(name=f"queue {side}: {_kind(line)}", do=_tc(*line.split()))
-    yield Step(name=f"ifb {side} up", do=_command("ip", "link", "set", "dev", ifb.word, "up"))
+    words = ("ip", "link", "add", "name", ifb.name, "index", str(ifb.index), "address", ifb.mac, "type", "ifb")
+    return Step(name=name, do=_command(*words), undo=(undo,))
+
+
+def up(name: str, ifb: Device) -> Step:
+    """The step after which it takes packets."""
+    return Step(name=f"{name} up", do=_command("ip", "link", "set", "dev", ifb.word, "up"))
 
 
 def _route(found: Found, asked: Asked, to: Destination) -> Iterator[Step]:

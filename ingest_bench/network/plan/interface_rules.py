@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from ingest_bench.model.network import Profile, RealLink
     from ingest_bench.network.plan.features import State
-    from ingest_bench.network.plan.flows import Flow
+    from ingest_bench.network.plan.flows import Connection, Flow
 
 _IPV6_LEAST_MTU = 1280
 # Each packet that is not shaped is compared with all of them.
@@ -93,7 +93,8 @@ class Found:
     destinations: tuple[Destination, ...]
     """Where the flows' packets go; none where they are anybody's."""
     carries_default_route: bool = False
-    carries_ssh: bool = False
+    ssh: tuple[Connection, ...] = ()
+    """The SSH connections of our terminal that run over it."""
     ipv6_mtu_bytes: int | None = None
     """None: the interface has no IPv6."""
     uppers: tuple[Upper, ...] = ()
@@ -161,18 +162,36 @@ def _why_not_here(found: Found, asked: Asked) -> Iterator[str]:
             yield f"{to.address} is this machine itself: its packets leave by no interface. Use `net exec` instead"
         if to.device != found.interface:
             yield f"packets to {to.address} leave by {to.device}; use --interface {to.device}"
-    if found.carries_ssh:
-        yield "it carries your SSH session; work from the console, or use another interface"
+    yield from _why_not_beside_ssh(found, asked)
     if found.carries_default_route and not asked.link.allow_default_route:
         yield "it carries the default route; add --allow-default-route if that is meant"
     if found.taken_name:
         yield f"it has number {found.index}, and another interface the name {found.device}; rename that one first"
     for qdisc in found.qdiscs:
-        if qdisc.is_filter and any(shapes(way) for way in (asked.profile.to_server, asked.profile.to_client)):
+        filters = found.ssh or any(shapes(way) for way in (asked.profile.to_server, asked.profile.to_client))
+        if qdisc.is_filter and filters:
             yield (
                 f"it has filters of somebody else ({qdisc.kind}), in whose place ours would stand; "
                 f"remove them first: tc qdisc del dev {found.interface} {qdisc.kind}"
             )
+
+
+def _why_not_beside_ssh(found: Found, asked: Asked) -> Iterator[str]:
+    """What would be done to an SSH connection of our terminal: by a filter, or by a route to its client."""
+    for connection in found.ssh:
+        for flow in found.flows:
+            if connection.is_of(flow):
+                yield (
+                    f"your SSH connection {connection} is one of those that would be shaped; "
+                    "name other hosts or ports, or work from the console"
+                )
+        for to in found.destinations:
+            if to.address == connection.far and tcp_words(found, asked, to):
+                yield (
+                    f'profile "{asked.profile.name}" has an MTU, an MSS, a congestion control or ECN, and a route with '
+                    f"it to {to.address} would hold for your SSH connection {connection} too; "
+                    "choose a profile without, or work from the console"
+                )
 
 
 def _why_not_this(found: Found, asked: Asked) -> Iterator[str]:

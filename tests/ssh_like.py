@@ -1,0 +1,61 @@
+"""What sshd and ssh are to a machine, but for the cryptography: a terminal over one TCP connection.
+
+serve ADDRESS PORT (pty | pipe) ARGV…   says "ready", and runs ARGV for who connects first: on a terminal of its own,
+                                        or with nothing of it over the connection; SSH_CONNECTION is set as sshd does
+connect ADDRESS PORT                    what is typed goes there, and what it shows comes out
+"""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+import socket
+import subprocess
+import sys
+
+
+def relay(connection: socket.socket, source: int, sink: int) -> None:
+    """Both ways, until one end of it is over."""
+    while True:
+        ready, _, _ = select.select([connection.fileno(), source], [], [])
+        for one in ready:
+            try:
+                data = os.read(one, 1 << 16)
+            except OSError:
+                # A terminal that nobody has open any more.
+                return
+            if not data:
+                return
+            if one != source:
+                os.write(sink, data)
+            else:
+                connection.sendall(data)
+
+
+def serve(address: str, port: str, way: str, *argv: str) -> int:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.create_server((address, int(port)), family=family) as server:
+        sys.stdout.write("ready\n")
+        sys.stdout.flush()
+        connection, (far, far_port, *_) = server.accept()
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    env = {**os.environ, "SSH_CONNECTION": f"{far} {far_port} {address} {port}"}
+    if way == "pipe":
+        return subprocess.run(argv, env=env, check=False, start_new_session=True).returncode
+    pid, terminal = pty.fork()
+    if not pid:
+        os.execvpe(argv[0], argv, env)  # noqa: S606 - an argv of the test's
+    relay(connection, terminal, terminal)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def connect(address: str, port: str) -> int:
+    with socket.create_connection((address, int(port))) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        relay(connection, 0, 1)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(serve(*sys.argv[2:]) if sys.argv[1] == "serve" else connect(*sys.argv[2:]))
