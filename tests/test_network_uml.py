@@ -197,8 +197,10 @@ def test_the_guest_makes_itself_a_router_with_netem() -> None:
         "modules=/usr/lib/uml/modules/$(busybox uname -r)/kernel/net/sched",
         "busybox insmod $modules/sch_netem.ko",
         "busybox insmod $modules/sch_tbf.ko",
-        "for file in $modules/sch_cake.ko $modules/sch_fq_codel.ko $modules/sch_hfsc.ko $modules/sch_red.ko; "
-        "do if [ -e $file ]; then busybox insmod $file || exit 1; fi; done",
+        (
+            "for file in $modules/sch_cake.ko $modules/sch_fq_codel.ko $modules/sch_hfsc.ko $modules/sch_red.ko; "
+            "do if [ -e $file ]; then busybox insmod $file || exit 1; fi; done"
+        ),
         "ip link set dev vec0 name to-server address 02:00:c6:12:02:fe gro_max_size 1",
         "ip link set dev vec1 name to-client address 02:00:c6:12:01:fe gro_max_size 1",
         "echo 1 > /proc/sys/net/ipv4/ip_forward",
