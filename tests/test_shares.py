@@ -37,8 +37,11 @@ with shares({"cpu", "memory", "disk", "throttle", "syncs"}, homes) as made:
     # Each child has its file once it is asked about a sync of it.
     while not all((home / "file").exists() for home in homes):
         time.sleep(0.01)
+    timeline.begin(Fault(kind="slow-fsync", at_ns=0, for_ns=1, delay_ns=3600 * 10**9), stage)
+    # Each waits, before the disk is slow: one that is under way then would go on for long.
+    while not all(share.syncs.held()[0] for share in made):
+        time.sleep(0.01)
     keys = {"cpu": {"cores": 0.1}, "memory": {}, "full-disk": {}, "slow-disk": {"rate_bps": 10_000, "iops": 2}}
-    keys["slow-fsync"] = {"delay_ns": 3600 * 10**9}
     for kind, its in keys.items():
         timeline.begin(Fault(kind=kind, at_ns=0, for_ns=1, **its), stage)
     time.sleep(0.5)
@@ -65,15 +68,20 @@ def test_nothing_of_two_runs_is_left_that_are_killed_in_the_middle_of_every_faul
         for its in homes
     ]
     told: list[list[str]] = []
-    for run in runs:
-        assert run.stdout is not None
-        told += [run.stdout.readline().split() for _ in range(2)]
-        assert run.stdout.readline() == "1 1\n", "each child waits for its one sync"
-    assert len({folder for _, *folders in told for folder in folders}) == 8
-    assert all(home.is_mount() for its in homes for home in its)
-    for run in runs:
-        run.communicate("die\n")
-        assert run.returncode == -signal.SIGKILL
+    try:
+        for run in runs:
+            assert run.stdout is not None
+            told += [run.stdout.readline().split() for _ in range(2)]
+            assert run.stdout.readline() == "1 1\n", "each child waits for its one sync"
+        assert len({folder for _, *folders in told for folder in folders}) == 8
+        assert all(home.is_mount() for its in homes for home in its)
+        for run in runs:
+            run.communicate("die\n")
+            assert run.returncode == -signal.SIGKILL
+    finally:
+        # Disks as slow as these hold up whoever writes on this machine.
+        for run in runs:
+            run.kill()
 
     def left() -> list[str]:
         things = [*(tmp_path / "state").glob("*.jsonl"), *(home for its in homes for home in its if home.is_mount())]
