@@ -219,7 +219,7 @@ def test_what_a_closed_loop_did_not_send_is_said_with_the_open_loop_that_would_s
     row = summary(np.concatenate([quick, hung]))
     assert row.values["idle_while_waiting_s"] == 1.5
     (said,) = [remark.text for remark in row.remarks if "closed loop" in remark.text]
-    assert said.startswith("closed loop: each user sent nothing for 1.5 of 5 s on average, ")
+    assert said.startswith("closed loop: each user sent nothing for 1.5 of 5.0 s on average, ")
     assert said.endswith("--set arrivals=10/s")
     # From the warm-up on, and beyond the end: the measurement's part counts.
     outside = made.samples([made.sample(1, 2.5, user=1), made.sample(6.5, 9, user=1)])
@@ -228,6 +228,19 @@ def test_what_a_closed_loop_did_not_send_is_said_with_the_open_loop_that_would_s
     assert alone.values["idle_while_waiting_s"] == 0
     assert not [remark for remark in alone.remarks if "closed loop" in remark.text]
     assert summary(np.concatenate([quick, hung]), report={"is_open": True}).values["idle_while_waiting_s"] is None
+
+
+def test_a_measurement_that_ends_a_moment_before_its_first_second_is_full_is_measured() -> None:
+    short = summary(
+        np.concatenate([made.steady(), made.samples([made.sample(2, 6, user=1)])]),
+        report={
+            "measure_end_ns": made.START + 3 * made.SECOND - 100_000,
+            "warm_up_end_ns": made.START + 2 * made.SECOND,
+        },
+    )
+    assert short.values["docs_per_s_mean"] == pytest.approx(1025, rel=1e-3)
+    (said,) = [remark.text for remark in short.remarks if "closed loop" in remark.text]
+    assert said.startswith("closed loop: each user sent nothing for 0.5 of 1.0 s on average, ")
 
 
 def test_documents_of_huge_bulks_count_while_they_are_worked_on() -> None:

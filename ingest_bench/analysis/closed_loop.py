@@ -34,12 +34,12 @@ def values(tickets: Tickets, window: Window, report: WorkerReport, median_ms: Va
 
 def remarks(values: Mapping[str, Value], window: Window) -> list[Remark]:
     """What a reader should know of it, and the open loop that would show it."""
-    idle_s, requests, length_s = values["idle_while_waiting_s"], values["requests"], window.seconds
-    if not isinstance(idle_s, float) or not isinstance(requests, int) or idle_s < _WORTH * max(1, length_s):
+    idle_s, requests, length_s = values["idle_while_waiting_s"], values["requests"], window.length_s
+    if not isinstance(idle_s, float) or not isinstance(requests, int) or idle_s <= _WORTH * length_s:
         return []
     text = (
-        f"closed loop: each user sent nothing for {idle_s:.1f} of {length_s} s on average, because an answer took more "
-        f"than {_SLOW} times the median. What would have come meanwhile is in no percentile; an open loop has it: "
+        f"closed loop: each user sent nothing for {idle_s:.1f} of {length_s:.1f} s on average, because an answer took "
+        f"more than {_SLOW} times the median. What would have come meanwhile is in no percentile; an open loop has it: "
         f"--set arrivals={max(1, round(requests / length_s))}/s"
     )
     return [Remark(probe="load", text=text)]

@@ -34,8 +34,13 @@ class Window:
 
     @property
     def seconds(self) -> int:
-        """Its full seconds."""
+        """Its full seconds: so many points has a series. One of "1s" may end just before its first is full."""
         return max(0, self.end_ns - self.start_ns) // 10**9
+
+    @property
+    def length_s(self) -> float:
+        """How long it is."""
+        return max(0, self.end_ns - self.start_ns) / 1e9
 
 
 def window_of(report: WorkerReport) -> Window:
@@ -134,13 +139,23 @@ def measured(tickets: Tickets, window: Window) -> Mapping[str, Value]:
     acked = acked_per_second(tickets, window.start_ns, window.seconds)
     percents = {kind: {"p50": 50, "p99": 99, "p999": 99.9, "max": 100} for kind in ("response", "response_ok")}
     return {
-        "docs_per_s_mean": float(acked.mean()) if window.seconds else None,
+        "docs_per_s_mean": _acked(tickets, window) / window.length_s if window.length_s else None,
         **{f"docs_per_s_p{percent}": _of_seconds(acked, percent) for percent in (10, 90)},
         "bytes_measured": counts["bytes"],
         **_percentiles(tickets, window, {**percents, "service": {"p50": 50, "p99": 99}}),
         **{name: counts[name] for name in ("requests", "requests_failed", "attempts")},
         "stalled_s": stalled_seconds(tickets, window.start_ns, window.seconds) if window.seconds else None,
     }
+
+
+def _acked(tickets: Tickets, window: Window) -> float:
+    """Documents that were acknowledged, as much of each request's as of its time lies within."""
+    documents = 0.0
+    for samples, _ in pieces(tickets):
+        begin_ns, end_ns = np.minimum(samples["sent_ns"], samples["done_ns"] - 1), samples["done_ns"]
+        inside_ns = np.minimum(end_ns, window.end_ns) - np.maximum(begin_ns, window.start_ns)
+        documents += float((samples["documents_acked"] * inside_ns.clip(min=0) / (end_ns - begin_ns)).sum())
+    return documents
 
 
 def _of_seconds(acked: Samples, percent: int) -> float | None:
