@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import dataclasses
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 
 from ingest_bench import records
 from ingest_bench.errors import SpecError
 from ingest_bench.model.network import RealLink
 
-Interface = Annotated[
-    str | None,
-    typer.Option(
-        help="The real interface that leads to --url: shape it for each run as the network's profile says. Needs root."
-    ),
-]
 To = Annotated[
     list[str],
     typer.Option(
@@ -32,7 +27,7 @@ OwnPorts = Annotated[
     typer.Option(
         "--port",
         metavar="PORTS",
-        help="The server is here: connections to these ports of ours, of anybody or of each --to HOST[/BITS].",
+        help=escape("The server is here: connections to these ports of ours, of anybody or of each --to HOST[/BITS]."),
     ),
 ]
 DefaultRoute = Annotated[
@@ -57,35 +52,26 @@ SshLimit = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flows:
-    """What was typed of a real interface."""
+    """What was typed of whose connections."""
 
-    name: str | None = None
-    to: Sequence[str] = ()
-    port: str | None = None
-    allow_default_route: bool = False
-    interface_mtu: bool = False
-    shared_settings: bool = False
-    ssh_limit: str | None = None
+    to: To = field(default_factory=list)
+    port: OwnPorts = None
+    allow_default_route: DefaultRoute = False
+    interface_mtu: InterfaceMtu = False
+    shared_settings: SharedSettings = False
+    ssh_limit: SshLimit = None
 
-    @property
-    def table(self) -> dict[str, Any]:
+    def table(self, interface: str | None) -> dict[str, Any]:
         """What was given, by its key; SpecError with the option for what no interface, host or port can be."""
-        given: dict[str, Any] = {}
-        if self.name is None and self != Flows():
-            raise SpecError("--to, --port, --interface-mtu …: of which interface? Give --interface eth1")
-        if self.name is not None:
-            given["name"] = records.at(RealLink, ("name",), self.name, "--interface") and self.name
-        if self.to:
-            for text in self.to:
-                records.at(RealLink, ("to",), [text], "--to")
-            given["to"] = list(self.to)
-        if self.port is not None:
-            records.at(RealLink, ("port",), self.port, "--port")
-            given["port"] = self.port
-        if self.ssh_limit is not None:
-            records.at(RealLink, ("ssh_limit",), self.ssh_limit, "--ssh-limit")
-            given["ssh_limit"] = self.ssh_limit
-        for key in ("allow_default_route", "interface_mtu", "shared_settings"):
-            if getattr(self, key):
-                given[key] = True
-        return given
+        if interface is None:
+            if self != Flows():
+                raise SpecError("--to, --port, --interface-mtu …: of which interface? Give --interface eth1")
+            return {}
+        records.at(RealLink, ("name",), interface, "--interface")
+        for host in self.to:
+            records.at(RealLink, ("to",), [host], "--to")
+        for key, text in (("port", self.port), ("ssh_limit", self.ssh_limit)):
+            if text is not None:
+                records.at(RealLink, (key,), text, f"--{key.replace('_', '-')}")
+        given = {key: value for key, value in dataclasses.asdict(self).items() if value}
+        return {"name": interface, **given}

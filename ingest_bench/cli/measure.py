@@ -11,7 +11,8 @@ from typing import Annotated
 import typer
 
 from ingest_bench import analyse, calibration, conduct, fingerprints, records, seek, store
-from ingest_bench.cli import flows, report, screen, worker
+from ingest_bench.cli import report, screen, worker
+from ingest_bench.cli.grouped import grouped
 from ingest_bench.cli.what import What, plans
 from ingest_bench.errors import Interrupted, SpecError
 from ingest_bench.facts import facts
@@ -23,55 +24,10 @@ from ingest_bench.store import Results
 # Outside the warm-up and the measurement a run takes a boot and a few seconds (measured on 2 cores; `run` prints it).
 _AROUND_A_RUN_S = 15
 
-Experiment = Annotated[str | None, typer.Argument(help="An experiment by name (see `list`), or your own TOML file.")]
-Sets = Annotated[list[str], typer.Option("--set", help="A setting or a factor: heap=1g,2g or network=jumbo.")]
-Replicates = Annotated[int | None, typer.Option(help="How often each cell runs.", min=1)]
-Measure = Annotated[str | None, typer.Option(help='How long each run measures, such as "20s".')]
-WarmUp = Annotated[str | None, typer.Option(help='How long each run warms up before: "5s", or "auto".')]
-Documents = Annotated[
-    str | None,
-    typer.Option(
-        metavar="N|FILE",
-        help="Measure until so many documents are indexed; or send this file of them (NDJSON, also .gz .bz2 .zst).",
-    ),
-]
-Track = Annotated[Path | None, typer.Option(help="A folder with a Rally track or an OpenSearch Benchmark workload.")]
-TrackParams = Annotated[str, typer.Option(help="Its parameters: NAME:VALUE,… or a JSON file.")]
-Challenge = Annotated[str | None, typer.Option(help="Its challenge (test procedure), when not the default one.")]
-TestMode = Annotated[bool, typer.Option("--test-mode", help="A thousand documents of each file of the track.")]
 Download = Annotated[
     bool,
     typer.Option(
         "--download", help="Download what is missing of the track's corpora into the cache; said again, it goes on."
-    ),
-]
-Target = Annotated[
-    str | None,
-    typer.Option(help="A target by name (see `list`), or your own server: a TOML file that says how it is started."),
-]
-Url = Annotated[
-    list[str],
-    typer.Option(
-        help="Measure the server that runs there, in place of one of ours. Again for each address of a cluster."
-    ),
-]
-Attach = Annotated[
-    int | None, typer.Option(help="Watch the server of this JVM (a pid) with all probes, without a restart.")
-]
-CaFile = Annotated[Path | None, typer.Option(help="The CA certificate (PEM) that vouches for the server at --url.")]
-ClientCert = Annotated[
-    Path | None,
-    typer.Option(help="Our own certificate (PEM), for a server that demands one. Or INGEST_BENCH_CLIENT_CERT."),
-]
-ClientKey = Annotated[
-    Path | None, typer.Option(help="The file of its key, without a passphrase. Or INGEST_BENCH_CLIENT_KEY.")
-]
-Aborts = Annotated[
-    list[str],
-    typer.Option(
-        "--abort",
-        metavar="CONDITION",
-        help='End a hopeless load while it runs: "errors > 5% for 10s", "p99 > 2s for 30s". Several are allowed.',
     ),
 ]
 AllowDelete = Annotated[
@@ -90,36 +46,13 @@ Out = Annotated[Path, typer.Option(help="The folder for results.")]
 
 def add_to(app: typer.Typer) -> None:
     """Add the commands of this module."""
-    app.command("run")(run)
-    app.command("plan")(show_plan)
+    app.command("run")(grouped(run))
+    app.command("plan")(grouped(show_plan))
 
 
 def run(  # noqa: PLR0917 - typer takes them all by name
-    experiment: Experiment = None,
-    sets: Sets = [],  # noqa: B006 - typer copies it
-    replicates: Replicates = None,
-    measure: Measure = None,
-    warm_up: WarmUp = None,
-    documents: Documents = None,
-    track: Track = None,
-    track_params: TrackParams = "",
-    challenge: Challenge = None,
-    test_mode: TestMode = False,
+    what: What,
     download: Download = False,
-    target: Target = None,
-    url: Url = [],  # noqa: B006 - typer copies it
-    attach: Attach = None,
-    interface: flows.Interface = None,
-    to: flows.To = [],  # noqa: B006 - typer copies it
-    port: flows.OwnPorts = None,
-    allow_default_route: flows.DefaultRoute = False,
-    interface_mtu: flows.InterfaceMtu = False,
-    shared_settings: flows.SharedSettings = False,
-    ssh_limit: flows.SshLimit = None,
-    ca_file: CaFile = None,
-    client_cert: ClientCert = None,
-    client_key: ClientKey = None,
-    aborts: Aborts = [],  # noqa: B006 - typer copies it
     allow_delete: AllowDelete = False,
     out: Out = Path("results"),
     netem: Annotated[NetemBackend, typer.Option(help="Which netem: the kernel's, or a User-Mode Linux box.")] = "auto",
@@ -134,34 +67,6 @@ def run(  # noqa: PLR0917 - typer takes them all by name
     prometheus: worker.Prometheus = None,
 ) -> int:
     """Run an experiment: every cell, measured and drawn."""
-    what = What(
-        experiment=experiment,
-        sets=sets,
-        replicates=replicates,
-        measure=measure,
-        warm_up=warm_up,
-        documents=documents,
-        track=track,
-        track_params=track_params,
-        challenge=challenge,
-        test_mode=test_mode,
-        target=target,
-        url=tuple(url),
-        attach=attach,
-        flows=flows.Flows(
-            name=interface,
-            to=tuple(to),
-            port=port,
-            allow_default_route=allow_default_route,
-            interface_mtu=interface_mtu,
-            shared_settings=shared_settings,
-            ssh_limit=ssh_limit,
-        ),
-        ca_file=ca_file,
-        client_cert=client_cert,
-        client_key=client_key,
-        aborts=tuple(aborts),
-    )
     remote, shown = worker.asked(workers, bind, keys), worker.web(locust_web)
     options = RunOptions(netem=netem, java_home=java_home, allow_delete=allow_delete, locust_web=shown)
     if resume is not None:
@@ -226,61 +131,8 @@ def _carried_out(results: Results, options: RunOptions, told: Sequence[str]) -> 
         raise Interrupted(f"everything that was started is stopped. The rest: {rest}") from None
 
 
-def show_plan(  # noqa: PLR0917 - typer takes them all by name
-    experiment: Experiment = None,
-    sets: Sets = [],  # noqa: B006 - typer copies it
-    replicates: Replicates = None,
-    measure: Measure = None,
-    warm_up: WarmUp = None,
-    documents: Documents = None,
-    track: Track = None,
-    track_params: TrackParams = "",
-    challenge: Challenge = None,
-    test_mode: TestMode = False,
-    target: Target = None,
-    url: Url = [],  # noqa: B006 - typer copies it
-    attach: Attach = None,
-    interface: flows.Interface = None,
-    to: flows.To = [],  # noqa: B006 - typer copies it
-    port: flows.OwnPorts = None,
-    allow_default_route: flows.DefaultRoute = False,
-    interface_mtu: flows.InterfaceMtu = False,
-    shared_settings: flows.SharedSettings = False,
-    ssh_limit: flows.SshLimit = None,
-    ca_file: CaFile = None,
-    client_cert: ClientCert = None,
-    client_key: ClientKey = None,
-    aborts: Aborts = [],  # noqa: B006 - typer copies it
-) -> None:
+def show_plan(what: What) -> None:
     """Show what would run, in which order, and for how long."""
-    what = What(
-        experiment=experiment,
-        sets=sets,
-        replicates=replicates,
-        measure=measure,
-        warm_up=warm_up,
-        documents=documents,
-        track=track,
-        track_params=track_params,
-        challenge=challenge,
-        test_mode=test_mode,
-        target=target,
-        url=tuple(url),
-        attach=attach,
-        flows=flows.Flows(
-            name=interface,
-            to=tuple(to),
-            port=port,
-            allow_default_route=allow_default_route,
-            interface_mtu=interface_mtu,
-            shared_settings=shared_settings,
-            ssh_limit=ssh_limit,
-        ),
-        ca_file=ca_file,
-        client_cert=client_cert,
-        client_key=client_key,
-        aborts=tuple(aborts),
-    )
     for ordered in plans(what):
         _show(ordered)
     screen.say("Nothing was started.")

@@ -11,7 +11,9 @@ from typing import Annotated, Literal
 import typer
 
 from ingest_bench import catalog, network, records, spec, units
-from ingest_bench.cli import flows, screen
+from ingest_bench.cli import screen
+from ingest_bench.cli.flows import Flows
+from ingest_bench.cli.grouped import grouped
 from ingest_bench.errors import InvalidRun, SpecError
 from ingest_bench.ledger import Step
 from ingest_bench.model.network import Profile, Promise, RealLink, TimeLimit
@@ -142,18 +144,14 @@ def check(
 
 
 @app.command()
-def apply(  # noqa: PLR0917 - typer takes them all by name
+@grouped
+def apply(
     profile: ProfileName,
     interface_name: Annotated[str, typer.Option("--interface", help="The interface by which packets go there.")],
     time_limit: Annotated[
         str, typer.Option("--for", help='How long, such as "60s". Then everything is put back, whatever happens.')
     ],
-    to: flows.To = [],  # noqa: B006 - typer copies it
-    port: flows.OwnPorts = None,
-    allow_default_route: flows.DefaultRoute = False,
-    interface_mtu: flows.InterfaceMtu = False,
-    shared_settings: flows.SharedSettings = False,
-    ssh_limit: flows.SshLimit = None,
+    flows: Flows,
     sets: Sets = [],  # noqa: B006 - typer copies it
     dry_run: DryRun = False,
 ) -> None:
@@ -164,16 +162,7 @@ def apply(  # noqa: PLR0917 - typer takes them all by name
     Everything is put back by a second process, even if this one is killed.
     """
     chosen = _profile(profile, sets)
-    typed = flows.Flows(
-        name=interface_name,
-        to=to,
-        port=port,
-        allow_default_route=allow_default_route,
-        interface_mtu=interface_mtu,
-        shared_settings=shared_settings,
-        ssh_limit=ssh_limit,
-    )
-    link: RealLink = records.from_toml(RealLink, typed.table, "net apply")
+    link: RealLink = records.from_toml(RealLink, flows.table(interface_name), "net apply")
     if not (link.to or link.port):
         raise SpecError("net apply: whose connections? Give --to HOST:PORT, or --port PORT where the server is here")
     time_limit_s = records.at(TimeLimit, ("for",), time_limit, "--for") / 1e9

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from ingest_bench import attaching, plan, records, spec, store
 from ingest_bench.cli.flows import Flows
@@ -15,29 +16,82 @@ from ingest_bench.errors import SpecError
 from ingest_bench.model.experiment import Plan
 from ingest_bench.model.load import TrackChoice
 
+Experiment = Annotated[str | None, typer.Argument(help="An experiment by name (see `list`), or your own TOML file.")]
+Sets = Annotated[list[str], typer.Option("--set", help="A setting or a factor: heap=1g,2g or network=jumbo.")]
+Replicates = Annotated[int | None, typer.Option(help="How often each cell runs.", min=1)]
+Measure = Annotated[str | None, typer.Option(help='How long each run measures, such as "20s".')]
+WarmUp = Annotated[str | None, typer.Option(help='How long each run warms up before: "5s", or "auto".')]
+Documents = Annotated[
+    str | None,
+    typer.Option(
+        metavar="N|FILE",
+        help="Measure until so many documents are indexed; or send this file of them (NDJSON, also .gz .bz2 .zst).",
+    ),
+]
+Track = Annotated[Path | None, typer.Option(help="A folder with a Rally track or an OpenSearch Benchmark workload.")]
+TrackParams = Annotated[str, typer.Option(help="Its parameters: NAME:VALUE,… or a JSON file.")]
+Challenge = Annotated[str | None, typer.Option(help="Its challenge (test procedure), when not the default one.")]
+TestMode = Annotated[bool, typer.Option("--test-mode", help="A thousand documents of each file of the track.")]
+Target = Annotated[
+    str | None,
+    typer.Option(help="A target by name (see `list`), or your own server: a TOML file that says how it is started."),
+]
+Url = Annotated[
+    list[str],
+    typer.Option(
+        help="Measure the server that runs there, in place of one of ours. Again for each address of a cluster."
+    ),
+]
+Attach = Annotated[
+    int | None, typer.Option(help="Watch the server of this JVM (a pid) with all probes, without a restart.")
+]
+CaFile = Annotated[Path | None, typer.Option(help="The CA certificate (PEM) that vouches for the server at --url.")]
+ClientCert = Annotated[
+    Path | None,
+    typer.Option(help="Our own certificate (PEM), for a server that demands one. Or INGEST_BENCH_CLIENT_CERT."),
+]
+ClientKey = Annotated[
+    Path | None, typer.Option(help="The file of its key, without a passphrase. Or INGEST_BENCH_CLIENT_KEY.")
+]
+Aborts = Annotated[
+    list[str],
+    typer.Option(
+        "--abort",
+        metavar="CONDITION",
+        help='End a hopeless load while it runs: "errors > 5% for 10s", "p99 > 2s for 30s". Several are allowed.',
+    ),
+]
+Interface = Annotated[
+    str | None,
+    typer.Option(
+        help="The real interface that leads to --url: shape it for each run as the network's profile says. Needs root."
+    ),
+]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class What:
     """What `run` and `plan` are told to measure, as it was typed."""
 
-    experiment: str | None = None
-    sets: Sequence[str] = field(default_factory=list)
-    replicates: int | None = None
-    measure: str | None = None
-    warm_up: str | None = None
-    documents: str | None = None
-    track: Path | None = None
-    track_params: str = ""
-    challenge: str | None = None
-    test_mode: bool = False
-    target: str | None = None
-    url: Sequence[str] = ()
-    attach: int | None = None
+    experiment: Experiment = None
+    sets: Sets = field(default_factory=list)
+    replicates: Replicates = None
+    measure: Measure = None
+    warm_up: WarmUp = None
+    documents: Documents = None
+    track: Track = None
+    track_params: TrackParams = ""
+    challenge: Challenge = None
+    test_mode: TestMode = False
+    target: Target = None
+    url: Url = field(default_factory=list)
+    attach: Attach = None
+    interface: Interface = None
     flows: Flows = field(default_factory=Flows)
-    ca_file: Path | None = None
-    client_cert: Path | None = None
-    client_key: Path | None = None
-    aborts: Sequence[str] = ()
+    ca_file: CaFile = None
+    client_cert: ClientCert = None
+    client_key: ClientKey = None
+    aborts: Aborts = field(default_factory=list)
 
     @property
     def choice(self) -> TrackChoice | None:
@@ -54,7 +108,7 @@ class What:
     def fixed(self) -> dict[str, Any]:
         """What has an option of its own, by its key."""
         found: dict[str, Any] = {"measure": self.measure, "warm_up": self.warm_up}
-        found["abort"] = list(self.aborts) or None
+        found["abort"] = self.aborts or None
         if self.documents is not None and self.documents.isdecimal():
             if self.measure is not None or int(self.documents) < 1:
                 raise SpecError(
@@ -85,7 +139,7 @@ def _plan(experiment: str | None, what: What) -> Plan:
     fixed = what.fixed
     first, *more = what.url or (None,)
     asked: dict[str, Any] = {"url": first, "more_urls": more or None, "attach": what.attach}
-    asked["interface"] = what.flows.table or None
+    asked["interface"] = what.flows.table(what.interface) or None
     if asked["interface"] and not (what.url or what.attach):
         raise SpecError("--interface: it leads to a server that runs already; give --url too")
     running = {key: value for key, value in asked.items() if value is not None}
