@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from readied import ready
 
 from ingest_bench import system
 from ingest_bench.errors import MissingCapability, SpecError
@@ -75,15 +76,10 @@ def test_a_process_in_a_container_is_refused(option: str, what: str) -> None:
     fork = ["--fork", "--kill-child"] if option == "--pid" else []
     user = [] if system.is_root() else ["--user", "--map-root-user"]
     argv = ["unshare", *user, option, *fork, "sh", "-c", "echo ready; exec sleep 600"]
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "ready\n"
-            children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text(encoding="utf-8").split()
-            with pytest.raises(MissingCapability, match=f"is in another {what} namespace"):
-                attach(int(children[0]) if children else process.pid)
-        finally:
-            process.kill()
+    with ready(argv) as process:
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text(encoding="utf-8").split()
+        with pytest.raises(MissingCapability, match=f"is in another {what} namespace"):
+            attach(int(children[0]) if children else process.pid)
 
 
 @pytest.mark.jvm

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import classic_bpf
 import ordinary_user
 import pytest
 from scapy.layers.inet import ICMP, IP, TCP, UDP
@@ -28,45 +29,10 @@ CLIENT, SERVER = "198.18.1.1", "198.18.2.1"
 ETHER = Ether(src="02:00:00:00:00:01", dst="02:00:00:00:00:02")
 
 
-def kept(packet: Any) -> bytes:  # noqa: C901, PLR0912 - a case for each instruction
-    """What the kernel's interpreter of classic BPF would keep of a frame (linux/filter.h)."""
-    frame: bytes = bytes(packet)
-    steps = ring.program()
-    a = x = at = 0
-    while True:
-        operation, yes, no, value = steps[at]
-        at += 1
-        match operation:
-            case 0x28:
-                a = int.from_bytes(frame[value : value + 2], "big")
-            case 0x30:
-                a = frame[value]
-            case 0x50:
-                a = frame[x + value]
-            case 0xB1:
-                x = (frame[value] & 0xF) * 4
-            case 0x01:
-                x = value
-            case 0x87:
-                a = x
-            case 0x54:
-                a &= value
-            case 0x74:
-                a >>= value
-            case 0x04:
-                a += value
-            case 0x0C:
-                a += x
-            case 0x15:
-                at += yes if a == value else no
-            case 0x45:
-                at += yes if a & value else no
-            case 0x16:
-                return frame[:a]
-            case 0x06:
-                return frame[:value]
-            case _:
-                raise AssertionError(operation)
+def kept(packet: Any) -> bytes:
+    """What the kernel keeps of a frame."""
+    frame = bytes(packet)
+    return frame[: classic_bpf.returned(ring.program(), frame)]
 
 
 @pytest.mark.parametrize(

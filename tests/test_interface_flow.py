@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from interface_lab import NEEDS_IPV6, PORT, SERVER, Lab, lab
+from readied import ready
 
 pytestmark = pytest.mark.netns
 
@@ -30,13 +31,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 @contextmanager
 def echo(place: Lab, address: str) -> Iterator[None]:
     argv = (*place.server, sys.executable, str(ECHO), "serve", address, *map(str, (PORT, OTHER_PORT, THIRD_PORT)))
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        try:
-            assert process.stdout.readline() == "ready\n"
-            yield
-        finally:
-            process.kill()
+    with ready(argv):
+        yield
 
 
 def send(place: Lab, address: str, port: int) -> dict[str, Any]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 
+import inside_uml
 import pytest
 from interface_lab import PORT, SERVER, Lab, lab
+from readied import ready
 
 from ingest_bench.network.act.box import kernel_complaint
 
@@ -20,7 +19,6 @@ HERE = Path(__file__)
 # The other test that needs a part which this kernel may not have, VLANs, and which runs there too then.
 UPPERS = f"{HERE.with_name('test_interface_uppers.py')}::test_what_stands_on_the_interface_gets_its_own_mtu_back"
 RTT = HERE.with_name("flow_rtt.py")
-INSIDE = "INGEST_BENCH_TEST_IN_UML" in os.environ
 OTHER_PORT = 9300
 # The driver's profile "far": 40 ms each way, 15% lost on the way to the server.
 FAR_S = 0.080
@@ -42,16 +40,10 @@ def only_the_named_flow_is_far(state: Path) -> None:
         place.run("sh", "-ec", QUEUES)
         before = place.snapshot()
         argv = (*place.server, sys.executable, str(RTT), "serve", SERVER, str(PORT), str(OTHER_PORT))
-        with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as server:
-            try:
-                assert server.stdout is not None
-                assert server.stdout.readline() == "ready\n"
-                with place.shaped("far"):
-                    queues = place.run("tc", "qdisc", "show", "dev", "eth0")
-                    far, near = rtt_s(place, PORT, 100), rtt_s(place, OTHER_PORT, 30)
-                    counters = json.loads(place.run("tc", "-s", "-j", "qdisc", "show", "dev", place.ifbs()[1]))
-            finally:
-                server.kill()
+        with ready(argv), place.shaped("far"):
+            queues = place.run("tc", "qdisc", "show", "dev", "eth0")
+            far, near = rtt_s(place, PORT, 100), rtt_s(place, OTHER_PORT, 30)
+            counters = json.loads(place.run("tc", "-s", "-j", "qdisc", "show", "dev", place.ifbs()[1]))
         place.wait_until_free()
         after = place.snapshot()
     for kind in ("mq 78: root", "fq 79: parent 78:1 limit 5000p", "fq_codel 80: parent 78:2 limit 4000p"):
@@ -69,20 +61,7 @@ def only_the_named_flow_is_far(state: Path) -> None:
 
 
 def test_netem_delays_and_loses_packets_of_the_named_flow_only(tmp_path: Path) -> None:
-    if INSIDE or not kernel_complaint():
+    if inside_uml.INSIDE or not kernel_complaint():
         only_the_named_flow_is_far(tmp_path / "state")
         return
-    if not shutil.which("linux.uml"):
-        pytest.skip(f"{kernel_complaint()} and User-Mode Linux is not installed (Debian: user-mode-linux)")
-    command = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--color=no")
-    files = (str(HERE), UPPERS)
-    done = subprocess.run(
-        ("bash", str(HERE.with_name("in_uml.sh")), "300", str(tmp_path), *command, *files),
-        capture_output=True,
-        text=True,
-        timeout=360,
-        check=False,
-        env={**os.environ, "INGEST_BENCH_TEST_IN_UML": "1"},
-    )
-    assert done.returncode == 0, done.stdout[-5000:] + (tmp_path / "errors").read_text(encoding="utf-8")[-2000:]
-    assert "2 passed" in done.stdout
+    inside_uml.passes("2 passed", tmp_path, str(HERE), UPPERS)

@@ -19,6 +19,7 @@ from typing import Any
 import commands
 import pytest
 from interface_lab import PORT, SERVER, Lab, lab
+from readied import ready
 
 from ingest_bench.network.act.box import kernel_complaint
 
@@ -47,13 +48,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 @contextmanager
 def serving(place: Lab) -> Iterator[None]:
     argv = (*place.server, sys.executable, str(Path(__file__).with_name("array_server.py")), SERVER, str(PORT))
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        try:
-            assert process.stdout.readline() == "ready\n"
-            yield
-        finally:
-            process.kill()
+    with ready(argv):
+        yield
 
 
 def started(place: Lab, folder: Path, *words: str, measure: str = "3s") -> subprocess.Popen[str]:
@@ -210,15 +206,10 @@ def over_ssh(place: Lab) -> Iterator[Lab]:
     )
     answer = "import socket\nc = socket.create_connection(('198.18.40.1', 22))\nwhile c.recv(9): c.send(b'y')\n"
     argv = (*place.client, sys.executable, "-c", talk)
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as here:
-        assert here.stdout is not None
+    with ready(argv) as here, subprocess.Popen((*place.server, sys.executable, "-c", answer)) as there:
         try:
-            assert here.stdout.readline() == "ready\n"
-            with subprocess.Popen((*place.server, sys.executable, "-c", answer)) as there:
-                try:
-                    connection = here.stdout.readline().strip()
-                    yield replace(place, client=(*place.client, "env", f"SSH_CONNECTION={connection}"))
-                finally:
-                    there.kill()
+            assert here.stdout is not None
+            connection = here.stdout.readline().strip()
+            yield replace(place, client=(*place.client, "env", f"SSH_CONNECTION={connection}"))
         finally:
-            here.kill()
+            there.kill()

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from interface_lab import CLIENT, DRIVER, NEEDS_IPV6, PORT, SERVER, Lab, lab
+from readied import ready
 
 pytestmark = pytest.mark.netns
 
@@ -90,13 +91,8 @@ def counted(place: Lab) -> dict[str, tuple[int, int]]:
 @contextmanager
 def echo(place: Lab, address: str) -> Iterator[None]:
     argv = (*place.server, sys.executable, str(ECHO), "serve", address, str(PORT))
-    with subprocess.Popen(argv, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        try:
-            assert process.stdout.readline() == b"ready\n"
-            yield
-        finally:
-            process.kill()
+    with ready(argv):
+        yield
 
 
 @pytest.mark.parametrize(

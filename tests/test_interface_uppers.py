@@ -1,17 +1,16 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import inside_uml
 import pytest
 from interface_lab import HAS_IPV6, Lab, lab
 
 pytestmark = pytest.mark.netns
 
-INSIDE = "INGEST_BENCH_TEST_IN_UML" in os.environ
 # What stands on the interface. A kernel may not have each kind: User-Mode Linux tries the ones that this one may lack.
 KINDS = {
     "vlan": "ip link add link eth0 name up0 mtu 1480 type vlan id 5",
@@ -49,7 +48,7 @@ def mtus(place: Lab) -> dict[str, int]:
 
 def test_what_stands_on_the_interface_gets_its_own_mtu_back(tmp_path: Path) -> None:
     tried = []
-    for kind in ("vlan-on-macvlan",) if INSIDE else KINDS:
+    for kind in ("vlan-on-macvlan",) if inside_uml.INSIDE else KINDS:
         with lab(tmp_path / kind) as place:
             if is_made(place, kind):
                 tried.append(kind)

@@ -11,6 +11,7 @@ from typing import Any
 
 import ordinary_user
 import pytest
+from readied import ready
 
 from ingest_bench import catalog
 from ingest_bench.model.network import Impairment, Profile
@@ -41,14 +42,9 @@ while connection.recv(1 << 20):
 def send(made: Link, count_bytes: int, wait_s: float = 0) -> None:
     """That many bytes from the client to a server that first waits."""
     argv = made.server.command((sys.executable, "-c", DRAIN, made.server_address, str(wait_s)))
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdout is not None
-        try:
-            assert server.stdout.readline() == "ready\n"
-            argv = made.client.command((sys.executable, "-c", POUR, made.server_address, str(count_bytes)))
-            subprocess.run(argv, check=True, timeout=60)
-        finally:
-            server.kill()
+    with ready(argv):
+        argv = made.client.command((sys.executable, "-c", POUR, made.server_address, str(count_bytes)))
+        subprocess.run(argv, check=True, timeout=60)
 
 
 def kept(made: Link) -> dict[str, bool | None]:

@@ -8,13 +8,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
+from standing_link import link_of, state
 
 from ingest_bench import catalog
-from ingest_bench.errors import MissingCapability
-from ingest_bench.model.network import Impairment, Profile, Promise
+from ingest_bench.model.network import Impairment, Promise
 from ingest_bench.network import check, link, readings
 from ingest_bench.network import start as network_start
-from ingest_bench.network.act import box
 from ingest_bench.network.act.link import Link
 
 pytestmark = pytest.mark.netem
@@ -45,18 +44,9 @@ STATES = {
 }
 
 
-def state(impairment: Impairment) -> Profile:
-    return Profile(name="state", gso_max_segs=1, to_server=impairment)
-
-
 @pytest.fixture(scope="module")
 def standing() -> Iterator[Link]:
-    later = [state(impairment) for impairment in STATES.values()]
-    try:
-        box.choose("auto", later)
-    except MissingCapability as error:
-        pytest.skip(str(error))
-    with link(later[0], later=later) as made:
+    with link_of(STATES.values()) as made:
         yield made
 
 

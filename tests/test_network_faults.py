@@ -12,8 +12,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import classic_bpf
 import ordinary_user
 import pytest
+from readied import ready
 from scapy.layers.inet import ICMP
 
 from ingest_bench import catalog, network
@@ -105,17 +107,11 @@ def talking(made: Link) -> Iterator[Talk]:
     pipe = subprocess.PIPE
     serving = made.server.command((sys.executable, "-c", ECHO, made.server_address))
     asking = made.client.command((sys.executable, "-c", TALK, made.server_address))
-    with subprocess.Popen(serving, stdout=pipe, text=True) as server:
+    with ready(serving) as server, subprocess.Popen(asking, stdin=pipe, stdout=pipe, text=True) as client:
         try:
-            assert server.stdout is not None
-            assert server.stdout.readline() == "ready\n"
-            with subprocess.Popen(asking, stdin=pipe, stdout=pipe, text=True) as client:
-                try:
-                    yield Talk(client, server)
-                finally:
-                    client.kill()
+            yield Talk(client, server)
         finally:
-            server.kill()
+            client.kill()
 
 
 def filters(made: Link) -> str:
@@ -291,42 +287,9 @@ def test_a_partition_is_this_program() -> None:
     )
 
 
-def run_program(code: str, frame: bytes) -> int:  # noqa: C901, PLR0912 - a case for each instruction
-    """What the kernel's interpreter of classic BPF would return (linux/filter.h)."""
-    steps = [[int(word) for word in step.split()] for step in code.split(",")[1:]]
-    a = x = at = 0
-    while True:
-        operation, yes, no, value = steps[at]
-        at += 1
-        match operation:
-            case 0x20:
-                a = int.from_bytes(frame[value : value + 4], "big")
-            case 0x28:
-                a = int.from_bytes(frame[value : value + 2], "big")
-            case 0x30:
-                a = frame[value]
-            case 0x50:
-                a = frame[x + value]
-            case 0xB1:
-                x = (frame[value] & 0xF) * 4
-            case 0x07:
-                x = a
-            case 0x54:
-                a &= value
-            case 0x74:
-                a >>= value
-            case 0x0C:
-                a += x
-            case 0x1C:
-                a -= x
-            case 0x25:
-                at += yes if a > value else no
-            case 0x15:
-                at += yes if a == value else no
-            case 0x06:
-                return value
-            case _:
-                raise AssertionError(operation)
+def run_program(code: str, frame: bytes) -> int:
+    steps = [tuple(int(word) for word in step.split()) for step in code.split(",")[1:]]
+    return classic_bpf.returned(steps, frame)
 
 
 def frame(

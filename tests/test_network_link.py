@@ -12,6 +12,7 @@ from typing import Any
 
 import ordinary_user
 import pytest
+from readied import ready
 
 from ingest_bench import catalog
 from ingest_bench.errors import MissingCapability, SpecError
@@ -65,14 +66,9 @@ def features_of(end: End) -> features.States:
 def call(made: Link, timeout_s: float = 20) -> list[str]:
     """MSS, congestion control and own address of a client that got its bytes back."""
     argv = made.server.command((sys.executable, "-c", ANSWER, made.server_address))
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdout is not None
-        try:
-            assert server.stdout.readline() == "ready\n"
-            argv = made.client.command((sys.executable, "-c", CALL, made.server_address, str(timeout_s)))
-            return subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60).stdout.split()
-        finally:
-            server.kill()
+    with ready(argv):
+        argv = made.client.command((sys.executable, "-c", CALL, made.server_address, str(timeout_s)))
+        return subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60).stdout.split()
 
 
 def alive(pid: int) -> bool:

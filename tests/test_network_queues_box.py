@@ -9,12 +9,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import pytest
+from standing_link import link_of, state
 
-from ingest_bench.errors import MissingCapability
-from ingest_bench.model.network import Impairment, Profile
-from ingest_bench.network import check, link, readings
+from ingest_bench.model.network import Impairment
+from ingest_bench.network import check, readings
 from ingest_bench.network import start as network_start
-from ingest_bench.network.act import box
 from ingest_bench.network.act.link import Link
 from ingest_bench.network.measure import qdiscs
 
@@ -59,10 +58,6 @@ print(json.dumps(sorted(took)), flush=True)
 """
 
 
-def state(impairment: Impairment) -> Profile:
-    return Profile(name="state", gso_max_segs=1, to_server=impairment)
-
-
 @dataclass(frozen=True)
 class Beside:
     """What was seen beside a bulk."""
@@ -98,12 +93,7 @@ def beside_a_bulk(standing: Link, *, filling_s: float = 1.5, seconds: float = 2.
 
 @pytest.fixture(scope="module")
 def standing() -> Iterator[Link]:
-    later = [state(impairment) for impairment in STATES.values()]
-    try:
-        box.choose("auto", later)
-    except MissingCapability as error:
-        pytest.skip(str(error))
-    with link(later[0], later=later) as made:
+    with link_of(STATES.values()) as made:
         yield made
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import ordinary_user
 import pytest
+from readied import ready
 
 from ingest_bench.errors import MissingCapability, RunFailed, SpecError
 from ingest_bench.model.network import Impairment, Profile
@@ -99,14 +100,9 @@ def both(impairment: Impairment, **more: Any) -> Profile:
 def ping(made: Link, count: int, size_bytes: int = 100) -> list[float]:
     """Seconds of each round trip that came back."""
     argv = made.server.command((sys.executable, "-c", ECHO, made.server_address))
-    with subprocess.Popen(argv, stdout=subprocess.PIPE) as echo:
-        assert echo.stdout is not None
-        try:
-            assert echo.stdout.readline() == b"ready\n"
-            argv = made.client.command((sys.executable, "-c", PING, made.server_address, str(count), str(size_bytes)))
-            said = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=240).stdout
-        finally:
-            echo.kill()
+    with ready(argv):
+        argv = made.client.command((sys.executable, "-c", PING, made.server_address, str(count), str(size_bytes)))
+        said = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=240).stdout
     took: list[float] = json.loads(said)
     return took
 
@@ -114,15 +110,10 @@ def ping(made: Link, count: int, size_bytes: int = 100) -> list[float]:
 def pour(made: Link, size_bytes: int) -> float:
     """Bits a second that a TCP connection brought to the server."""
     argv = made.server.command((sys.executable, "-c", SINK, made.server_address))
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as sink:
-        assert sink.stdout is not None
-        try:
-            assert sink.stdout.readline() == "ready\n"
-            argv = made.client.command((sys.executable, "-c", POUR, made.server_address, str(size_bytes)))
-            subprocess.run(argv, check=True, timeout=120)
-            return float(sink.communicate(timeout=120)[0])
-        finally:
-            sink.kill()
+    with ready(argv) as sink:
+        argv = made.client.command((sys.executable, "-c", POUR, made.server_address, str(size_bytes)))
+        subprocess.run(argv, check=True, timeout=120)
+        return float(sink.communicate(timeout=120)[0])
 
 
 def qdiscs(made: Link) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import inside_uml
 import pytest
 
 from ingest_bench import system
@@ -31,8 +31,6 @@ from ingest_bench.model.target import TargetOptions
 S, MB = 10**9, 10**6
 CGROUPS = Path("/sys/fs/cgroup")
 ROOT = CGROUPS / "blkio"
-HERE = Path(__file__)
-INSIDE = "INGEST_BENCH_TEST_IN_UML" in os.environ
 # This machine may have version 1; User-Mode Linux has both.
 VERSION_2 = """
 busybox modprobe loop
@@ -315,18 +313,7 @@ def test_what_waits_goes_on_at_once_when_all_is_killed_and_no_rule_is_left(tmp_p
 
 @pytest.mark.processes
 def test_it_is_the_same_of_version_2_of_cgroups(tmp_path: Path) -> None:
-    if INSIDE:
+    if inside_uml.INSIDE:
         pytest.skip("this is inside")
-    if not shutil.which("linux.uml"):
-        pytest.skip("needs User-Mode Linux (Debian: user-mode-linux)")
-    tests = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--color=no", "-m", "netns", str(HERE))
-    done = subprocess.run(
-        ("bash", str(HERE.with_name("in_uml.sh")), "300", str(tmp_path), "sh", "-c", VERSION_2, "sh", *tests),
-        capture_output=True,
-        text=True,
-        timeout=360,
-        check=False,
-        env={**os.environ, "INGEST_BENCH_TEST_IN_UML": "1"},
-    )
-    assert done.returncode == 0, done.stdout[-5000:] + (tmp_path / "errors").read_text(encoding="utf-8")[-2000:]
-    assert "5 passed, 1 skipped" in done.stdout
+    version_2 = ("sh", "-c", VERSION_2, "sh")
+    inside_uml.passes("5 passed, 1 skipped", tmp_path, "-m", "netns", __file__, before=version_2)

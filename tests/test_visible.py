@@ -82,6 +82,15 @@ def test_nothing_that_the_screen_prints_is_more_than_text(capsys: pytest.Capture
     assert said.err.count(SHOWN) == 2
 
 
+def test_a_table_too_wide_is_a_line_for_each_value_and_none_for_what_is_missing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    head = ["network", *(f"column {number} of many" for number in range(40))]
+    screen.table("", head, [["ethernet", "", "7", *[""] * 38], ["jumbo", *[""] * 39, "8"]])
+    lines = ["ethernet", "  column 1 of many: 7", "jumbo", "  column 39 of many: 8"]
+    assert capsys.readouterr().out.splitlines() == lines
+
+
 def test_on_a_terminal_its_commands_are_ours_alone() -> None:
     program = (
         "import sys, time; from ingest_bench.cli import screen\n"

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
 
 from ingest_bench import records
+from ingest_bench.cli import screen
 from ingest_bench.errors import SpecError
 from ingest_bench.model.network import RealLink
 
@@ -27,7 +27,9 @@ OwnPorts = Annotated[
     typer.Option(
         "--port",
         metavar="PORTS",
-        help=escape("The server is here: connections to these ports of ours, of anybody or of each --to HOST[/BITS]."),
+        help=screen.literal(
+            "The server is here: connections to these ports of ours, of all or of each --to HOST[/BITS]."
+        ),
     ),
 ]
 DefaultRoute = Annotated[

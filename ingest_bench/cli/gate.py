@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 
 from ingest_bench import analyse, catalog, gate, store
 from ingest_bench.cli import screen
@@ -19,7 +18,7 @@ def add_to(app: typer.Typer) -> None:
 
 def judge(
     folder: Annotated[Path, typer.Argument(help="A results folder, or a summary.csv.")],
-    thresholds: Annotated[Path, typer.Option(help=escape("A TOML file of [[threshold]]: see the README, In CI."))],
+    thresholds: Annotated[Path, typer.Option(help=screen.literal("A TOML file of [[threshold]]: see README, In CI."))],
     baseline: Annotated[Path | None, typer.Option(help="The same, to compare with.")] = None,
 ) -> int:
     """Judge results: exit 0 pass, 1 fail, 3 no verdict (an invalid or missing run, or noise that hides the answer)."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     DownloadColumn,
@@ -61,7 +62,7 @@ def complain(word: str, text: str) -> None:
 def table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], numbers_from: int = 1) -> None:
     """Print a table; columns from `numbers_from` on are aligned to the right.
 
-    Where it is wider than the terminal: one block a row with a line a column.
+    Where it is wider than the terminal: one block a row with a line for each column that has a value.
     """
     grid = Table(title=_shown(one_line(title)) if title else None, title_justify="left", header_style="bold")
     for at, name in enumerate(head):
@@ -78,7 +79,8 @@ def table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], number
     for row in rows:
         heading(" ".join(row[:numbers_from]))
         for name, value in zip(head[numbers_from:], row[numbers_from:], strict=True):
-            _OUT.print(_shown(one_line(f"  {name}: {value}")))
+            if value:
+                _OUT.print(_shown(one_line(f"  {name}: {value}")))
 
 
 def names(title: str, rows: Sequence[tuple[str, str]]) -> None:
@@ -96,6 +98,11 @@ def names(title: str, rows: Sequence[tuple[str, str]]) -> None:
 def _shown(text: str, style: str = "") -> Text:
     """Whatever is printed goes through here: anybody's text, which is neither markup nor a command to the terminal."""
     return Text(visible(text), style)
+
+
+def literal(text: str) -> str:
+    """The help of an option in which brackets are brackets, and no style."""
+    return escape(text)
 
 
 class RunProgress:
