@@ -34,7 +34,7 @@ from lab import PATH, WORKLOAD, Verdict, busy_share
 from ingest_bench import load, targets
 from ingest_bench.jvm.process import Launch, serve
 from ingest_bench.load import LoadPlan, Progress, Remote
-from ingest_bench.load.fleet import child, keys
+from ingest_bench.load.fleet import keys, told
 from ingest_bench.model.load import LoadOptions, Wire
 from ingest_bench.model.samples import SAMPLE
 from ingest_bench.model.target import Endpoint, TargetOptions
@@ -168,7 +168,7 @@ def be_workers(port: int, folder: Path, count: int) -> None:
         own = folder / f"worker-{number}"
         own.mkdir()
         own_keys = keys.read_worker(folder / "keys" / f"worker-{number}.key")
-        setup = child.sender(
+        setup = told.sender(
             {"host": "127.0.0.1", "port": port},
             own_keys,
             patience_s=300.0,
