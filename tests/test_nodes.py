@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -203,8 +204,10 @@ def open_to_write(pid: int) -> set[Path]:
     """The files that a process has open to write."""
     found = set()
     for link in Path(f"/proc/{pid}/fd").iterdir():
-        flags = Path(f"/proc/{pid}/fdinfo/{link.name}").read_text(encoding="utf-8").split("flags:")[1].split()[0]
-        path = link.readlink()
-        if int(flags, 8) & 0o3 and path.is_file():
-            found.add(path)
+        # It may be closed meanwhile.
+        with contextlib.suppress(FileNotFoundError):
+            flags = Path(f"/proc/{pid}/fdinfo/{link.name}").read_text(encoding="utf-8").split("flags:")[1].split()[0]
+            path = link.readlink()
+            if int(flags, 8) & 0o3 and path.is_file():
+                found.add(path)
     return found

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ingest_bench import system
 from ingest_bench.errors import RunFailed, SpecError
+from ingest_bench.load.fleet import told
 from ingest_bench.load.fleet.roster import PORT
 from ingest_bench.load.fleet.told import Told
 from ingest_bench.model.target import Endpoint
