@@ -6,7 +6,8 @@ import dataclasses
 import random
 
 from ingest_bench import spec
-from ingest_bench.model.experiment import Cell, Experiment, Plan, Run
+from ingest_bench.errors import SpecError
+from ingest_bench.model.experiment import MOST_RUNS, SIDES, Cell, Experiment, Factor, Plan, Run
 
 
 def order(experiment: Experiment) -> Plan:
@@ -26,6 +27,26 @@ def order(experiment: Experiment) -> Plan:
         factors=experiment.factors,
         runs=tuple(runs),
     )
+
+
+def against_itself(ordered: Plan) -> Plan:
+    """Each run twice, for one side and right after it for the other, and which is first is drawn: an A/A test."""
+    if len(SIDES) * len(ordered.runs) > MOST_RUNS:
+        raise SpecError(
+            f"--aa: that makes {len(SIDES) * len(ordered.runs):,} runs, and at most {MOST_RUNS:,} are done; take fewer"
+        )
+    runs = []
+    for run in ordered.runs:
+        sides = list(SIDES)
+        random.Random(f"{ordered.seed}/{run.id}").shuffle(sides)  # noqa: S311 - an order, not a secret
+        runs += [_on(run, side) for side in sides]
+    return dataclasses.replace(ordered, factors=(*ordered.factors, Factor(key="side", levels=SIDES)), runs=tuple(runs))
+
+
+def _on(run: Run, side: str) -> Run:
+    levels = {**run.cell.levels, "side": side}
+    cell = dataclasses.replace(run.cell, name=spec.cell_name(levels), levels=levels)
+    return dataclasses.replace(run, id=cell.name + run.id.removeprefix(run.cell.name), cell=cell)
 
 
 def _instrumented(cell: Cell, replicate: int, costly: tuple[str, ...]) -> Run:

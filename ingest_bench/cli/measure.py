@@ -83,6 +83,8 @@ def run(  # noqa: PLR0917 - typer takes them all by name
             return _carried_out(results, dataclasses.replace(options, fleet=fleet, exporter=exporter), told)
     planned = plans(what)
     if find_max is not None:
+        if what.against_itself is not None:
+            raise SpecError("--aa: a search for a rate has no runs that could be set against each other")
         records.at(Search, ("most_runs",), most_runs, "--most-runs")
         planned = [seek.plan_of(ordered, Search(goal=find_max, most_runs=most_runs)) for ordered in planned]
     if download:

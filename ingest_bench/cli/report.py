@@ -11,7 +11,7 @@ from ingest_bench import analyse, store
 from ingest_bench.analysis import cells, knees
 from ingest_bench.cli import screen
 from ingest_bench.model.results import Summary
-from ingest_bench.report import knee, published_rows, tables
+from ingest_bench.report import knee, noise, published_rows, tables
 from ingest_bench.store import Results
 
 _INVALID = 3
@@ -36,6 +36,9 @@ def show(results: Results, found: list[Summary], pictures: tuple[Path, ...]) -> 
     compared = analyse.predicted(results, found)
     for title, beside in published_rows(found).items():
         screen.table(title, beside[0], beside[1:], (len(cells.varying(found)) or len(found[0].levels)) + 1)
+    if against_itself := noise.table(found):
+        title = "the same against itself: what is noise, and what would not be (95%, four times of five)"
+        screen.table(title, against_itself[0], against_itself[1:], against_itself[0].index("column") + 1)
     if compared:
         screen.table("receive buffers: predicted beside measured", compared[0], compared[1:], 3)
     for summary in found:

@@ -19,6 +19,16 @@ from ingest_bench.model.load import TrackChoice
 Experiment = Annotated[str | None, typer.Argument(help="An experiment by name (see `list`), or your own TOML file.")]
 Sets = Annotated[list[str], typer.Option("--set", help="A setting or a factor: heap=1g,2g or network=jumbo.")]
 Replicates = Annotated[int | None, typer.Option(help="How often each cell runs.", min=1)]
+AgainstItself = Annotated[
+    int | None,
+    typer.Option(
+        "--aa",
+        metavar="N",
+        help="Run each cell N times on each of two sides that do not differ: how much of a change is noise here, and "
+        "how many replicates would show one of 10%, 5% or 3%.",
+        min=3,
+    ),
+]
 Measure = Annotated[str | None, typer.Option(help='How long each run measures, such as "20s".')]
 WarmUp = Annotated[str | None, typer.Option(help='How long each run warms up before: "5s", or "auto".')]
 Documents = Annotated[
@@ -76,6 +86,7 @@ class What:
     experiment: Experiment = None
     sets: Sets = field(default_factory=list)
     replicates: Replicates = None
+    against_itself: AgainstItself = None
     measure: Measure = None
     warm_up: WarmUp = None
     documents: Documents = None
@@ -147,9 +158,14 @@ def _plan(experiment: str | None, what: What) -> Plan:
         raise SpecError("which experiment? Try: ingest-bench run quickstart (`ingest-bench list` shows all)")
     usual = "track" if what.track is not None else "attached" if what.attach is not None else "running"
     usual = usual if running or what.track is not None else "own-server"
-    found = spec.load(experiment or usual, what.sets, fixed=fixed, running=running or None, replicates=what.replicates)
+    if what.against_itself is not None and what.replicates is not None:
+        raise SpecError("--aa says already how often each side runs; take --replicates out")
+    often = what.against_itself or what.replicates
+    found = spec.load(experiment or usual, what.sets, fixed=fixed, running=running or None, replicates=often)
     if experiment is None and what.track is not None:
         found = dataclasses.replace(found, name=what.track.resolve().name)
     ordered = plan.order(found)
+    if what.against_itself is not None:
+        ordered = plan.against_itself(ordered)
     store.check_names(ordered)
     return attaching.pinned(ordered)

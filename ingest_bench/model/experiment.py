@@ -16,6 +16,8 @@ Probes = Annotated[tuple[Name, ...], Several(0, 50)]
 MOST_RUNS = 10_000
 """Of one plan: two days, at the shortest."""
 MOST_LEVELS = 1_000
+# Of an A/A test: the levels of its factor `side`, between which nothing differs.
+SIDES = ("A", "B")
 """Of one factor."""
 
 SearchStep = Literal["", "estimate", "ramp", "bisect", "confirm"]

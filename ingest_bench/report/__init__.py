@@ -18,6 +18,7 @@ from ingest_bench.report import (
     es23185,
     forwarding,
     machine,
+    noise,
     page,
     plots,
     plots_direct,
@@ -117,6 +118,17 @@ def machine_tables(summaries: Sequence[Summary]) -> Files:
     }
 
 
+def noise_tables(summaries: Sequence[Summary]) -> Files:
+    """The table of an A/A test; nothing when the experiment did not run against itself."""
+    rows = noise.table(summaries)
+    if not rows:
+        return {}
+    return {
+        "report/noise.csv": tables.csv_text(rows).encode(),
+        "report/noise.md": tables.markdown(rows, rows[0].index("column") + 1).encode(),
+    }
+
+
 def _published_direct() -> list[direct_memory.Published]:
     return direct_memory.read((data.folder(_PUBLISHED) / "jdk-6857566.csv").read_text(encoding="utf-8"))
 
@@ -162,6 +174,7 @@ def pictures(summaries: Sequence[Summary]) -> Files:
                 files[name], captions[name] = content, f"{run.run} over time"
     more = [
         ("What changes from cell to cell", tables.comparisons(summaries)),
+        ("What is noise", noise.table(summaries)),
         ("Direct buffers, as in JDK-6857566", direct_rows(summaries)),
         ("Forwarding, as in Data Prepper's pull request 6394", forwarding_rows(summaries)),
         ("What settings of the machine did", machine.table(summaries)),
@@ -178,5 +191,6 @@ REPORTS: Mapping[str, Callable[[Sequence[Summary]], Files]] = {
     "direct-memory": direct_tables,
     "forwarding": forwarding_tables,
     "machine": machine_tables,
+    "noise": noise_tables,
     "pictures": pictures,
 }

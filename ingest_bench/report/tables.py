@@ -210,7 +210,7 @@ def spread(numbers: Sequence[float], text: Callable[[float], str]) -> str:
     return middle if low == high else f"{middle} ({low}..{high})"
 
 
-_COMPARED = (
+COMPARED = (
     "docs_per_s_mean",
     "response_ms_p99",
     "read_bytes_mean",
@@ -226,7 +226,7 @@ def comparisons(summaries: Sequence[Summary]) -> list[list[str]]:
     beside all others of the table.
     """
     rows = [["column", "from", "to", "runs", "mean from", "mean to", "change", "95% interval", "distinct"]]
-    for found in compare.table(summaries, _COMPARED):
+    for found in compare.table(summaries, COMPARED):
         interval = ""
         if found.relative_interval is not None:
             low, high = found.relative_interval
