@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +16,12 @@ import ordinary_user
 import pytest
 from scapy.layers.inet import ICMP, IP, TCP, UDP
 from scapy.layers.inet6 import IPv6
-from scapy.layers.l2 import ARP, Ether
+from scapy.layers.l2 import ARP, Dot1Q, Ether
 from scapy.utils import PcapWriter
 from test_net_exec import net
 
 from ingest_bench import catalog
-from ingest_bench.errors import MissingCapability, SpecError
+from ingest_bench.errors import MissingCapability, RunFailed, SpecError
 from ingest_bench.network import frame_sizes, link, watch_wire
 from ingest_bench.network.act import ring
 from ingest_bench.network.measure import capture
@@ -45,6 +47,8 @@ def kept(packet: Any) -> bytes:
         ETHER / IP(frag=3, proto=6),
         ETHER / IPv6() / TCP(options=[("Timestamp", (1, 2))]),
         ETHER / IP() / ICMP(type=3, code=4, nexthopmtu=1000) / IP() / TCP(),
+        ETHER / IP() / ICMP(type=8),
+        ETHER / IP(options=[b"\x94\x04\x00\x00"]) / ICMP(type=0),
         ETHER / ARP(),
         Ether(type=0x9000),
     ],
@@ -52,8 +56,32 @@ def kept(packet: Any) -> bytes:
 def test_the_headers_of_a_frame_are_kept_and_nothing_behind_them(headers: Ether) -> None:
     found = kept(headers / (SECRET * 40))
     # ICMP gives back 8 bytes of a segment (RFC 792).
-    assert len(found) == (14 + 20 + 8 + 20 + 8 if ICMP in headers else len(bytes(headers)))
+    assert len(found) == (14 + 20 + 8 + 20 + 8 if ICMP in headers and headers[ICMP].type == 3 else len(bytes(headers)))
     assert SECRET[:8] not in found
+
+
+def test_of_a_fragment_that_is_given_back_no_byte_that_it_carries_is_kept() -> None:
+    headers = ETHER / IP() / ICMP(type=11) / IP(frag=3, proto=17)
+    assert kept(headers / SECRET) == bytes(headers / SECRET)[: 14 + 20 + 8 + 20]
+
+
+@pytest.mark.parametrize(
+    "whole",
+    [
+        ETHER / IP(options=[b"\x94\x04\x00\x00"]) / TCP() / SECRET,
+        ETHER / IPv6() / TCP() / SECRET,
+        ETHER / IP() / ICMP(type=3, code=4) / IP() / TCP() / SECRET,
+        ETHER / IP(ihl=15) / TCP() / SECRET,
+        ETHER / IP() / UDP() / SECRET,
+        Ether(type=0x9000) / SECRET,
+    ],
+)
+def test_a_frame_that_ends_too_early_is_kept_too(whole: Ether) -> None:
+    frame = bytes(whole)
+    for length in range(14, len(frame)):
+        found = kept(frame[:length])
+        assert frame.startswith(found)
+        assert len(found) >= 14
 
 
 def test_scapy_names_what_is_in_a_capture(tmp_path: Path) -> None:
@@ -89,9 +117,58 @@ def test_scapy_names_what_is_in_a_capture(tmp_path: Path) -> None:
     ]
 
 
+def test_what_ipv6_carries_is_named_too_and_not_what_a_tunnel_does(tmp_path: Path) -> None:
+    there, back = IPv6(src="fd00::1", dst="fd00::2"), IPv6(src="fd00::2", dst="fd00::1")
+    packets = [
+        there / TCP(sport=4000, dport=9, flags="S", seq=100, options=[("MSS", 1440)]),
+        back / TCP(sport=9, dport=4000, flags="SA", seq=7, ack=101),
+        there / TCP(sport=4000, dport=9, flags="PA", seq=101) / bytes(1000),
+        there / TCP(sport=4000, dport=9, flags="PA", seq=101) / bytes(1000),
+        IP(src=CLIENT, dst=SERVER) / IP(src="10.0.0.1", dst="10.0.0.2") / TCP(flags="S"),
+    ]
+    path = tmp_path / "a.pcap"
+    with PcapWriter(str(path)) as writer:
+        writer.write([ETHER / packet for packet in packets])
+    _, *lines = capture.words(capture.read(path))
+    assert lines == [
+        "1 connections: 1 SYN, 1 answered, 0 FIN, 0 resets",
+        "sent again or overtaken: 1; zero windows: 0",
+        "MSS 1,440: announced 1 times",
+    ]
+
+
+def test_no_frame_is_too_broken_to_be_read(tmp_path: Path) -> None:
+    path, draw = tmp_path / "a.pcap", random.Random(8)  # noqa: S311 - it is no secret
+    whole = [
+        ETHER / IP(options=[b"\x94\x04\x00\x00"]) / TCP(options=[("MSS", 1460), ("Timestamp", (1, 2))]) / SECRET,
+        ETHER / IPv6() / TCP(options=[("MSS", 1460)]) / SECRET,
+        ETHER / IP() / ICMP(type=3, code=4, nexthopmtu=1000) / IP() / TCP(),
+        ETHER / Dot1Q(vlan=7) / IP() / TCP(),
+    ]
+    frames = []
+    for each in whole * 300:
+        broken = bytearray(bytes(each)[: draw.randrange(14, len(bytes(each)) + 1)])
+        for _ in range(draw.randrange(4)):
+            broken[draw.randrange(len(broken))] = draw.randrange(256)
+        frames.append(bytes(broken))
+    with PcapWriter(str(path), linktype=1) as writer:
+        writer.write_header(None)
+        for frame in frames:
+            writer.write_packet(frame)
+    assert len(capture.read(path).frames) == len(frames)
+
+
 def test_a_capture_writes_over_no_file_and_makes_no_folder(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("mine")
-    for path, said in ((tmp_path / "a", "it is there already"), (tmp_path / "b" / "a", "no such folder")):
+    (tmp_path / "link").symlink_to("nowhere")
+    for path, said in (
+        (tmp_path / "a", "File exists"),
+        (tmp_path / "link", "File exists"),
+        (tmp_path / "b" / "a", "No such file or directory"),
+        (tmp_path / ("a" * 256), "File name too long"),
+        # Root can make none there either.
+        (Path("/proc/a"), "No such file or directory"),
+    ):
         with pytest.raises(SpecError, match=said), capture.capturing(tuple, "lo", path, 1000):
             pass
     assert (tmp_path / "a").read_text() == "mine"
@@ -142,6 +219,40 @@ def test_a_capture_and_the_wire_agree_on_frames_and_nothing_that_was_sent_is_in_
     assert capture.read(tmp_path / "last").flags["begin"] == 0
     assert capture.read(tmp_path / "first").flags["begin"] == 1
     assert capture.read(tmp_path / "first").flags["end"] == 0
+
+
+@pytest.mark.netns
+def test_a_tunnel_and_a_full_disk_are_said_and_a_frame_that_ends_too_early_is_kept(tmp_path: Path) -> None:
+    send = "import socket, sys; s = socket.socket(socket.AF_PACKET, socket.SOCK_RAW); s.bind((sys.argv[1], 0))\n"
+    send += "[s.send(bytes.fromhex(frame)) for frame in sys.argv[2:]]"
+    short = bytes(ETHER / IP(len=20, proto=6)), bytes(ETHER / IP(len=24, proto=1) / bytes(4))
+    path = tmp_path / "a.pcap"
+    with link(catalog.profile("ethernet")) as made:
+        end = made.ends[0]
+        enter = end.namespace.command
+        end.namespace.run(("ip", "tuntap", "add", "mode", "tun", "tun9"))
+        with (
+            pytest.raises(MissingCapability, match="tun9 has no Ethernet frames"),
+            capture.capturing(enter, "tun9", path, 1000),
+        ):
+            pass
+        with capture.capturing(enter, end.device, path, 10**6) as lasting:
+            argv = enter((sys.executable, "-c", send, end.device, *(frame.hex() for frame in short)))
+            subprocess.run(argv, check=True, timeout=60)
+            assert lasting.keep() == 0
+        assert {34, 38} <= set(capture.read(path).frames)
+        path.unlink()
+
+        def with_little_room(argv: Sequence[str]) -> tuple[str, ...]:
+            # A file may have no more than 512 bytes; Python gets an error of the disk then, and no signal.
+            return enter(("sh", "-c", 'ulimit -f 1; exec "$@"', "sh", *argv))
+
+        with capture.capturing(with_little_room, end.device, path, 10**6) as lasting:
+            argv = enter((sys.executable, "-c", send, end.device, *[short[0].hex()] * 100))
+            subprocess.run(argv, check=True, timeout=60)
+            with pytest.raises(RunFailed, match=r"a\.pcap could not be written: File too large$"):
+                lasting.keep()
+        assert not path.exists()
 
 
 def counted(text: str) -> tuple[int, int]:

@@ -17,7 +17,7 @@ import pytest
 
 from ingest_bench import system
 from ingest_bench.errors import MissingCapability, RunFailed
-from ingest_bench.faults import timeline
+from ingest_bench.faults import each, timeline
 from ingest_bench.faults.stage import Node, Stage
 from ingest_bench.host import cgroups
 from ingest_bench.host.cgroups import Controller, Group, Parent
@@ -113,6 +113,30 @@ def test_of_several_limits_the_tightest_counts_until_it_ends() -> None:
     for end in (tight, alike, wide):
         end()
     assert written == [0.5, 0.2, 0.2, 0.1, 0.2, 0.5, None]
+
+
+def test_a_fault_that_cannot_begin_says_why_and_not_that_nothing_happened() -> None:
+    process: Any = SimpleNamespace(jvm_pid=0)
+
+    def jcmd(_pid: int, _command: object) -> str:
+        return ""
+
+    def begin(node: Node) -> each.End:
+        if node.number == 2:
+            raise RunFailed("the kernel refused it")
+
+        def end() -> str:
+            ended.append(node.name)
+            raise RunFailed("node 1 never wanted more within 0.0 s")
+
+        return end
+
+    ended: list[str] = []
+    home = Path("/")
+    nodes = tuple(Node(number=number, process=process, home=home, jcmd=jcmd, boot_limit_s=1) for number in (1, 2))
+    with pytest.raises(RunFailed, match="the kernel refused it"):
+        each.watched(Fault(kind="cpu", at_ns=0, for_ns=1), Stage(nodes=nodes), begin)
+    assert ended == ["node 1"]
 
 
 def test_an_ordinary_user_is_told_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:

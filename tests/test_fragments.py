@@ -41,6 +41,18 @@ def test_one_that_is_over_too_soon_fails_the_run() -> None:
         fault.end()
 
 
+@pytest.mark.parametrize("said", ["", '{"taken": 9, "before": 9, "after": 1, "s": 1.0}'])
+def test_one_whose_process_the_kernel_killed_meanwhile_fails_the_run(
+    said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # It is the first that is killed where memory runs out, and then nothing is in pieces any more.
+    argv = ("sh", "-c", 'printf %s "$1"; kill -9 $$', "sh", said)
+    monkeypatch.setattr(system, "script", lambda *_: argv)
+    fault = timeline.begin(Fault(kind="fragmented-memory", at_ns=0, for_ns=1), Stage())
+    with pytest.raises(RunFailed, match="its process was killed meanwhile"):
+        fault.end()
+
+
 @pytest.mark.processes
 def test_large_blocks_are_fewer_and_what_is_taken_is_given_back() -> None:
     available = fragments.available_bytes()

@@ -158,6 +158,15 @@ def test_another_machine_is_no_verdict_and_another_kernel_is_named() -> None:
     verdict = judged(runs(), baseline=runs(seed=2), facts=(here | {"files": files}, ours))
     assert verdict.checks[0].text == "docs.ndjson held something else: 1 bytes, x, now 2 bytes, y"
     assert verdict.exit_code == 3
+    # Of two files of that name one is as it was.
+    two = [
+        here | {"files": {"/a/docs.ndjson": text, "/b/docs.ndjson": "1 bytes, x"}} for text in ("3 bytes, z", "4 bytes")
+    ]
+    verdict = judged(runs(), baseline=runs(seed=2), facts=(two[0], two[1]))
+    assert (
+        verdict.checks[0].text
+        == "docs.ndjson held something else: 1 bytes, x and 3 bytes, z, now 1 bytes, x and 4 bytes"
+    )
     assert "nobody knows" in judged(runs(), baseline=runs(seed=2), facts=({}, here)).notes[0]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import socket
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,8 @@ from ingest_bench.analysis import integrity
 from ingest_bench.errors import SpecError
 from ingest_bench.model.network import Impairment, Profile
 from ingest_bench.model.results import RunRecord
+from ingest_bench.model.target import Endpoint
+from ingest_bench.network.measure import one_end
 from ingest_bench.network.measure.one_end import Handshakes, of_handshakes, rate
 
 MS = 10**6
@@ -49,6 +53,39 @@ def test_handshakes_keep_break_or_leave_open_a_promise(
     profile: Profile, before: Handshakes, now: Handshakes, expected: dict[str, bool | None]
 ) -> None:
     assert kept(profile, before, now) == expected
+
+
+def test_a_name_of_ipv6_alone_is_asked_by_it_and_its_segments_are_shorter(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = socket.getaddrinfo
+    monkeypatch.setattr(socket, "getaddrinfo", lambda _host, port, **words: known("::1", port, **words))
+    with socket.create_server(("::1", 0), family=socket.AF_INET6) as server:
+        found = one_end.handshakes(Endpoint("server.test", server.getsockname()[1]))
+    assert len(found.rtts_ns) == 20
+    assert found.is_ipv6
+    six = Handshakes([MS] * 20, 1500 - 60 - 12, 1500, is_ipv6=True)
+    assert kept(Profile(name="plain"), six, six)["mss"] is True
+    assert kept(Profile(name="plain"), NEAR, dataclasses.replace(NEAR, is_ipv6=True))["mss"] is False
+
+
+def test_who_refuses_is_not_flooded_and_another_address_of_the_name_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    known, tried = socket.getaddrinfo, []
+    connect = socket.socket.connect
+
+    def counted(self: socket.socket, address: Any) -> None:
+        tried.append(address)
+        connect(self, address)
+
+    monkeypatch.setattr(socket.socket, "connect", counted)
+    monkeypatch.setattr(one_end, "_HANDSHAKES_S", 1.0)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        both = known("::1", port, type=socket.SOCK_STREAM) + known("127.0.0.1", port, type=socket.SOCK_STREAM)
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: both)
+        assert len(one_end.handshakes(Endpoint("server.test", port)).rtts_ns) == 20
+        assert len(tried) == 21
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: both[:1])
+        assert one_end.handshakes(Endpoint("server.test", port)) == Handshakes([], 0, 0, is_ipv6=True)
+    assert len(tried) <= 21 + 3
 
 
 def test_slots_and_a_jitter_that_no_delay_holds_promise_no_round_trip() -> None:

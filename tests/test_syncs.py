@@ -183,6 +183,19 @@ def test_a_sync_that_waits_goes_on_when_the_fault_ends_and_dies_with_its_process
 
 
 @pytest.mark.processes
+def test_a_sync_that_waits_goes_on_when_the_longer_of_two_faults_ends(asked: Syncs, tmp_path: Path) -> None:
+    stage = stage_of(asked)
+    with syncing(asked, tmp_path) as syncer:
+        short, long = timeline.begin(slow(300), stage), timeline.begin(slow(20_000), stage)
+        syncer.tell("fsync")
+        while not asked.held()[0]:
+            time.sleep(0.01)
+        long.end()
+        assert 300 <= syncer.took_ms() < 10_000
+        assert short.end().startswith("node 1: 1 syncs waited, ")
+
+
+@pytest.mark.processes
 def test_one_that_dies_on_its_way_is_none_and_a_supervisor_that_breaks_is_told_of(tmp_path: Path) -> None:
     with pytest.raises(RunFailed, match="nobody was there to be asked: OSError"), syncs(tmp_path) as made:  # noqa: PT012
         with socket.socket(socket.AF_UNIX) as dying:

@@ -34,17 +34,19 @@ def machines(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[list[st
     forbidden = [f"another machine: {text}" for name, text in differing.items() if name in _DECISIVE]
     ones, others = (_by_name(facts.get(_FILES)) for facts in (before, now))
     forbidden += [
-        f"{name} held something else: {ones[name]}, now {others[name]}"
+        f"{name} held something else: {_listed(ones[name])}, now {_listed(others[name])}"
         for name in ones.keys() & others.keys()
         if ones[name] != others[name]
     ]
     return forbidden, [text for name, text in differing.items() if name not in _DECISIVE]
 
 
-def _by_name(fingerprints: object) -> dict[str, str]:
-    """Wherever the files are: they are others' too."""
-    found = fingerprints.items() if isinstance(fingerprints, Mapping) else ()
-    return {PurePath(str(path)).name: str(text) for path, text in found}
+def _by_name(fingerprints: object) -> dict[str, set[str]]:
+    """Wherever the files are: they are others' too. In several folders there may be one of the same name."""
+    found: dict[str, set[str]] = {}
+    for path, text in fingerprints.items() if isinstance(fingerprints, Mapping) else ():
+        found.setdefault(PurePath(str(path)).name, set()).add(str(text))
+    return found
 
 
 def experiments(before: Sequence[Summary], now: Sequence[Summary]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 
@@ -75,10 +76,15 @@ def on_nodes(fault: Fault, stage: Stage, begin: Callable[[Node], tuple[str, Act]
 def watched(fault: Fault, stage: Stage, begin: Callable[[Node], End]) -> Begun:
     """What `begin` makes at each of its nodes; what it returns ends it, and says what was seen until then."""
     said: dict[str, str] = {}
-    with ExitStack() as stack:
+    begun = ExitStack()
+    try:
         for node in nodes(fault, stage):
-            stack.callback(_note, said, node.name, begin(node))
-        begun = stack.pop_all()
+            begun.callback(_note, said, node.name, begin(node))
+    except BaseException:
+        # What the others say so early, such as that nothing happened, is not why it failed.
+        with contextlib.suppress(RunFailed):
+            begun.close()
+        raise
 
     def end() -> str:
         # All of them end, whatever one says.

@@ -6,6 +6,7 @@ It takes as long as its memory takes to be touched: what is seen says how long. 
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 
 from ingest_bench import system
@@ -39,12 +40,19 @@ def _ended(child: subprocess.Popen[bytes]) -> str:
         said, _ = child.communicate(timeout=_END_LIMIT_S)
         seen = json.loads(said)
     except (subprocess.TimeoutExpired, ValueError):
+        seen = None
+    if child.returncode == -signal.SIGKILL:
+        raise RunFailed(
+            "fragmented-memory: its process was killed meanwhile, as the first one where memory runs out; take a "
+            "smaller share"
+        )
+    if seen is None:
         child.kill()
         said, _ = child.communicate()
         why = "it was over before the memory was touched; let it last longer, or take a smaller share"
         if words := said.decode(errors="replace")[-500:]:
             why = f"its process broke, it said: {words}"
-        raise RunFailed(f"fragmented-memory: {why}") from None
+        raise RunFailed(f"fragmented-memory: {why}")
     before, after, taken = (seen[name] / 1e6 for name in ("before", "after", "taken"))
     told = f"free in blocks of a huge page: {before:,.0f} MB before, {after:,.0f} MB after {seen['s']:.1f} s"
     if after >= before:

@@ -8,13 +8,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import heapq
 import os
 import select
 import socket
 import struct
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -41,7 +41,8 @@ class Syncs:
         self._path = folder / _SOCKET
         self._delays: list[int] = []
         self._lock = threading.Lock()
-        self._waiting: list[tuple[int, int, int, int]] = []
+        # Since when, of which listener, and by which number: those that wait longest first.
+        self._waiting: deque[tuple[int, int, int]] = deque()
         self._wake_read, self._wake_write = os.pipe()
         self._over = False
         self._error: Exception | None = None
@@ -52,7 +53,10 @@ class Syncs:
         return system.script(supervised.__file__, str(self._path), *argv)
 
     def delay(self, delay_ns: int) -> Callable[[], None]:
-        """Each sync waits so long from now on; what is returned ends it, and lets those go on that wait."""
+        """Each sync waits so long, also one that waits already; what is returned ends it.
+
+        Those that wait go on at once then, or as soon as what lasts besides lets them.
+        """
         with self._lock:
             self._delays.append(delay_ns)
 
@@ -69,7 +73,7 @@ class Syncs:
             raise RunFailed(f"syncs: nobody was there to be asked: {self._error!r}")
         with self._lock:
             now_ns = time.monotonic_ns()
-            return self._held, self._held_ns + sum(now_ns - since_ns for _, since_ns, _, _ in self._waiting)
+            return self._held, self._held_ns + sum(now_ns - since_ns for since_ns, _, _ in self._waiting)
 
     @contextmanager
     def answering(self) -> Iterator[None]:
@@ -109,7 +113,7 @@ class Syncs:
         for descriptor in (self._door.fileno(), self._wake_read):
             poll.register(descriptor, select.POLLIN)
         while not self._over:
-            left_ns = self._waiting[0][0] - time.monotonic_ns() if self._waiting else None
+            left_ns = self._left_ns()
             for descriptor, event in poll.poll(None if left_ns is None else max(0, left_ns) // 10**6 + 1):
                 if descriptor == self._wake_read:
                     os.read(self._wake_read, 4096)
@@ -151,24 +155,29 @@ class Syncs:
         with self._lock:
             delay_ns = max(self._delays, default=0)
             if delay_ns:
-                now_ns = time.monotonic_ns()
-                heapq.heappush(self._waiting, (now_ns + delay_ns, now_ns, listener, number))
+                self._waiting.append((time.monotonic_ns(), listener, number))
                 self._held += 1
         if not delay_ns:
             self._go_on(listener, number)
 
+    def _left_ns(self) -> int | None:
+        """How long the first one still waits; None: nobody waits."""
+        with self._lock:
+            if not self._waiting:
+                return None
+            return self._waiting[0][0] + max(self._delays, default=0) - time.monotonic_ns()
+
     def _let_go(self) -> None:
         """Those whose time is over go on, and all do when nobody lets them wait any more."""
-        with self._lock:
-            while self._waiting and (not self._delays or self._waiting[0][0] <= time.monotonic_ns()):
-                _, since_ns, listener, number = heapq.heappop(self._waiting)
+        while (left_ns := self._left_ns()) is not None and left_ns <= 0:
+            with self._lock:
+                since_ns, listener, number = self._waiting.popleft()
                 self._go_on(listener, number)
                 self._held_ns += time.monotonic_ns() - since_ns
 
     def _forget(self, listener: int) -> None:
         with self._lock:
-            self._waiting = [one for one in self._waiting if one[2] != listener]
-            heapq.heapify(self._waiting)
+            self._waiting = deque(one for one in self._waiting if one[1] != listener)
 
     @staticmethod
     def _go_on(listener: int, number: int) -> None:

@@ -59,10 +59,12 @@ def capturing(
 
     `enter` makes the argv that runs an argv where the device is.
     """
-    if path.exists():
-        raise SpecError(f"{path}: it is there already; name a new file")
-    if not path.parent.is_dir():
-        raise SpecError(f"{path}: there is no such folder")
+    try:
+        # Now, and not when all was captured, it is said that it cannot be.
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        path.unlink()
+    except OSError as error:
+        raise SpecError(f"{path}: no new file can be made here ({error.strerror}); name another one") from None
     which = "last" if keeps_last else "first"
     argv = enter(system.script(ring.__file__, device, str(path.absolute()), str(most_bytes), which))
     with system.Child(argv, name="capture") as child:
@@ -101,6 +103,7 @@ def read(path: Path) -> Seen:
     # Its import takes 0.5 s and more.
     with _without_folders():
         from scapy.layers.inet import ICMP, IP, TCP  # noqa: PLC0415
+        from scapy.layers.inet6 import IPv6  # noqa: PLC0415
         from scapy.layers.l2 import Ether  # noqa: PLC0415
         from scapy.utils import RawPcapReader  # noqa: PLC0415
 
@@ -110,13 +113,16 @@ def read(path: Path) -> Seen:
             at_s = about.sec + about.usec / 1e9
             seen.began_s, seen.ended_s = seen.began_s or at_s, at_s
             seen.frames.append(about.wirelen)
-            packet = Ether(data)
-            if IP not in packet:
+            frame = Ether(data)
+            # Not what a tunnel carries.
+            packet = frame.getlayer(IP) or frame.getlayer(IPv6)
+            if packet is None:
                 continue
-            if ICMP in packet:
-                seen.icmp[_named(packet[ICMP])] += 1
-            elif TCP in packet:
-                _segment(seen, packet[IP], packet[TCP])
+            if isinstance(packet.payload, ICMP):
+                seen.icmp[_named(packet.payload)] += 1
+            elif isinstance(packet.payload, TCP):
+                carried = packet.plen if isinstance(packet, IPv6) else packet.len - 4 * packet.ihl
+                _segment(seen, packet, packet.payload, carried)
     return seen
 
 
@@ -137,7 +143,8 @@ def _named(message: Any) -> str:
     return f"{words}, MTU {message.nexthopmtu}" if (message.type, message.code) == (3, 4) else words
 
 
-def _segment(seen: Seen, packet: Any, segment: Any) -> None:
+def _segment(seen: Seen, packet: Any, segment: Any, carried: int) -> None:
+    """Of a packet that carries so many bytes."""
     ports = (packet.src, segment.sport, packet.dst, segment.dport)
     seen.connections.add(frozenset({ports[:2], ports[2:]}))
     flags = segment.flags
@@ -146,7 +153,7 @@ def _segment(seen: Seen, packet: Any, segment: Any) -> None:
     if flags.S:
         seen.mss.update(size for name, size in segment.options if name == "MSS")
     seen.zero_windows += segment.window == 0 and not flags.R
-    count = packet.len - 4 * packet.ihl - 4 * segment.dataofs + bool(flags.S) + bool(flags.F)
+    count = carried - 4 * segment.dataofs + bool(flags.S) + bool(flags.F)
     if count <= 0 or flags.R:
         return
     end = (segment.seq + count) % _SEQUENCES

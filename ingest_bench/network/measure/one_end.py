@@ -7,6 +7,7 @@ load never used up, is "not measured": that is no promise kept, and none broken.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import socket
 import threading
 import time
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from ingest_bench.network.plan.places import Direction
 
 NOT_MEASURED = "not measured"
-_HANDSHAKES, _HANDSHAKES_S, _HANDSHAKE_S, _REST_S = 20, 20.0, 10.0, 0.01
+_HANDSHAKES, _HANDSHAKES_S, _HANDSHAKE_S, _REST_S, _REFUSED_S = 20, 20.0, 10.0, 0.01, 0.5
 # Of a SYN with its options and an Ethernet header, there and back (RFC 9293, RFC 7323).
 _SYN_BYTES = 20 + 40 + 14
 _RTT_SHARE, _RTT_NS = 0.05, 10**6
@@ -54,6 +55,7 @@ class Handshakes:
     rtts_ns: list[int]
     mss_bytes: int
     path_mtu_bytes: int
+    is_ipv6: bool = False
 
 
 @dataclass(slots=True)
@@ -130,21 +132,26 @@ def handshakes(endpoint: Endpoint) -> Handshakes:
     found: list[int] = []
     mss_bytes = path_mtu_bytes = 0
     until = time.monotonic() + _HANDSHAKES_S
-    family = socket.AF_INET6 if ":" in endpoint.host else socket.AF_INET
+    # A name may have several addresses, and not all of them the server.
+    addresses = itertools.cycle(socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM))
+    family, _, _, _, address = next(addresses)
     while len(found) < _HANDSHAKES and time.monotonic() < until:
         with socket.socket(family, socket.SOCK_STREAM) as opened:
             opened.settimeout(_HANDSHAKE_S)
             begun_ns = time.monotonic_ns()
             try:
-                opened.connect((endpoint.host, endpoint.port))
+                opened.connect(address)
             except OSError:
+                # Who refuses does so at once, and is not to be flooded.
+                time.sleep(_REFUSED_S)
+                family, _, _, _, address = next(addresses)
                 continue
             found.append(time.monotonic_ns() - begun_ns)
             # One that opened them at once would fill the server's queue, and wait a second for its next SYN.
             time.sleep(_REST_S)
             info = diag.parse(0, endpoint.port, opened.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104))
             mss_bytes, path_mtu_bytes = info.send_mss_bytes, info.path_mtu_bytes
-    return Handshakes(sorted(found), mss_bytes, path_mtu_bytes)
+    return Handshakes(sorted(found), mss_bytes, path_mtu_bytes, is_ipv6=family == socket.AF_INET6)
 
 
 def _of_queues(shaped: Shaped) -> Iterator[Promise]:
@@ -169,16 +176,16 @@ def _handshaken(profile: Profile, endpoint: Endpoint, before: Handshakes) -> tup
     """The shaped path's handshakes, tried again where a promise is broken: a busy machine makes them longer."""
     for _ in range(_TRIES):
         now = handshakes(endpoint)
-        promises = tuple(of_handshakes(profile, before, now, is_ipv6=":" in endpoint.host))
+        promises = tuple(of_handshakes(profile, before, now))
         if not any(promise.kept is False for promise in promises):
             break
     return now, promises
 
 
-def of_handshakes(profile: Profile, before: Handshakes, now: Handshakes, *, is_ipv6: bool = False) -> Iterator[Promise]:
+def of_handshakes(profile: Profile, before: Handshakes, now: Handshakes) -> Iterator[Promise]:
     """What the shaped path adds to the round trip, and the largest packets and segments. Pure."""
     yield _rtt(profile, before, now)
-    headers_bytes = expected.IP_TCP_HEADERS_BYTES + (20 if is_ipv6 else 0)
+    headers_bytes = expected.IP_TCP_HEADERS_BYTES + (20 if now.is_ipv6 else 0)
     mss_bytes = min(profile.mtu_bytes - headers_bytes, profile.mss_bytes or profile.mtu_bytes)
     # Timestamps are on, or one of the two hosts has switched them off.
     likely = (mss_bytes - expected.TIMESTAMPS_BYTES, mss_bytes)
