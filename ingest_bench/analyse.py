@@ -134,7 +134,8 @@ def _measured(
         java=java.java,
         classes=reader(java),
     )
-    return [*probes.read(planned.cell.probes, context), *network.frame_sizes(node.raw)]
+    seen = probes.read(planned.cell.probes, context)
+    return [*seen, *network.frame_sizes(node.raw), *network.losses(node.raw, load.local_ports)]
 
 
 def _of_nodes(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import unicodedata
 
-from ingest_bench.model.results import Happened, Remark, Summary, Value
+from ingest_bench.model.results import Happened, Remark, Stall, Summary, Value
 
 # Controls (C0, DEL, C1), formats (among them the marks that turn text round, CVE-2021-42574), halves of characters,
 # and the two separators that end a line.
@@ -36,6 +36,7 @@ def summary(found: Summary) -> Summary:
         experiment=one_line(found.experiment),
         faults=tuple(_fault(fault) for fault in found.faults),
         remarks=tuple(_remark(remark) for remark in found.remarks),
+        stalls=tuple(_stall(stall) for stall in found.stalls),
         nodes=tuple({one_line(name): _value(value) for name, value in node.items()} for node in found.nodes),
     )
 
@@ -56,6 +57,11 @@ def _fault(fault: Happened) -> Happened:
         link=one_line(fault.link),
         seen=one_line(fault.seen),
     )
+
+
+def _stall(stall: Stall) -> Stall:
+    causes, out = (tuple((one_line(name), ns) for name, ns in each) for each in (stall.causes, stall.ruled_out))
+    return dataclasses.replace(stall, causes=causes, ruled_out=out)
 
 
 def _remark(remark: Remark) -> Remark:

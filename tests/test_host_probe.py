@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
 import threading
 from pathlib import Path
 from typing import Any
 
-from ingest_bench.model.results import Reading, Remark, Series
+from ingest_bench.model.results import Reading, Remark, Series, Watched
 from ingest_bench.probes import PROBES, ReadContext, proc
 
 SECOND = 10**9
@@ -124,3 +126,43 @@ def test_a_counter_that_the_machine_lacks_is_unavailable_and_not_zero(tmp_path: 
 def test_without_samples_there_are_no_numbers_but_a_remark(tmp_path: Path) -> None:
     measured = list(PROBES["host"].read(context(tmp_path, 10, 13)))
     assert [type(item) for item in measured] == [Remark]
+
+
+def test_what_kept_the_server_from_working_is_told_in_spans(tmp_path: Path) -> None:
+    lines = [
+        line(10.0),
+        line(10.1, server_threads_stopped=12),
+        line(10.2, server_throttled_ns=5_000_000),
+        line(10.3, server_throttled_ns=65_000_000, server_threads_blocked=1),
+        line(10.4, server_throttled_ns=65_000_000),
+    ]
+    (tmp_path / "host.jsonl").write_text("\n".join(lines))
+    seen = {
+        item.cause: [(span.start_ns / SECOND, span.end_ns / SECOND) for span in item.spans]
+        for item in PROBES["host"].read(context(tmp_path, 10, 11))
+        if isinstance(item, Watched)
+    }
+    assert seen["server process stopped"] == [(10.05, 10.15)]
+    assert seen["server held back by its CPU quota"] == [(10.2, 10.3)]
+    assert seen["server threads waiting for a disk"] == [(10.25, 10.35)]
+    assert seen["CPU stolen by the hypervisor"] == []
+
+
+def test_a_quota_that_nobody_counts_was_not_looked_for(tmp_path: Path) -> None:
+    (tmp_path / "host.jsonl").write_text("\n".join(line(at, server_throttled_ns=None) for at in (10, 10.1, 10.2)))
+    seen = [item.cause for item in PROBES["host"].read(context(tmp_path, 10, 11)) if isinstance(item, Watched)]
+    assert "server held back by its CPU quota" not in seen
+    assert "server process stopped" in seen
+
+
+def test_a_stopped_process_has_stopped_threads() -> None:
+    child = subprocess.Popen(["sleep", "60"])
+    try:
+        switches = proc.Switches(child.pid)
+        os.kill(child.pid, signal.SIGSTOP)
+        os.waitpid(child.pid, os.WUNTRACED)
+        switches.sample()
+        assert switches.states()["T"] == 1
+    finally:
+        child.kill()
+        child.wait()

@@ -2,31 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
-
-from ingest_bench.analysis import per_gb
-
-Together = Literal["sum", "max", "min", "machine", ""]
-# What a name has that is no count of events: a unit, or a mean.
-_UNITS = frozenset({"s", "ms", "bytes", "ppm", "percent", "share", "per", "mean", "mss"})
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A column: its name (the unit is its end), and what it holds."""
-
-    name: str
-    meaning: str
-    together: Together = ""
-    """What the readings of several nodes become in the run's row. "machine": each node's is that of all. "": nothing,
-    for a median or a text of each is none of all; nodes.csv has them."""
-
-    @property
-    def is_count(self) -> bool:
-        """Whether it counts events: its name has no unit."""
-        return _UNITS.isdisjoint(self.name.split("_"))
-
+from ingest_bench.analysis import per_gb, stalls
+from ingest_bench.analysis.column import Column
 
 _MEASURED: tuple[Column, ...] = (
     Column("network", "network profile, with overrides"),
@@ -83,6 +60,7 @@ _MEASURED: tuple[Column, ...] = (
     Column("attempts", "how often these were sent, each attempt counted; one that was never sent has none"),
     Column("documents_failed", "documents refused for good that no attempt may have stored, warm-up included"),
     Column("stalled_s", "full seconds of the measurement in which no request ended that had a document acknowledged"),
+    *stalls.COLUMNS,
     Column(
         "idle_while_waiting_s",
         "closed loop: how long a user on average sent nothing because an answer took more than 10 times the median",

@@ -9,10 +9,11 @@ import numpy as np
 
 from ingest_bench.analysis import histogram
 from ingest_bench.analysis import samples as load
-from ingest_bench.analysis.columns import COLUMNS, Together
+from ingest_bench.analysis.column import Together
+from ingest_bench.analysis.columns import COLUMNS
 from ingest_bench.analysis.samples import Samples, Tickets
 from ingest_bench.model.load import WorkerReport
-from ingest_bench.model.results import Histogram, Measured, Reading, Series, Value
+from ingest_bench.model.results import Histogram, Measured, Reading, Series, Value, Watched
 
 _RULES: Mapping[str, Together] = {column.name: column.together for column in COLUMNS}
 
@@ -63,6 +64,8 @@ def together(nodes: Sequence[Sequence[Measured]], to: Collection[int] = ()) -> l
                 histograms.setdefault(item.name, []).extend([item.counts] if has(item.name, number) else [])
             elif isinstance(item, Series):
                 rest.append(item if number == 1 else dataclasses.replace(item, name=f"{item.name} of node {number}"))
+            elif isinstance(item, Watched):
+                rest.append(dataclasses.replace(item, node=number))
             else:
                 rest.append(dataclasses.replace(item, text=f"node {number}: {item.text}"))
     known = [Reading(name, _one(name, values, asked(name))) for name, values in readings.items()]

@@ -7,14 +7,36 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePath
 
-from ingest_bench.analysis import closed_loop, delivery, faults, health, histogram, integrity, per_gb, steady
+from ingest_bench.analysis import (
+    closed_loop,
+    delivery,
+    faults,
+    health,
+    histogram,
+    integrity,
+    per_gb,
+    stall_sources,
+    stalls,
+    steady,
+)
 from ingest_bench.analysis import samples as load
 from ingest_bench.analysis.columns import COLUMNS
 from ingest_bench.analysis.samples import Samples, Tickets
 from ingest_bench.model.experiment import Cell
 from ingest_bench.model.load import LoadOptions, WorkerReport
 from ingest_bench.model.network import Profile
-from ingest_bench.model.results import Counters, Histogram, Measured, Reading, Remark, RunRecord, Series, Summary, Value
+from ingest_bench.model.results import (
+    Counters,
+    Histogram,
+    Measured,
+    Reading,
+    Remark,
+    RunRecord,
+    Series,
+    Stall,
+    Summary,
+    Value,
+)
 from ingest_bench.model.target import TargetOptions
 
 _CANNOT_BE_COUNTED = "cannot be counted"
@@ -51,6 +73,7 @@ def summarise(
     measured = tuple(measured)
     readings, histograms, series = _sorted(measured)
     remarks = tuple(item for item in measured if isinstance(item, Remark))
+    found: tuple[Stall, ...] = ()
     values: dict[str, Value] = dict.fromkeys(column.name for column in COLUMNS)
     values |= conditions(record, cell)
     values["documents_counted"] = record.documents_counted
@@ -63,22 +86,24 @@ def summarise(
     busy = None
     if report is not None:
         # A worker that ended without a report took samples with it: nobody knows the totals.
-        values |= load.totals(samples) if len(samples) else {}
-        values["bytes_sent"] = report.bytes_written
-        values |= _out_of_memory(record, report)
-        values |= own_counts(record.counters, report.local_ports)
+        values |= (load.totals(samples) if len(samples) else {}) | {"bytes_sent": report.bytes_written}
+        values |= _out_of_memory(record, report) | own_counts(record.counters, report.local_ports)
         values |= load.measured(samples, load.window_of(report))
         if queries is not None:
             values |= load.queried(queries, load.window_of(report))
         busy = health.busiest(cpu, load.window_of(report))
-        values |= health.values(report, busy)
-        values |= steady.values(samples, report)
+        values |= {**health.values(report, busy), **steady.values(samples, report)}
         values |= closed_loop.values(samples, load.window_of(report), report, values["response_ms_p50"])
         series |= load.series(samples, report)
+        found = stalls.of_load(
+            samples, report, values["response_ms_p50"], stall_sources.watched(measured, record.faults, cpu, report)
+        )
+        values |= stalls.values(found)
         remarks += (
             *load.differing_addresses(samples, report),
             *health.remarks(report, values["response_ms_p50"]),
             *closed_loop.remarks(values, load.window_of(report)),
+            *stalls.remarks(found, report, samples),
         )
         # A fault is meant to disturb, and a step load is not steady.
         if not record.faults and cell.load.arrivals.shape in ("closed", "constant", "poisson"):
@@ -121,6 +146,7 @@ def summarise(
         faults=record.faults,
         remarks=remarks,
         nodes=tuple(dict(values) for values in nodes),
+        stalls=found,
     )
 
 

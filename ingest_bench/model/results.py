@@ -50,7 +50,27 @@ class Remark:
     """Two sources of one number disagree: the run is invalid."""
 
 
-Measured = Reading | Histogram | Series | Remark
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A span with a cause; the moments are CLOCK_REALTIME nanoseconds, the end is excluded."""
+
+    cause: str
+    start_ns: int
+    end_ns: int
+    thread: str = ""
+    """Whose it was, where only some threads had it; empty: the whole process, or it is none of a process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """A cause that was looked for from start to end of the measurement: without spans it was found nowhere."""
+
+    cause: str
+    spans: tuple[Interval, ...]
+    node: int | None = None
+
+
+Measured = Reading | Histogram | Series | Remark | Watched
 
 # One socket read of the load's connections in `raw/reads.bin`: little-endian numpy type strings. `end_ns` is
 # CLOCK_REALTIME, `port` the load's own. bytes 0: the socket had nothing, -1: end of stream; the server allocated a
@@ -81,6 +101,26 @@ class Happened:
     """None: all nodes."""
     seen: str = ""
     """What was seen of it, such as how many connections were reset; empty: there is nothing to add."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stall:
+    """A span in which requests waited far longer than usual; the moments are CLOCK_REALTIME nanoseconds."""
+
+    start_ns: int
+    end_ns: int
+    requests: int
+    """How many waited so long; 0: the rate fell, and no request was slow."""
+    at_once: int
+    """The most of them at one moment."""
+    longest_ns: int
+    """The longest of their response times."""
+    causes: tuple[tuple[str, int], ...]
+    """Each cause that is named, and how long it lasted within, the longest first; none: it is unexplained."""
+    unexplained_ns: int
+    """What no named cause covers."""
+    ruled_out: tuple[tuple[str, int], ...]
+    """The causes that were looked for and cannot be it, and how long each of them lasted within."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,3 +189,4 @@ class Summary:
     """What the probes had to say about their numbers."""
     nodes: tuple[dict[str, Value], ...] = ()
     """Of several nodes what is known of each, by column; empty where there is one."""
+    stalls: tuple[Stall, ...] = ()

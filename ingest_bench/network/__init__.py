@@ -11,13 +11,14 @@ from ingest_bench.network.act.links import Links, links, require
 from ingest_bench.network.capabilities import capabilities
 from ingest_bench.network.measure.check import check
 from ingest_bench.network.measure.readings import readings, start
-from ingest_bench.network.measure.waits import waited
+from ingest_bench.network.measure.waits import LOST, losses, waited
 from ingest_bench.network.measure.wire import FILE as WIRE
 from ingest_bench.network.measure.wire import frame_sizes, seen, watch_wire
 from ingest_bench.network.plan.places import DIRECTIONS, Direction
 
 __all__ = [
     "DIRECTIONS",
+    "LOST",
     "WIRE",
     "Direction",
     "Link",
@@ -27,6 +28,7 @@ __all__ = [
     "frame_sizes",
     "link",
     "links",
+    "losses",
     "readings",
     "require",
     "seen",

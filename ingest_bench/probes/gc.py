@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from ingest_bench import files
 from ingest_bench.errors import SpecError
 from ingest_bench.jvm.logs import Log
-from ingest_bench.model.results import Measured, Reading, Remark, Series
+from ingest_bench.model.results import Interval, Measured, Reading, Remark, Series, Watched
 from ingest_bench.nearest_rank import percentile
 from ingest_bench.probes import gcagree, gclog, recording
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
     from ingest_bench.probes.context import Events, ReadContext
 
+# As a cause of stalls.
+PAUSE = "garbage collection"
 _FAILURES = {
     "gc_promotion_failures": "jdk.PromotionFailed",
     "gc_evacuation_failures": "jdk.EvacuationFailed",
@@ -105,6 +107,7 @@ def _from_recording(found: recording.Recording, log: gclog.GcLog | None, context
         Collection(gc=gc, end_ns=end, name=name, cause=cause) for gc, end, _, name, cause in content["collections"]
     ]
     within = [collection for collection in collections if context.covers(collection.end_ns)]
+    yield _watched(pauses)
     full = sum(collection.name in _FULL for collection in within)
     is_known = not any(collection.name in _SAYS_NOT_WHICH for collection in collections)
     yield from _pauses([pause for pause in pauses if context.covers(pause.end_ns)], full if is_known else None)
@@ -130,6 +133,7 @@ def _from_log(log: gclog.GcLog, context: ReadContext) -> Iterator[Measured]:
     within = [pause for pause in log.pauses if pause.is_sure and context.covers(pause.end_ns)]
     pauses = [gcagree.Pause(pause.gc, pause.end_ns, pause.duration_ns) for pause in within]
     yield Remark(probe="gc", text="pauses and heap are the GC log's alone: the flight recording is not whole")
+    yield _watched(pauses)
     yield from _pauses(pauses, sum(pause.is_full for pause in within))
     yield Reading("gc_pauses_log", len(within))
     yield Reading("gc_causes", _by_cause(pause.name for pause in within))
@@ -153,6 +157,10 @@ def _pauses(pauses: Sequence[gcagree.Pause], full: int | None) -> Iterator[Measu
         value = percentile(counts, percent)
         yield Reading(f"gc_pause_ms_{name}", None if value is None else value / 1e6)
     yield _series("gc_pause_ms", [(pause.end_ns - pause.duration_ns, pause.duration_ns / 1e6) for pause in pauses])
+
+
+def _watched(pauses: Sequence[gcagree.Pause]) -> Watched:
+    return Watched(PAUSE, tuple(Interval(PAUSE, pause.end_ns - pause.duration_ns, pause.end_ns) for pause in pauses))
 
 
 def _heap(summaries: list[list[int | str]], background: set[int], context: ReadContext) -> Iterator[Measured]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ingest_bench import decoding, system
-from ingest_bench.model.results import Measured, Reading, Remark, Series
+from ingest_bench.model.results import Interval, Measured, Reading, Remark, Series, Watched
 from ingest_bench.probes.proc import FIELDS
 
 if TYPE_CHECKING:
@@ -40,6 +40,8 @@ _GROWTH = {
     "pgmajfault": "pgmajfault",
     "allocstall": "allocstall",
 }
+# Of the time between two samples: what explains that nothing went on.
+_HELD, _HALF = 0.25, 0.5
 _PRESSURE = ("cpu_some", "io_some", "io_full", "memory_some", "memory_full")
 
 
@@ -71,6 +73,7 @@ class Host:
             return
         yield from _readings({name: column[within] for name, column in table.items()})
         yield from _series(table)
+        yield from watched(table)
 
 
 def _table(path: Path) -> dict[str, NDArray[np.float64]]:
@@ -125,6 +128,41 @@ def _series(table: Mapping[str, NDArray[np.float64]]) -> Iterator[Series]:
     switches = table["server_voluntary_switches"] + table["server_involuntary_switches"]
     yield Series("server_context_switches_per_s", moments, tuple(np.diff(switches) / steps * 1e9))
     yield Series("run_queue", tuple(int(at) for at in at_ns), tuple(table["run_queue"]))
+
+
+def watched(table: Mapping[str, NDArray[np.float64]]) -> Iterator[Watched]:
+    """What may have kept the server from working: a sample stands for the time around it, a growth for that before it.
+
+    A cause that the machine does not count is none that was looked for.
+    """
+    at_ns = table["at_ns"]
+    middle = (at_ns[1:] + at_ns[:-1]) / 2
+    around = np.concatenate((at_ns[:1], middle)), np.concatenate((middle, at_ns[-1:]))
+    since = np.concatenate((at_ns[:1], at_ns[:-1])), at_ns
+    steps_ns = np.diff(at_ns, prepend=np.nan)
+    ticks = np.diff(table["cpu_busy_ticks"] + table["cpu_steal_ticks"] + table["cpu_idle_ticks"], prepend=np.nan)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        found = {
+            "server process stopped": (around, table["server_threads_stopped"] > 0),
+            "server held back by its CPU quota": (since, _share(table, "server_throttled_ns", steps_ns) >= _HELD),
+            "server threads waiting for a disk": (around, table["server_threads_blocked"] > 0),
+            "CPU stolen by the hypervisor": (since, _share(table, "cpu_steal_ticks", ticks) >= _HELD),
+            "everything waiting for memory": (since, _share(table, "pressure_memory_full_us", steps_ns / 1e3) >= _HALF),
+        }
+    counted = {
+        "server held back by its CPU quota": "server_throttled_ns",
+        "everything waiting for memory": "pressure_memory_full_us",
+    }
+    for cause, ((begins, ends), true) in found.items():
+        if cause in counted and np.isnan(table[counted[cause]]).all():
+            continue
+        spans = zip(begins[true].tolist(), ends[true].tolist(), strict=True)
+        yield Watched(cause, tuple(Interval(cause, int(begin), int(end)) for begin, end in spans))
+
+
+def _share(table: Mapping[str, NDArray[np.float64]], name: str, whole: NDArray[np.float64]) -> NDArray[np.float64]:
+    """What a counter grew by since the sample before, of so much."""
+    return np.diff(table[name], prepend=np.nan) / whole
 
 
 HOST = Host()

@@ -9,6 +9,7 @@ import json
 import os
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 PERIOD_NS = 100_000_000
@@ -41,8 +42,11 @@ FIELDS = (
     "numa_pages_migrated",
     "pgmajfault",
     "allocstall",
+    "server_threads_stopped",
+    "server_threads_blocked",
+    "server_throttled_ns",
 )
-_VMSTAT = FIELDS[FIELDS.index("thp_fault_alloc") :]
+_VMSTAT = FIELDS[FIELDS.index("thp_fault_alloc") : FIELDS.index("allocstall") + 1]
 _PRESSURE = (("cpu", "some"), ("io", "some"), ("io", "full"), ("memory", "some"), ("memory", "full"))
 _TICK_NS = 10**9 // os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -61,6 +65,7 @@ class Switches:
         self._tasks = Path(f"/proc/{pid}/task")
         self._open: dict[str, int] = {}
         self._seen: dict[str, tuple[int, int]] = {}
+        self._states: dict[str, str] = {}
         self._ended = (0, 0)
 
     def sample(self) -> tuple[int, int]:
@@ -72,7 +77,8 @@ class Switches:
             try:
                 if tid not in self._open:
                     self._open[tid] = os.open(self._tasks / tid / "status", os.O_RDONLY)
-                self._seen[tid] = parse_switches(os.pread(self._open[tid], 8192, 0))
+                status = os.pread(self._open[tid], 8192, 0)
+                self._seen[tid], self._states[tid] = parse_switches(status), parse_state(status)
             except (ProcessLookupError, FileNotFoundError):
                 self._end(tid)
         return (
@@ -80,9 +86,14 @@ class Switches:
             self._ended[1] + sum(one for _, one in self._seen.values()),
         )
 
+    def states(self) -> Counter[str]:
+        """How many threads were in each state at the last sample, by its letter (man 5 proc): T stopped, D disk."""
+        return Counter(self._states.values())
+
     def _end(self, tid: str) -> None:
         if tid in self._open:
             os.close(self._open.pop(tid))
+        self._states.pop(tid, None)
         voluntary, involuntary = self._seen.pop(tid, (0, 0))
         self._ended = (self._ended[0] + voluntary, self._ended[1] + involuntary)
 
@@ -91,6 +102,30 @@ def parse_switches(status: bytes) -> tuple[int, int]:
     """The last two lines of a thread's `status`: voluntary_ctxt_switches and nonvoluntary_ctxt_switches."""
     voluntary, involuntary = status.rstrip().rsplit(b"\n", 2)[1:]
     return int(voluntary.split()[1]), int(involuntary.split()[1])
+
+
+def parse_state(status: bytes) -> str:
+    """The letter of a thread's state; empty where it says none."""
+    _, found, rest = status.partition(b"\nState:\t")
+    return rest[:1].decode() if found else ""
+
+
+def throttled_ns(pid: int) -> int | None:
+    """How long quotas of CPU held back the process's cgroup (version 1 or 2), the times of its CPUs added up.
+
+    None where it has no such count, as the root of version 2.
+    """
+    for line in _text(f"/proc/{pid}/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        mounts = ("cpu", "cpu,cpuacct") if "cpu" in controllers.split(",") else () if controllers else ("", "unified")
+        for mount in mounts:
+            counts = _text(f"/sys/fs/cgroup/{mount}{path}/cpu.stat").split()
+            found = dict(zip(counts[::2], counts[1::2], strict=False))
+            if "throttled_time" in found:
+                return int(found["throttled_time"])
+            if "throttled_usec" in found:
+                return int(found["throttled_usec"]) * 1000
+    return None
 
 
 def parse_stat(text: str) -> tuple[int, int, int, int, int]:
@@ -121,7 +156,9 @@ def sample(pid: int, switches: Switches) -> list[Number]:
     """One line, in the order of `FIELDS`. FileNotFoundError or ProcessLookupError when the server is gone."""
     server = parse_stat(Path(f"/proc/{pid}/stat").read_text(encoding="utf-8"))
     machine = parse_system(Path("/proc/stat").read_text(encoding="utf-8"))
-    return [time.time_ns(), *server, *switches.sample(), *machine, *_pressure(), *_vmstat()]
+    switched = switches.sample()
+    states = (switches.states()["T"], switches.states()["D"])
+    return [time.time_ns(), *server, *switched, *machine, *_pressure(), *_vmstat(), *states, throttled_ns(pid)]
 
 
 def _pressure() -> list[Number]:

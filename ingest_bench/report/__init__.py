@@ -27,6 +27,7 @@ from ingest_bench.report import (
     plots_layers,
     plots_nodes,
     plots_time,
+    stall_table,
     tables,
 )
 
@@ -49,6 +50,9 @@ def csv_tables(summaries: Sequence[Summary]) -> Files:
         files["report/comparisons.csv"] = tables.csv_text(compared)
     if any("wire_bytes" in run.histograms for run in summaries):
         files["report/wire.csv"] = tables.histograms_csv(summaries, "wire_bytes", "frames")
+    stalled = stall_table.rows(summaries)
+    if len(stalled) > 1:
+        files["report/stalls.csv"] = tables.csv_text(stalled)
     return {name: text.encode() for name, text in files.items()}
 
 

@@ -174,6 +174,10 @@ def _spans(axes: Axes, run: Summary, start_ns: int, ends: tuple[float, float], *
         if labelled and fault.kind not in named:
             _label(axes, left, fault.kind, "#8a5a00")
         named.add(fault.kind)
+    for stall in run.stalls:
+        left, right = ((moment - start_ns) / 1e9 for moment in (stall.start_ns, stall.end_ns))
+        # Hatched, so that a fault below it is seen too.
+        axes.axvspan(left, right, facecolor="none", edgecolor=FAINT, hatch="////", alpha=0.4, linewidth=0, zorder=0)
     if ends[0] < 0:
         axes.axvspan(ends[0], 0, color=RULE, alpha=0.5, linewidth=0, zorder=0)
         if labelled and not any(left < 0.12 * ends[1] for left, _ in spans):

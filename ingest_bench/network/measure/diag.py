@@ -37,6 +37,8 @@ class Connection:
     path_mtu_bytes: int
     rtt_us: int
     retransmits: int
+    timeouts: int
+    """In a row: how often it has sent something again after a timeout since something new was acknowledged."""
     sent_ms_ago: int
     """The last data that it sent for the first time."""
     received_ms_ago: int
@@ -74,6 +76,7 @@ def _ipv4(message: bytes, family: int) -> bytes | None:
 
 def parse(local_port: int, remote_port: int, info: bytes, remote_address: str = "") -> Connection:
     """A connection from a `struct tcp_info`."""
+    (timeouts,) = struct.unpack_from("=B", info, 2)
     (mss,) = struct.unpack_from("=I", info, 16)
     (sent_ms_ago,) = struct.unpack_from("=I", info, 44)
     (received_ms_ago,) = struct.unpack_from("=I", info, 52)
@@ -88,6 +91,7 @@ def parse(local_port: int, remote_port: int, info: bytes, remote_address: str = 
         path_mtu_bytes=path_mtu,
         rtt_us=rtt,
         retransmits=retransmits,
+        timeouts=timeouts,
         sent_ms_ago=sent_ms_ago,
         received_ms_ago=received_ms_ago,
         remote_address=remote_address,

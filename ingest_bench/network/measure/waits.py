@@ -1,20 +1,26 @@
-"""Which node the others waited for: how long what they had sent it stood without an answer. Pure."""
+"""What connections waited for: a node that gave no answer, or packets that TCP had to send again."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ingest_bench.model.results import Interval, Watched
+from ingest_bench.network.measure.wire import FILE, Seen, seen
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from ingest_bench.model.network import LinkName
     from ingest_bench.model.results import Value
-    from ingest_bench.network.measure.wire import Seen
 
 # The least of links._NODES_PORTS: whoever has such a port of its own has opened the connection, and awaits an answer to
 # what it sends on it. Its peer only awaits the next question.
 _OPENED_FROM = 61000
 _KNOWN = {"local_port", "remote_port", "sent_ms_ago", "received_ms_ago", "rtt_us"}
+LOST = "packets lost on the network"
+# The least time after which TCP sends again what nobody acknowledged (TCP_RTO_MIN of Linux): the loss is older.
+_TIMEOUT_NS = 200_000_000
 
 
 def waited(
@@ -28,11 +34,11 @@ def waited(
     nowhere: a node that gave up a question, such as one to join, never asks for its answer again.
     """
     found: list[list[list[float]]] = [[] for _ in range(nodes)]
-    for name, seen in links.items():
+    for name, ends in links.items():
         first, second = name.nodes
         # The watcher of packets to the server's side, which is the second node, has that node's own sockets.
         for waiting, node in (("to-server", first), ("to-client", second)):
-            if (one := seen.get(waiting)) is not None:
+            if (one := ends.get(waiting)) is not None:
                 found[node - 1].append([wait for at_ns, wait in longest(one, start_ns) if start_ns <= at_ns < end_ns])
     return tuple(
         {
@@ -71,3 +77,31 @@ def _opened(connections: Sequence[Mapping[str, int]]) -> list[Mapping[str, int]]
 
 def _ports(one: Mapping[str, int]) -> tuple[int, int]:
     return one["local_port"], one["remote_port"]
+
+
+def losses(raw: Path, ports: Collection[int]) -> tuple[Watched, ...]:
+    """The spans in which one of these connections had a timeout that nothing acknowledged yet, at either end.
+
+    Nothing where nobody watched both ends. TCP is asked four times a second: a span begins the least timeout before
+    the last look without one, and ends at the first look without one.
+    """
+    found = seen(raw / FILE)
+    ends = [one for one in (found.get("to-server"), found.get("to-client")) if one is not None]
+    if len(ends) < 2 or not any("timeouts" in row for one in ends for asked in one.tcp for row in asked.connections):
+        return ()
+    return (Watched(LOST, tuple(span for one in ends for span in _spans(one, frozenset(ports)))),)
+
+
+def _spans(one: Seen, ports: frozenset[int]) -> Iterator[Interval]:
+    before_ns = begun_ns = None
+    for asked in one.tcp:
+        rows = [row for row in asked.connections if not ports.isdisjoint((row["local_port"], row["remote_port"]))]
+        if any(row.get("timeouts") for row in rows):
+            if begun_ns is None:
+                begun_ns = (before_ns or asked.at_ns) - _TIMEOUT_NS
+        elif begun_ns is not None:
+            yield Interval(LOST, begun_ns, asked.at_ns)
+            begun_ns = None
+        before_ns = asked.at_ns
+    if begun_ns is not None and before_ns is not None:
+        yield Interval(LOST, begun_ns, before_ns)

@@ -31,6 +31,11 @@ _ASK_TCP_EVERY_S = 0.25
 # More frames at a look, and half of them are enough; fewer in a second, and twice as many are to be had.
 _FIRST, _MOST_A_LOOK, _LOOKS, _LEAST, _SPARSEST = 8, 16, 50, 200, 1024
 _END_S = 10.0
+# Of a connection, each time that TCP is asked.
+_KEPT = (
+    *("local_port", "remote_port", "send_mss_bytes", "rtt_us"),
+    *("retransmits", "timeouts", "sent_ms_ago", "received_ms_ago"),
+)
 FILE = "wire.json"
 
 
@@ -173,8 +178,7 @@ def _is_open(pipe: int) -> bool:
 
 
 def _row(connection: diag.Connection) -> dict[str, int]:
-    names = ("local_port", "remote_port", "send_mss_bytes", "rtt_us", "retransmits", "sent_ms_ago", "received_ms_ago")
-    return {name: getattr(connection, name) for name in names}
+    return {name: getattr(connection, name) for name in _KEPT}
 
 
 if __name__ == "__main__":

@@ -1,0 +1,26 @@
+"""What a column of `summary.csv` is. The tables are `columns.py` and those of the parts that own theirs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Together = Literal["sum", "max", "min", "machine", ""]
+# What a name has that is no count of events: a unit, or a mean.
+_UNITS = frozenset({"s", "ms", "bytes", "ppm", "percent", "share", "per", "mean", "mss"})
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column: its name (the unit is its end), and what it holds."""
+
+    name: str
+    meaning: str
+    together: Together = ""
+    """What the readings of several nodes become in the run's row. "machine": each node's is that of all. "": nothing,
+    for a median or a text of each is none of all; nodes.csv has them."""
+
+    @property
+    def is_count(self) -> bool:
+        """Whether it counts events: its name has no unit."""
+        return _UNITS.isdisjoint(self.name.split("_"))
