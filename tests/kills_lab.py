@@ -7,9 +7,9 @@ Sysctls, cgroups, loop devices and rules for disks are those of the whole machin
 from __future__ import annotations
 
 import contextlib
+import difflib
 import os
 import random
-import re
 import select
 import shlex
 import shutil
@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from math import inf
 from pathlib import Path
 
 import commands
@@ -38,8 +39,9 @@ _SETTLE_S = 20
 _STATE_PAGES, _PAGE_BYTES = 16, 4096
 STAGES = ("set-up", "at work", "undo")
 COMMAND = (sys.executable, "-c", "from ingest_bench.cli import main; main()")
-# Numbers that change by themselves.
-_RESTLESS = r"nf_conntrack_count|conf\.(all|default)\.(stable_secret)"
+_BLKIO = Path("/sys/fs/cgroup/blkio")
+# It changes by itself.
+_RESTLESS = "nf_conntrack_count"
 # A copy of somebody else's mount would keep its loop device for as long as we last.
 _LET_GO = """
 findmnt --raw --noheadings --output SOURCE,TARGET | while read -r source target; do
@@ -70,28 +72,25 @@ class Machine:
         """The state folder."""
         return self.root / str(self.lab.state).lstrip("/")
 
-    def snapshot(self) -> str:
-        """All that a session may change, by programs that are not ours."""
+    def snapshot(self) -> dict[str, list[str]]:
+        """All that a session may change, part by part, by programs that are not ours."""
         parts = {
-            "network of the client": self.lab.snapshot() + self.lab.run("sh", "-c", _NETWORK),
-            "network of the server": run((*self.lab.server, "sh", "-c", _NETWORK)),
-            "settings of the machine": run(("sysctl", "net.ipv4.tcp_mem", "net.ipv4.tcp_max_orphans")),
-            "mounts and loop devices": _ours(run((*self.mounts, "sh", "-c", _MACHINE)), str(self.folder)),
+            "client": self.lab.snapshot() + self.lab.run("sh", "-c", _NETWORK),
+            "server": run((*self.lab.server, "sh", "-c", _NETWORK)),
+            "settings": run(("sysctl", "net.ipv4.tcp_mem", "net.ipv4.tcp_max_orphans")),
+            "mounts": _ours(run((*self.mounts, "sh", "-c", _MACHINE)), str(self.folder)),
             "cgroups": "\n".join(sorted(_cgroups())),
-            "rules for disks": "\n".join(sorted(_rules(str(self.folder)))),
+            "rules": "\n".join(sorted(_rules(str(self.folder)))),
             "ledgers": "\n".join(f"{path.name}: {path.read_text()}" for path in sorted(self.state.glob("*.jsonl"))),
         }
-        lines = (line for name, text in parts.items() for line in (f"[{name}]", *_pieces(text)))
-        return "\n".join(line for line in lines if not re.search(_RESTLESS, line))
+        return {name: [line for line in _pieces(text) if _RESTLESS not in line] for name, text in parts.items()}
 
-    def differs(self, before: str) -> str:
+    def differs(self, before: Mapping[str, list[str]]) -> str:
         """What is not as it was, when it had time to settle; empty: nothing."""
         limit = time.monotonic() + _SETTLE_S
         while (now := self.snapshot()) != before and time.monotonic() < limit:
             time.sleep(0.2)
-        old, new = before.splitlines(), now.splitlines()
-        lost, added = [line for line in old if line not in new], [line for line in new if line not in old]
-        return "" if now == before else "\n".join([*(f"- {line}" for line in lost), *(f"+ {line}" for line in added)])
+        return "\n".join(line for name in now for line in difflib.unified_diff(before[name], now[name], name, n=0))
 
     def fill(self, room_pages: int) -> None:
         """The state folder has so many pages left."""
@@ -136,7 +135,7 @@ def _cgroups() -> Iterator[str]:
 
 def _rules(folder: str) -> Iterator[str]:
     """Those for devices that have no file, or one of ours."""
-    for path in Path("/sys/fs/cgroup/blkio").glob("blkio.throttle.*_device"):
+    for path in _BLKIO.glob("blkio.throttle.*_device"):
         for line in path.read_text(encoding="ascii").splitlines():
             device = Path("/sys/dev/block") / line.split()[0] / "loop/backing_file"
             if not device.exists() or folder in device.read_text():
@@ -205,10 +204,15 @@ class Kind:
     """What it says when it stands, and when the way back begins."""
     work_s: float | None = 0.3
     """It is told to end after that; None: it ends by itself."""
-    has_watchdog: bool = True
+    seen_in: tuple[str, ...] = ()
+    """The parts of the machine that are other ones while it stands. None: all is in namespaces of its own."""
     any_user: bool = False
     needs: Callable[[], str] = str
     """Why it cannot be had here; empty: it can."""
+
+    @property
+    def has_watchdog(self) -> bool:
+        return bool(self.seen_in)
 
 
 @dataclass
@@ -223,15 +227,15 @@ class Session:
     """When each stage began, and when it had ended."""
     _unread: bytes = b""
 
-    def hear(self, until: float) -> bool:
-        """Whether it still speaks at that time; takes what it says until then, and tells it to end in time."""
+    def hear(self, until: float, stage: int = len(STAGES)) -> bool:
+        """Whether it still speaks at that time, or when that stage begins; it is told to end when it is time for it."""
         assert self.popen.stdout is not None
-        while (left_s := until - time.monotonic()) > 0:
-            if self.kind.work_s is not None and self.stage == 1:
-                left_s = min(left_s, self.since[1] + self.kind.work_s - time.monotonic())
-            if not select.select([self.popen.stdout], [], [], max(0.0, left_s))[0]:
-                if self.stage == 1 and self.kind.work_s is not None:
-                    self._tell_to_end()
+        while self.stage < stage and (now := time.monotonic()) < until:
+            over = inf if self.kind.work_s is None or self.stage != 1 else self.since[1] + self.kind.work_s
+            if now >= over:
+                self._tell_to_end()
+                continue
+            if not select.select([self.popen.stdout], [], [], min(until, over) - now)[0]:
                 continue
             block = os.read(self.popen.stdout.fileno(), 65536)
             if not block:
@@ -247,7 +251,7 @@ class Session:
         limit = time.monotonic() + LIMIT_S
         while self.stage < stage:
             assert time.monotonic() < limit, f"it hangs in {STAGES[self.stage]}"
-            if not self.hear(min(limit, time.monotonic() + 0.05)):
+            if not self.hear(limit, stage):
                 return False
         return True
 
@@ -404,11 +408,13 @@ def _netem() -> str:
     return "\n".join(complaints) if all(complaints) else ""
 
 
+# Of version 2 they are in the cgroup, and go with it.
+_NODE = ("mounts", "cgroups", "ledgers", *(("rules",) if _BLKIO.exists() else ()))
 KINDS = (
-    Kind("interface", 40, _interface),
-    Kind("host", 20, _host, in_network=False, needs=_root),
-    Kind("link", 16, _link(("ethernet", "ethernet-100m", "jumbo")), has_watchdog=False, any_user=True),
-    Kind("node", 14, _node, needs=_root),
-    Kind("run", 5, _run, marks=("load measure", "stage stop"), work_s=None, needs=_root),
-    Kind("box", 5, _link(("wan-50ms", "lte")), has_watchdog=False, any_user=True, needs=_netem),
+    Kind("interface", 42, _interface, seen_in=("client", "ledgers")),
+    Kind("host", 22, _host, in_network=False, seen_in=("settings", "ledgers"), needs=_root),
+    Kind("link", 14, _link(("ethernet", "ethernet-100m", "jumbo")), any_user=True),
+    Kind("node", 15, _node, seen_in=_NODE, needs=_root),
+    Kind("run", 3, _run, marks=("load measure", "stage stop"), work_s=None, seen_in=_NODE, needs=_root),
+    Kind("box", 4, _link(("wan-50ms", "lte")), any_user=True, needs=_netem),
 )
