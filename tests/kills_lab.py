@@ -93,14 +93,12 @@ class Machine:
         return "\n".join(line for name in now for line in difflib.unified_diff(before[name], now[name], name, n=0))
 
     def fill(self, room_pages: int) -> None:
-        """The state folder has so many pages left."""
+        """The state folder has no more pages left than so many."""
         descriptor = os.open(self.state / "full", os.O_WRONLY | os.O_CREAT)
         try:
             room = os.fstatvfs(descriptor)
-            os.posix_fallocate(descriptor, 0, max(0, room.f_bavail * room.f_frsize - room_pages * _PAGE_BYTES) or 1)
-        except OSError:
-            # There is no room for a single page already.
-            pass
+            if (size_bytes := room.f_bavail * room.f_frsize - room_pages * _PAGE_BYTES) > 0:
+                os.posix_fallocate(descriptor, 0, size_bytes)
         finally:
             os.close(descriptor)
 

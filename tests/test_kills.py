@@ -56,7 +56,7 @@ class Tally:
         also = {
             "full state": around.room_pages is not None,
             "small PATH": around.small_path,
-            "ordinary user": around.user is not None,
+            "ordinary user": around.user is not None or not IS_ROOT,
         }
         counts.update([hit, *(["kills"] if hit in STAGES else []), *(word for word, is_so in also.items() if is_so)])
 
