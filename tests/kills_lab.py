@@ -90,7 +90,9 @@ class Machine:
         limit = time.monotonic() + _SETTLE_S
         while (now := self.snapshot()) != before and time.monotonic() < limit:
             time.sleep(0.2)
-        return "\n".join(line for name in now for line in difflib.unified_diff(before[name], now[name], name, n=0))
+        return "\n".join(
+            line for name in now for line in difflib.unified_diff(before[name], now[name], name, n=0, lineterm="")
+        )
 
     def fill(self, room_pages: int) -> None:
         """The state folder has no more pages left than so many."""
