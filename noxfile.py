@@ -116,10 +116,13 @@ def ordinary(session: nox.Session) -> None:
 
 @nox.session
 def kills(session: nox.Session) -> None:
-    """SIGKILL at random moments, 1,000 of them or as many as asked for: `nox -s kills -- 200`. `nox` does 50."""
+    """SIGKILL at random moments, 1,000 of them or as many as asked for: `nox -s kills -- 200`. `nox` does 50.
+
+    Beside them a fifth as many of the watchdog. At the end is a table of what was hit when.
+    """
     install(session, *TESTS)
     count, *_ = session.posargs or ("1000",)
-    files = ("interface_kills", "host_settings", "servers_killed", "run_crash")
+    files = ("kills", "interface_kills", "servers_killed", "run_crash")
     paths = [f"tests/test_{name}.py" for name in files]
     session.run(*PYTEST, "-k", "kill", *paths, *promised(PROMISED), env={"INGEST_BENCH_KILLS": count})
 

@@ -155,9 +155,9 @@ def lab(state: Path) -> Iterator[Lab]:
     state.mkdir(mode=0o700, exist_ok=True)
     user = () if os.geteuid() == 0 else ("--user", "--preserve-credentials")
     make = ("unshare", "--net") if os.geteuid() == 0 else ("unshare", "--user", "--map-root-user", "--net")
-    with _holder(make) as client_pid:
+    with holder(make) as client_pid:
         client = ("nsenter", "--target", str(client_pid), *user, "--net", "--")
-        with _holder((*client, "unshare", "--net")) as server_pid:
+        with holder((*client, "unshare", "--net")) as server_pid:
             server = ("nsenter", "--target", str(server_pid), *user, "--net", "--")
             for prefix, script in ((client, _SET_UP), (server, _SET_UP_SERVER)):
                 subprocess.run((*prefix, "sh", "-c", script, "sh", str(server_pid)), check=True, timeout=60)
@@ -179,7 +179,7 @@ def _wait_for_carrier(made: Lab) -> None:
 
 
 @contextmanager
-def _holder(make: Sequence[str]) -> Iterator[int]:
+def holder(make: Sequence[str]) -> Iterator[int]:
     pipe = subprocess.PIPE
     argv = (*make, "setpriv", "--pdeathsig", "KILL", "cat")
     with subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=subprocess.PIPE) as process:

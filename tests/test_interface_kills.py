@@ -1,9 +1,6 @@
 from __future__ import annotations
 
-import os
-import random
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,9 +9,6 @@ import pytest
 from interface_lab import HAS_IPV6, NEEDS_IPV6, SERVER, Lab, lab
 
 pytestmark = pytest.mark.netns
-
-# `nox -s kills` does many more.
-RANDOM_KILLS = int(os.environ.get("INGEST_BENCH_KILLS", "50"))
 
 
 @pytest.fixture(scope="module")
@@ -85,22 +79,6 @@ def test_what_an_earlier_session_left_behind_is_put_back_before_the_next_one_beg
     place.killed_with_its_watchdog(0, "route")
     stages_of_the_tool(place, "plain")
     place.is_put_back(before, "after the second session")
-
-
-def test_kills_at_random_moments_leave_nothing(place: Lab) -> None:
-    seed = int(os.environ.get("INGEST_BENCH_KILL_SEED", time.time_ns() % 10**6))
-    dice = random.Random(seed)  # noqa: S311 - dice, not a secret
-    before = place.snapshot()
-    for number in range(RANDOM_KILLS):
-        process = place.drive(
-            "tool", "-1", "-1", dice.choice(["route", "mtu", "plain", *(["ipv6"] if HAS_IPV6 else [])])
-        )
-        try:
-            process.communicate(dice.choice([None, "\n"]), timeout=dice.uniform(0.05, 0.6))
-        except subprocess.TimeoutExpired:
-            process.kill()
-        process.communicate()
-        place.is_put_back(before, f"seed {seed}, kill {number}")
 
 
 def test_the_time_limit_puts_everything_back_while_the_tool_lives(place: Lab) -> None:
