@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ingest_bench import analyse, catalog, gate, store
+from ingest_bench import analyse, catalog, gate
 from ingest_bench.cli import screen
 
 
@@ -23,14 +23,10 @@ def judge(
 ) -> int:
     """Judge results: exit 0 pass, 1 fail, 3 no verdict (an invalid or missing run, or noise that hides the answer)."""
     wanted = gate.thresholds(catalog.table(thresholds), str(thresholds))
-    verdict = gate.judge(_results(folder), wanted, _results(baseline) if baseline else None)
+    verdict = gate.judge(analyse.judged(folder), wanted, analyse.judged(baseline) if baseline else None)
     rows = [[check.outcome, check.cell, check.column, check.text] for check in verdict.checks]
     screen.table("", ["", "cell", "column", "found"], rows, numbers_from=3)
     for note in verdict.notes:
         screen.say(f"note: {note}")
     screen.say(f"verdict: {verdict.outcome}")
     return verdict.exit_code
-
-
-def _results(path: Path) -> gate.Results:
-    return gate.Results(summaries=analyse.kept(path), facts=store.facts(path))

@@ -17,6 +17,7 @@ from ingest_bench.report import (
     direct_memory,
     es23185,
     forwarding,
+    html,
     machine,
     noise,
     page,
@@ -180,7 +181,7 @@ def pictures(summaries: Sequence[Summary]) -> Files:
         ("What settings of the machine did", machine.table(summaries)),
         ("The table of Elasticsearch issue 23185", es23185.table(summaries, _published())),
     ]
-    sections = [(title, page.table(rows)) for title, rows in more if len(rows) > 1]
+    sections = [(title, html.table(rows)) for title, rows in more if len(rows) > 1]
     files["index.html"] = page.index(summaries, captions, sections).encode()
     return {f"report/{name}": content for name, content in files.items()}
 
