@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ingest_bench import analyse, records, whole_files
+from ingest_bench import analyse, records
 from ingest_bench.analysis import changes as compared
 from ingest_bench.analysis import compare
 from ingest_bench.analysis.columns import COLUMNS
@@ -38,7 +38,7 @@ def show(
         (html, page.compared(str(before), str(now), found)),
     ):
         if file is not None:
-            write(file, text)
+            screen.keep(file, text)
     if found.refused:
         screen.say(f"no verdict: these two cannot be compared: {'; '.join(found.refused)}")
         return _NO_VERDICT
@@ -48,12 +48,6 @@ def show(
         screen.say(f"note: {note}")
     screen.say(changes.summed_up(found.found))
     return 0 if found.is_verdict else _NO_VERDICT
-
-
-def write(file: Path, text: str) -> None:
-    """The text in that file, whole or not at all; its folder is made."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    whole_files.replace(file, text.encode())
 
 
 def _check(columns: list[str]) -> None:

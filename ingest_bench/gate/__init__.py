@@ -115,10 +115,10 @@ def judge(now: Results, wanted: Iterable[Threshold], baseline: Results | None = 
             notes = [comparable.NO_FACTS]
     for item in wanted:
         is_relative = item.may_fall_ppm is not None or item.may_rise_ppm is not None
-        matching = [row for row in found if fnmatchcase(row.name, item.cells)]
-        if not matching:
+        rows = matching(found, item)
+        if not rows:
             checks.append(_missing(item.cells, item, f'no cell matches "{item.cells}"'))
-        for row in matching:
+        for row in rows:
             judged = _absolute(row, item)
             if is_relative:
                 judged.append(_relative(row, item, before))
@@ -128,6 +128,11 @@ def judge(now: Results, wanted: Iterable[Threshold], baseline: Results | None = 
             gone = [name for name in before or () if name not in here and fnmatchcase(name, item.cells)]
             checks += [_missing(name, item, "the baseline has this cell, and these results have not") for name in gone]
     return Verdict(checks=tuple(checks), notes=tuple(notes))
+
+
+def matching(rows: Iterable[CellRuns], item: Threshold) -> list[CellRuns]:
+    """The cells that the threshold is for."""
+    return [row for row in rows if fnmatchcase(row.name, item.cells)]
 
 
 def _missing(cell: str, item: Threshold, text: str) -> Check:
