@@ -2,34 +2,73 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
+from urllib.parse import quote
 
+from ingest_bench.analysis import cells, compare
+from ingest_bench.analysis.cells import CellRuns
 from ingest_bench.analysis.changes import Changes
 from ingest_bench.analysis.columns import COLUMNS
 from ingest_bench.model.results import Summary
-from ingest_bench.report import headline, html, intervals, tables
+from ingest_bench.report import charts, headline, html, intervals, tables
 from ingest_bench.report.changes import rows, summed_up
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A PNG, and what it shows."""
+
+    content: bytes
+    caption: str
+
 
 _DATA = ("summary.csv", "summary.json", "histograms.csv")
 
 
-def index(summaries: Sequence[Summary], pictures: Mapping[str, str], more: Sequence[tuple[str, str]] = ()) -> str:
-    """The page. `pictures` is file name -> what it shows, the main one first; `more` is (title, HTML)."""
+def index(summaries: Sequence[Summary], pictures: Mapping[str, Picture], more: Sequence[tuple[str, str]] = ()) -> str:
+    """The page. `pictures` is by file name, the main one first; `more` is (title, HTML).
+
+    All pictures are inside, but those over time: what they show is drawn from the data, for every run.
+    """
     experiment = next((run.experiment for run in summaries if run.experiment), "results")
-    first, *others = [_picture(name, caption) for name, caption in pictures.items()] or [""]
+    inside = [_picture(picture) for name, picture in pictures.items() if not name.startswith("time-")]
+    first, *others = inside or [""]
+    rows = tables.terminal(summaries)
+    places = {row.name: f"cell-{number}" for number, row in enumerate(cells.group(summaries), 1)}
+    head = len(cells.varying(summaries)) or 1
+    links = {key: [f"#{place}" for place in places.values()] for key in range(head)}
+    drawn = [(run, chart) for run in summaries if (chart := charts.run(run)) is not None]
+    found = compare.table(summaries, compare.COMPARED)
     parts = [
-        f"<h1>{escape(experiment)}: {escape(headline.reads(summaries))}</h1>",
-        first,
-        html.section("Cells: median over the runs (min..max)", html.table(tables.terminal(summaries))),
+        f"<h1>{escape(headline.reads(summaries))}</h1>",
+        f'<p class="faint">{escape(experiment)}</p>',
+        html.section("Cells: median over the runs (min..max)", html.table(rows, links)),
         html.section("Left out of tables and pictures", html.items(tables.not_shown(summaries))),
         html.section("Notes", html.items(tables.notes(summaries))),
+        first,
+        html.section("What changes from cell to cell, each with its 95% interval", intervals.drawn(found)),
         *(html.section(title, content) for title, content in more),
         *others,
+        *(_cell(row, places[row.name], [run for run, _ in drawn]) for row in cells.group(summaries)),
         html.section("Columns of summary.csv", _columns()),
-        "<p>Data: " + ", ".join(f'<a href="../{name}">{name}</a>' for name in _DATA) + "</p>",
+        "<p>Files: " + ", ".join(f'<a href="{address}">{name}</a>' for address, name in _files(pictures)) + "</p>",
     ]
-    return html.document(experiment, parts)
+    return html.document(experiment, parts, {"runs": [chart for _, chart in drawn]})
+
+
+def _cell(row: CellRuns, place: str, drawn: Sequence[Summary]) -> str:
+    """The runs of one cell: how each ended, and its charts."""
+    runs = [["run", "state", "reason"], *([run.run, run.state, run.reason] for run in row.runs)]
+    content = [html.table(runs), *(charts.figure(drawn.index(run), run) for run in row.runs if run in drawn)]
+    return html.section(row.name, "\n".join(content), place)
+
+
+def _files(pictures: Mapping[str, Picture]) -> list[tuple[str, str]]:
+    """What lies beside the page, as (address, name)."""
+    return [*((f"../{name}", name) for name in _DATA), *((quote(name), escape(name)) for name in pictures)]
 
 
 def compared(before: str, now: str, changes: Changes) -> str:
@@ -47,9 +86,11 @@ def compared(before: str, now: str, changes: Changes) -> str:
     return html.document(f"{before} to {now}", parts)
 
 
-def _picture(name: str, caption: str) -> str:
-    return f'<p><img src="{escape(name)}" alt="{escape(caption)}"></p>'
+def _picture(picture: Picture) -> str:
+    content = base64.b64encode(picture.content).decode()
+    return f'<p><img src="data:image/png;base64,{content}" alt="{escape(picture.caption)}"></p>'
 
 
 def _columns() -> str:
-    return f"<dl>{''.join(f'<dt>{column.name}</dt><dd>{escape(column.meaning)}</dd>' for column in COLUMNS)}</dl>"
+    named = "".join(f"<dt>{column.name}</dt><dd>{escape(column.meaning)}</dd>" for column in COLUMNS)
+    return f"<details>\n<summary>What each of the {len(COLUMNS)} columns holds</summary>\n<dl>{named}</dl>\n</details>"

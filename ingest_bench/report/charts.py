@@ -1,0 +1,91 @@
+"""What the page's charts are drawn from: each run's series on one axis of seconds, with its faults. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+from ingest_bench.model.results import Series, Summary
+
+Point = tuple[float, float]
+# Of a longer series each part has its lowest and its highest value: a day of seconds is more than a screen has pixels.
+_MOST_POINTS = 4000
+# Title of a panel; of its lines: series, name, colour, whether bars, and the gap in seconds that is a hole in the line.
+_Line = tuple[str, str, str, bool, float]
+_PANELS: tuple[tuple[str, tuple[_Line, ...]], ...] = (
+    ("Documents/s", (("docs_per_s", "documents/s", "blue", False, 1.5),)),
+    (
+        "Response time, ms: median (blue), longest (red)",
+        (
+            ("response_ms_max", "longest response, ms", "red", False, 1.5),
+            ("response_ms_p50", "median response, ms", "blue", False, 1.5),
+        ),
+    ),
+    ("GC pauses, ms", (("gc_pause_ms", "GC pause, ms", "red", True, 0.0),)),
+    ("Heap in use, bytes", (("heap_bytes", "heap, bytes", "green", False, 1e9),)),
+    ("Objects of 1 MiB and more, bytes", (("large_allocation_bytes", "object, bytes", "pink", True, 0.0),)),
+)
+_HINT = (
+    "Drag to zoom, double-click for all of it. By keys, once it has the focus: + and - zoom, arrows move, 0 shows all."
+)
+
+
+def run(found: Summary) -> dict[str, Any] | None:
+    """The run for the script: ends and points in seconds from the start of the measurement; None without series."""
+    start_ns = found.measure_start_ns
+    if start_ns is None or found.measure_end_ns is None:
+        return None
+    panels = [panel for title, lines in _PANELS if (panel := _panel(found, title, lines, start_ns))]
+    if not panels:
+        return None
+    to = (found.measure_end_ns - start_ns) / 1e9
+    points = [point for panel in panels for line in panel["lines"] for point in line["points"]]
+    begin = min(0.0, *(at for at, _ in points))
+    faults = [
+        {"kind": fault.kind, "from": left, "to": right}
+        for fault in found.faults
+        for left, right in [_ends((fault.started, fault.ended or fault.started), start_ns)]
+        # Of another time than the load: its record is damaged, or clocks were set.
+        if right >= begin and left <= to
+    ]
+    return {"title": f"{found.run} over time", "from": begin, "to": to, "panels": panels, "faults": faults}
+
+
+def figure(number: int, found: Summary) -> str:
+    """HTML: where the script draws the run of that number."""
+    name = escape(found.run)
+    return (
+        f'<figure data-run="{number}">\n<figcaption>{name}</figcaption>\n'
+        f'<svg tabindex="0" role="img" aria-label="{name} over time"></svg>\n'
+        f'<p class="said" aria-live="polite">{_HINT}</p>\n</figure>'
+    )
+
+
+def _panel(found: Summary, title: str, lines: Sequence[_Line], start_ns: int) -> dict[str, Any] | None:
+    drawn = [
+        {"name": name, "colour": colour, "bars": bars, "hole": hole, "points": _points(found.series[series], start_ns)}
+        for series, name, colour, bars, hole in lines
+        if series in found.series and found.series[series].at_ns
+    ]
+    return {"title": title, "lines": drawn} if drawn else None
+
+
+def _points(series: Series, start_ns: int) -> list[Point]:
+    points = [
+        (round((at - start_ns) / 1e9, 6), float(f"{value:.6g}"))
+        for at, value in zip(series.at_ns, series.values, strict=True)
+    ]
+    if len(points) <= _MOST_POINTS:
+        return points
+    size = -(-len(points) // (_MOST_POINTS // 2))
+    parts = (points[at : at + size] for at in range(0, len(points), size))
+    return [
+        point
+        for part in parts
+        for point in sorted({min(part, key=lambda each: each[1]), max(part, key=lambda each: each[1])})
+    ]
+
+
+def _ends(moments: Sequence[int], start_ns: int) -> list[float]:
+    return [(moment - start_ns) / 1e9 for moment in moments]
