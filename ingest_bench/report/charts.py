@@ -7,24 +7,26 @@ from html import escape
 from typing import Any
 
 from ingest_bench.model.results import Series, Summary
+from ingest_bench.report import html
 
 Point = tuple[float, float]
 # Of a longer series each part has its lowest and its highest value: a day of seconds is more than a screen has pixels.
 _MOST_POINTS = 4000
-# Title of a panel; of its lines: series, name, colour, whether bars, and the gap in seconds that is a hole in the line.
-_Line = tuple[str, str, str, bool, float]
+# Title of a panel; of its lines: series, name, colour, and how it is drawn. "steps": each value is of the second that
+# begins at its moment. "seconds": the same, as a line through the middles, with a hole where a second is missing.
+_Line = tuple[str, str, str, str]
 _PANELS: tuple[tuple[str, tuple[_Line, ...]], ...] = (
-    ("Documents/s", (("docs_per_s", "documents/s", "blue", False, 1.5),)),
+    ("Documents/s", (("docs_per_s", "documents/s", "blue", "steps"),)),
     (
         "Response time, ms: median (blue), longest (red)",
         (
-            ("response_ms_max", "longest response, ms", "red", False, 1.5),
-            ("response_ms_p50", "median response, ms", "blue", False, 1.5),
+            ("response_ms_max", "longest response, ms", "red", "seconds"),
+            ("response_ms_p50", "median response, ms", "blue", "seconds"),
         ),
     ),
-    ("GC pauses, ms", (("gc_pause_ms", "GC pause, ms", "red", True, 0.0),)),
-    ("Heap in use, bytes", (("heap_bytes", "heap, bytes", "green", False, 1e9),)),
-    ("Objects of 1 MiB and more, bytes", (("large_allocation_bytes", "object, bytes", "pink", True, 0.0),)),
+    ("GC pauses, ms", (("gc_pause_ms", "GC pause, ms", "red", "bars"),)),
+    ("Heap in use, bytes", (("heap_bytes", "heap, bytes", "green", "line"),)),
+    ("Objects of 1 MiB and more, bytes", (("large_allocation_bytes", "object, bytes", "pink", "bars"),)),
 )
 _HINT = (
     "Drag to zoom, double-click for all of it. By keys, once it has the focus: + and - zoom, arrows move, 0 shows all."
@@ -56,7 +58,7 @@ def figure(number: int, found: Summary) -> str:
     """HTML: where the script draws the run of that number."""
     name = escape(found.run)
     return (
-        f'<figure data-run="{number}">\n<figcaption>{name}</figcaption>\n'
+        f'<figure data-run="{number}">\n<figcaption>{html.breakable(found.run)}</figcaption>\n'
         f'<svg tabindex="0" role="img" aria-label="{name} over time"></svg>\n'
         f'<p class="said" aria-live="polite">{_HINT}</p>\n</figure>'
     )
@@ -64,8 +66,8 @@ def figure(number: int, found: Summary) -> str:
 
 def _panel(found: Summary, title: str, lines: Sequence[_Line], start_ns: int) -> dict[str, Any] | None:
     drawn = [
-        {"name": name, "colour": colour, "bars": bars, "hole": hole, "points": _points(found.series[series], start_ns)}
-        for series, name, colour, bars, hole in lines
+        {"name": name, "colour": colour, "kind": kind, "points": _points(found.series[series], start_ns)}
+        for series, name, colour, kind in lines
         if series in found.series and found.series[series].at_ns
     ]
     return {"title": title, "lines": drawn} if drawn else None

@@ -32,7 +32,7 @@ def document(title: str, parts: Sequence[str], data: Mapping[str, Any] | None = 
 def section(title: str, content: str, name: str = "") -> str:
     """A section with its title; nothing where it has no content. `name` is what links lead to."""
     mark = f' id="{escape(name)}"' if name else ""
-    return f"<section{mark}>\n<h2>{escape(title)}</h2>\n{content}\n</section>" if content else ""
+    return f"<section{mark}>\n<h2>{breakable(title)}</h2>\n{content}\n</section>" if content else ""
 
 
 def table(rows: Sequence[Sequence[str]], links: Mapping[int, Sequence[str]] | None = None) -> str:
@@ -63,6 +63,11 @@ def table(rows: Sequence[Sequence[str]], links: Mapping[int, Sequence[str]] | No
 def items(texts: Sequence[str]) -> str:
     """A list; nothing without any."""
     return f"<ul>{''.join(f'<li>{escape(text)}</li>' for text in texts)}</ul>" if texts else ""
+
+
+def breakable(name: str) -> str:
+    """A name or a text, escaped, in which a line may end after each comma: between the levels of a cell."""
+    return escape(name).replace(",", ",<wbr>")
 
 
 def _json(data: Mapping[str, Any]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from html import escape
 
 from ingest_bench.analysis.compare import Comparison
-from ingest_bench.report import changes
+from ingest_bench.report import changes, html
 
 _WIDTH, _HEIGHT = 400, 26
 _MIDDLE, _HALF = _WIDTH / 2, _WIDTH / 2 - 14
@@ -48,18 +48,13 @@ def _row(found: Comparison, scale: float) -> str:
     kind = "changed" if found.is_distinct else "unknown"
     text = f"{changes.change(found)} {changes.interval(found)}".strip()
     return (
-        f"<div>{_breakable(changes.cell(found))}</div>\n"
+        f"<div>{html.breakable(changes.cell(found))}</div>\n"
         f'<svg class="{kind}" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(text)}">'
         f'<rect class="frame" width="{_WIDTH}" height="{_HEIGHT}" rx="4"/>'
         f'<line class="zero" x1="{_MIDDLE:g}" x2="{_MIDDLE:g}" y1="0" y2="{_HEIGHT}"/>'
         f"{_interval(found, scale)}</svg>\n"
         f'<div class="said">{said}</div>\n'
     )
-
-
-def _breakable(name: str) -> str:
-    """A line may end after each level of a cell's name, not within one."""
-    return escape(name).replace(",", ",<wbr>")
 
 
 def _interval(found: Comparison, scale: float) -> str:

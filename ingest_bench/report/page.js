@@ -133,7 +133,9 @@
       }
       if (this.span[0] < 0) {
         const end = Math.min(this.x(0), LEFT + this.width);
-        element(this.svg, "rect", { class: "warm-up", x: LEFT, y: top, width: end - LEFT, height: bottom - top });
+        element(this.svg, "rect", { class: "warm-up", x: LEFT, y: top, width: Math.max(end - LEFT, 0), height: bottom - top });
+        const free = this.run.faults.every((fault) => this.x(fault.from) > LEFT + 60 || fault.to < this.span[0]);
+        if (first && free && end > LEFT) element(this.svg, "text", { x: LEFT + 3, y: top + 12 }, "warm-up");
       }
       const size = step(most, 3);
       for (let value = 0; value <= most; value += size) {
@@ -144,10 +146,13 @@
       for (const line of panel.lines) {
         let path = "", before = -Infinity;
         for (const [at, value] of line.points) {
-          if (line.bars) path += `M${this.x(at)},${bottom}V${y(value)}`;
-          // A second without an answer is a hole in the line: nothing was measured there.
-          else path += `${at - before > line.hole ? "M" : "L"}${this.x(at)},${y(value)}`;
+          const follows = at - before <= 1.5;
           before = at;
+          if (line.kind === "bars") path += `M${this.x(at)},${bottom}V${y(value)}`;
+          else if (line.kind === "steps") path += `${follows ? "L" : "M"}${this.x(at)},${y(value)}H${this.x(at + 1)}`;
+          // A second without an answer is a hole in the line: nothing was measured there.
+          else if (line.kind === "seconds") path += `${follows ? "L" : "M"}${this.x(at + 0.5)},${y(value)}`;
+          else path += `${path ? "L" : "M"}${this.x(at)},${y(value)}`;
         }
         element(this.svg, "path", { class: `line ${line.colour}`, d: path, "clip-path": `url(#${clip})` });
       }
