@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -48,7 +49,7 @@ def table(rows: Sequence[Sequence[str]], links: Mapping[int, Sequence[str]] | No
         return "".join(f"<{tag}{mark}>{text}</{tag}>" for text, mark in zip(texts, marks, strict=True))
 
     def linked(number: int, row: Sequence[str]) -> list[str]:
-        texts = [escape(cell) for cell in row]
+        texts = [breakable(cell) for cell in row]
         for place, addresses in (links or {}).items():
             texts[place] = f'<a href="{escape(addresses[number])}">{texts[place] or "(no name)"}</a>'
         return texts
@@ -66,8 +67,8 @@ def items(texts: Sequence[str]) -> str:
 
 
 def breakable(name: str) -> str:
-    """A name or a text, escaped, in which a line may end after each comma: between the levels of a cell."""
-    return escape(name).replace(",", ",<wbr>")
+    """A text, escaped, in which a line may end between levels of a cell or ends of a range, and in no number."""
+    return re.sub(r",(?=[^0-9 ])|\.\.(?=[0-9])", r"\g<0><wbr>", escape(name))
 
 
 def _json(data: Mapping[str, Any]) -> str:

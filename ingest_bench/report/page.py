@@ -13,7 +13,7 @@ from ingest_bench.analysis.cells import CellRuns
 from ingest_bench.analysis.changes import Changes
 from ingest_bench.analysis.columns import COLUMNS
 from ingest_bench.model.results import Summary
-from ingest_bench.report import charts, headline, html, intervals, tables
+from ingest_bench.report import charts, distributions, headline, html, intervals, tables
 from ingest_bench.report.changes import rows, summed_up
 
 
@@ -26,18 +26,19 @@ class Picture:
 
 
 _DATA = ("summary.csv", "summary.json", "histograms.csv")
+# Pictures of what the page draws itself.
+_DRAWN = ("reads.png", "time-")
 
 
 def index(summaries: Sequence[Summary], pictures: Mapping[str, Picture], more: Sequence[tuple[str, str]] = ()) -> str:
     """The page. `pictures` is by file name, the main one first; `more` is (title, HTML).
 
-    All pictures are inside, but those over time: what they show is drawn from the data, for every run.
+    Of reads and of runs over time there are no pictures: those are drawn from the data. All others are inside.
     """
     experiment = next((run.experiment for run in summaries if run.experiment), "results")
-    inside = [_picture(picture) for name, picture in pictures.items() if not name.startswith("time-")]
-    first, *others = inside or [""]
-    rows = tables.terminal(summaries)
-    places = {row.name: f"cell-{number}" for number, row in enumerate(cells.group(summaries), 1)}
+    inside = [_picture(picture) for name, picture in pictures.items() if not name.startswith(_DRAWN)]
+    shown, groups = tables.terminal(summaries), cells.group(summaries)
+    places = {row.name: f"cell-{number}" for number, row in enumerate(groups, 1)}
     head = len(cells.varying(summaries)) or 1
     links = {key: [f"#{place}" for place in places.values()] for key in range(head)}
     drawn = [(run, chart) for run in summaries if (chart := charts.run(run)) is not None]
@@ -45,14 +46,15 @@ def index(summaries: Sequence[Summary], pictures: Mapping[str, Picture], more: S
     parts = [
         f"<h1>{escape(headline.reads(summaries))}</h1>",
         f'<p class="faint">{escape(experiment)}</p>',
-        html.section("Cells: median over the runs (min..max)", html.table(rows, links)),
+        html.section("Cells: median over the runs (min..max)", html.table(shown, links)),
         html.section("Left out of tables and pictures", html.items(tables.not_shown(summaries))),
         html.section("Notes", html.items(tables.notes(summaries))),
-        first,
+        html.section("Sizes of socket reads (bytes, logarithmic)", distributions.reads(groups)),
+        html.section("Response times: how many requests within which time", distributions.responses(groups)),
         html.section("What changes from cell to cell, each with its 95% interval", intervals.drawn(found)),
         *(html.section(title, content) for title, content in more),
-        *others,
-        *(_cell(row, places[row.name], [run for run, _ in drawn]) for row in cells.group(summaries)),
+        *inside,
+        *(_cell(row, places[row.name], [run for run, _ in drawn]) for row in groups),
         html.section("Columns of summary.csv", _columns()),
         "<p>Files: " + ", ".join(f'<a href="{address}">{name}</a>' for address, name in _files(pictures)) + "</p>",
     ]
