@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import re
 from html.parser import HTMLParser
 from urllib.parse import unquote
@@ -8,7 +9,8 @@ import made_summaries as made
 import pytest
 
 from ingest_bench.analysis import cells
-from ingest_bench.report import REPORTS, distributions, page
+from ingest_bench.model.results import Series
+from ingest_bench.report import REPORTS, charts, distributions, page
 
 FOUR = made.experiment(replicates=2, network=["loopback", "ethernet"], receive_predictor=["32KiB", "512KiB"])
 
@@ -99,3 +101,17 @@ def test_histograms_and_response_times_of_all_cells_share_an_axis() -> None:
     none = made.changed(FOUR[0], histograms={}, values=dict.fromkeys(FOUR[0].values))
     assert not distributions.reads(cells.group([none]))
     assert not distributions.responses(cells.group([none]))
+
+
+def test_a_long_run_keeps_its_peaks_and_what_is_no_number_is_left_out() -> None:
+    run = made.with_series(FOUR[0])
+    moments = tuple(made.START_NS + second * 10**9 for second in range(86_400))
+    values = [100.0] * len(moments)
+    values[12_345], values[23_456], values[34_567] = 9_000.0, 1.0, math.nan
+    day = Series("docs_per_s", moments, tuple(values))
+    chart = charts.run(made.changed(run, series={"docs_per_s": day}, measure_end_ns=moments[-1]))
+    assert chart is not None
+    (line,) = chart["panels"][0]["lines"]
+    assert len(line["points"]) <= 4000
+    assert {(12_345.0, 9_000.0), (23_456.0, 1.0)} <= set(line["points"])
+    assert "NaN" not in page.index([made.changed(run, series={"docs_per_s": day})], {})

@@ -9,7 +9,9 @@ cd "$1"
 shift
 night="nights/$(date -u +%Y-%m-%dT%H-%M-%SZ)"
 # It ends with 3 when a run is invalid: the gate says what that means.
-ingest-bench run "$@" --out "$night" || test $? -eq 3
+code=0
+ingest-bench run "$@" --out "$night" || code=$?
+case $code in 0 | 3) ;; *) exit $code ;; esac
 now=$(echo "$night"/*/*)
 set -- "$now" --thresholds gate.toml --junit "$night/junit.xml" --markdown "$night/summary.md"
 if test -f baseline; then set -- "$@" --baseline "$(cat baseline)"; fi

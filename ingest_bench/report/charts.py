@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
+from math import isfinite
 from typing import Any
 
 from ingest_bench.model.results import Series, Summary
@@ -66,9 +67,9 @@ def figure(number: int, found: Summary) -> str:
 
 def _panel(found: Summary, title: str, lines: Sequence[_Line], start_ns: int) -> dict[str, Any] | None:
     drawn = [
-        {"name": name, "colour": colour, "kind": kind, "points": _points(found.series[series], start_ns)}
+        {"name": name, "colour": colour, "kind": kind, "points": points}
         for series, name, colour, kind in lines
-        if series in found.series and found.series[series].at_ns
+        if series in found.series and (points := _points(found.series[series], start_ns))
     ]
     return {"title": title, "lines": drawn} if drawn else None
 
@@ -77,6 +78,8 @@ def _points(series: Series, start_ns: int) -> list[Point]:
     points = [
         (round((at - start_ns) / 1e9, 6), float(f"{value:.6g}"))
         for at, value in zip(series.at_ns, series.values, strict=True)
+        # JSON has no other numbers, and there is no place for them in a picture.
+        if isfinite(value)
     ]
     if len(points) <= _MOST_POINTS:
         return points

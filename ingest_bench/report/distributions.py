@@ -72,7 +72,7 @@ def _histogram(row: CellRuns, counts: dict[int, int], low: float, high: float) -
 def _times(row: CellRuns) -> list[tuple[int, float]]:
     """What is known, as (place, ms); a percentile is empty where there are too few requests for it."""
     found = [(place, row.typical(column)) for place, (column, _) in enumerate(_KNOWN)]
-    return [(place, value) for place, value in found if value]
+    return [(place, value) for place, value in found if value is not None and value > 0]
 
 
 def _curve(times: Sequence[tuple[int, float]], low: int, high: int) -> str:
