@@ -115,3 +115,11 @@ def test_a_long_run_keeps_its_peaks_and_what_is_no_number_is_left_out() -> None:
     assert len(line["points"]) <= 4000
     assert {(12_345.0, 9_000.0), (23_456.0, 1.0)} <= set(line["points"])
     assert "NaN" not in page.index([made.changed(run, series={"docs_per_s": day})], {})
+
+
+def test_the_axis_begins_with_the_load_and_not_with_the_boot_of_the_server() -> None:
+    run = made.with_series(FOUR[0])
+    heap = Series("heap_bytes", (made.START_NS - 60 * 10**9, made.START_NS), (1e6, 2e6))
+    chart = charts.run(made.changed(run, series={**run.series, "heap_bytes": heap}))
+    assert chart is not None
+    assert (chart["from"], chart["to"]) == (-5, 60)

@@ -43,8 +43,9 @@ def run(found: Summary) -> dict[str, Any] | None:
     if not panels:
         return None
     to = (found.measure_end_ns - start_ns) / 1e9
-    points = [point for panel in panels for line in panel["lines"] for point in line["points"]]
-    begin = min(0.0, *(at for at, _ in points))
+    # From the first second of the load: what the heap was while the server booted is no warm-up.
+    load = found.series.get("docs_per_s")
+    begin = min(0.0, (load.at_ns[0] - start_ns) / 1e9) if load and load.at_ns else 0.0
     faults = [
         {"kind": fault.kind, "from": left, "to": right}
         for fault in found.faults
