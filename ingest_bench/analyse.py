@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ingest_bench import advise, catalog, files, jvm, network, probes, report, store, visible
-from ingest_bench.analysis import cells, delivery, knees, nodes, summary
+from ingest_bench.analysis import cells, comparable, delivery, knees, nodes, summary
 from ingest_bench.errors import SpecError
 from ingest_bench.jvm.compile import classes
 from ingest_bench.jvm.java import Java, again
@@ -72,6 +72,11 @@ def kept(path: Path) -> list[Summary]:
     plan = store.open_results(path).plan
     there = {row.run for row in rows}
     return cells.in_order([*rows, *(_planned(run) for run in plan.runs if run.id not in there)], plan.factors)
+
+
+def judged(path: Path) -> comparable.Results:
+    """The same, with the facts of its machine: what is judged, or what it is judged by."""
+    return comparable.Results(summaries=kept(path), facts=store.facts(path))
 
 
 def _planned(run: Run) -> Summary:

@@ -16,6 +16,7 @@ from test_run import carried_out
 
 from ingest_bench import gate, spec, targets
 from ingest_bench.analysis import delivery
+from ingest_bench.analysis.comparable import Results
 from ingest_bench.errors import RunFailed, SpecError
 from ingest_bench.jvm.process import Launch, serve
 from ingest_bench.model.results import Summary
@@ -123,7 +124,7 @@ def test_with_its_defaults_it_loses_each_full_batch_and_a_gate_fails_on_it(tmp_p
     (said,) = [remark.text for remark in found.remarks if "lost" in remark.text]
     assert said.startswith(f"{lost:,} of {found.values['documents_acked']:,} acknowledged documents are lost")
     wanted = gate.thresholds({"threshold": [{"column": "lost_documents", "at_most": 0}]}, "gate.toml")
-    assert gate.judge(gate.Results(summaries=[found]), wanted).outcome == "fail"
+    assert gate.judge(Results(summaries=[found]), wanted).outcome == "fail"
 
 
 @pytest.mark.jvm

@@ -12,8 +12,9 @@ import pytest
 
 from ingest_bench import gate
 from ingest_bench.analysis import compare
+from ingest_bench.analysis.comparable import Results
 from ingest_bench.errors import SpecError
-from ingest_bench.gate import Results, Verdict
+from ingest_bench.gate import Verdict
 from ingest_bench.model.results import Summary
 
 THRESHOLDS = """

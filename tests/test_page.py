@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+import math
 import re
 from html.parser import HTMLParser
+from urllib.parse import unquote
 
 import made_summaries as made
+import pytest
 
-from ingest_bench.report import REPORTS, page
+from ingest_bench.analysis import cells
+from ingest_bench.model.results import Series
+from ingest_bench.report import REPORTS, charts, distributions, page
 
 FOUR = made.experiment(replicates=2, network=["loopback", "ethernet"], receive_predictor=["32KiB", "512KiB"])
 
@@ -17,10 +22,14 @@ class Tags(HTMLParser):
         super().__init__()
         self.open: list[str] = []
         self.wanted: list[str] = []
+        self.sources: list[str] = []
+        self.named: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.wanted += [value for name, value in attrs if name in ("src", "href") and value]
-        if tag not in ("meta", "img"):
+        self.wanted += [value for name, value in attrs if name == "href" and value]
+        self.named += [value for name, value in attrs if name == "id" and value]
+        self.sources += [value for name, value in attrs if name == "src" and value]
+        if tag not in ("meta", "img", "wbr"):
             self.open.append(tag)
 
     def handle_endtag(self, tag: str) -> None:
@@ -33,15 +42,23 @@ def test_the_page_is_well_formed_and_wants_only_files_that_the_reports_write() -
     tags = Tags()
     tags.feed(files["report/index.html"].decode())
     assert tags.open == []
-    found = {("report/" + name).replace("report/../", "") for name in tags.wanted}
+    assert all(name.startswith("data:image/png;base64,") for name in tags.sources)
+    found = {unquote("report/" + name).replace("report/../", "") for name in tags.wanted if not name.startswith("#")}
     assert found <= set(files)
     assert {name for name in files if name.endswith(".png")} <= found
+    # Each cell's row leads to its runs.
+    places = [name.removeprefix("#") for name in tags.wanted if name.startswith("#")]
+    assert set(places) == {f"cell-{number}" for number in range(1, 5)}
+    assert set(places) <= set(tags.named)
     assert len([name for name in files if "time-" in name]) == 4
 
 
 def test_nothing_on_the_page_comes_from_elsewhere() -> None:
-    text = page.index(FOUR, {"reads.png": "x"})
-    assert not re.search(r"https?:|//|@import|<script", text)
+    text = page.index([made.with_series(run) for run in FOUR], {"reads.png": page.Picture(b"x", "x")})
+    # The only address is the name of SVG for the script, which nobody asks anything.
+    assert re.findall(r"https?:[^\"]*|@import.*|url\([^#].*|fetch\(.*|<link.*|src=(?!\"data:).*", text) == [
+        "http://www.w3.org/2000/svg"
+    ]
 
 
 def test_a_name_from_a_run_cannot_become_markup() -> None:
@@ -61,3 +78,48 @@ def test_an_experiment_without_a_valid_run_still_has_a_page_that_says_so() -> No
     files = REPORTS["pictures"]([made.changed(run, state="failed", reason="it died") for run in FOUR])
     assert "No valid run" in files["report/index.html"].decode()
     assert "it died" in files["report/index.html"].decode()
+
+
+def test_histograms_and_response_times_of_all_cells_share_an_axis() -> None:
+    rows = cells.group(FOUR)
+    drawn = distributions.reads(rows).split("<h3>")[1:]
+    # Where the tallest bar of each cell ends: the buffer, on loopback; 512 KiB is four powers of two beyond 32 KiB.
+    ends = []
+    for text in drawn[:2]:
+        bars = re.findall(r'<rect class="bar" x="([0-9.]+)" y="[0-9.]+" width="([0-9.]+)" height="([0-9.]+)"', text)
+        tallest = max(bars, key=lambda bar: float(bar[2]))
+        assert float(tallest[2]) == 100
+        ends.append(float(tallest[0]) + float(tallest[1]))
+    octave = float(re.findall(r'<text x="([0-9.]+)"[^>]*>64 KiB', drawn[0])[0])
+    octave -= float(re.findall(r'<text x="([0-9.]+)"[^>]*>16 KiB', drawn[0])[0])
+    assert ends[1] - ends[0] == pytest.approx(2 * octave, abs=0.3)
+    slow = made.changed(FOUR[0], values={"response_ms_p50": 10, "response_ms_p99": 1000, "response_ms_max": 1000})
+    (curve,) = distributions.responses(cells.group([slow])).split("<h3>")[1:]
+    assert "50% within 10 ms, 99% within 1,000 ms, all within 1,000 ms" in curve
+    heights = [float(y) for y in re.findall(r'cy="([0-9.]+)"', curve)]
+    assert heights == [108, 8, 8]
+    none = made.changed(FOUR[0], histograms={}, values=dict.fromkeys(FOUR[0].values))
+    assert not distributions.reads(cells.group([none]))
+    assert not distributions.responses(cells.group([none]))
+
+
+def test_a_long_run_keeps_its_peaks_and_what_is_no_number_is_left_out() -> None:
+    run = made.with_series(FOUR[0])
+    moments = tuple(made.START_NS + second * 10**9 for second in range(86_400))
+    values = [100.0] * len(moments)
+    values[12_345], values[23_456], values[34_567] = 9_000.0, 1.0, math.nan
+    day = Series("docs_per_s", moments, tuple(values))
+    chart = charts.run(made.changed(run, series={"docs_per_s": day}, measure_end_ns=moments[-1]))
+    assert chart is not None
+    (line,) = chart["panels"][0]["lines"]
+    assert len(line["points"]) <= 4000
+    assert {(12_345.0, 9_000.0), (23_456.0, 1.0)} <= set(line["points"])
+    assert "NaN" not in page.index([made.changed(run, series={"docs_per_s": day})], {})
+
+
+def test_the_axis_begins_with_the_load_and_not_with_the_boot_of_the_server() -> None:
+    run = made.with_series(FOUR[0])
+    heap = Series("heap_bytes", (made.START_NS - 60 * 10**9, made.START_NS), (1e6, 2e6))
+    chart = charts.run(made.changed(run, series={**run.series, "heap_bytes": heap}))
+    assert chart is not None
+    assert (chart["from"], chart["to"]) == (-5, 60)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
 
@@ -19,6 +20,16 @@ _OF_THE_MOMENT = ("load_average",)
 _FILES = "files"
 # A kernel keeps some memory for itself, another time a little more.
 _SAME_MEMORY = 0.02
+NO_FACTS = "nobody knows whether the machines are the same: a summary.csv alone has no facts, a folder has"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Results:
+    """What is judged, or what it is judged by."""
+
+    summaries: Sequence[Summary] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """Of its machine; empty where nobody wrote them down."""
 
 
 def machines(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[list[str], list[str]]:

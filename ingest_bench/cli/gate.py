@@ -7,8 +7,10 @@ from typing import Annotated
 
 import typer
 
-from ingest_bench import analyse, catalog, gate, store
+from ingest_bench import analyse, catalog, gate
 from ingest_bench.cli import screen
+from ingest_bench.gate import job
+from ingest_bench.gate import junit as junit_xml
 
 
 def add_to(app: typer.Typer) -> None:
@@ -20,17 +22,28 @@ def judge(
     folder: Annotated[Path, typer.Argument(help="A results folder, or a summary.csv.")],
     thresholds: Annotated[Path, typer.Option(help=screen.literal("A TOML file of [[threshold]]: see README, In CI."))],
     baseline: Annotated[Path | None, typer.Option(help="The same, to compare with.")] = None,
+    junit: Annotated[Path | None, typer.Option(help="Write the checks to this file as JUnit XML.")] = None,
+    markdown: Annotated[Path | None, typer.Option(help="Write them as Markdown, for the summary of a CI job.")] = None,
+    json: Annotated[
+        Path | None,
+        typer.Option(help="Write the numbers as github-action-benchmark takes them (customSmallerIsBetter)."),
+    ] = None,
 ) -> int:
     """Judge results: exit 0 pass, 1 fail, 3 no verdict (an invalid or missing run, or noise that hides the answer)."""
     wanted = gate.thresholds(catalog.table(thresholds), str(thresholds))
-    verdict = gate.judge(_results(folder), wanted, _results(baseline) if baseline else None)
+    now = analyse.judged(folder)
+    verdict = gate.judge(now, wanted, analyse.judged(baseline) if baseline else None)
     rows = [[check.outcome, check.cell, check.column, check.text] for check in verdict.checks]
     screen.table("", ["", "cell", "column", "found"], rows, numbers_from=3)
     for note in verdict.notes:
         screen.say(f"note: {note}")
     screen.say(f"verdict: {verdict.outcome}")
+    name = next((run.experiment for run in now.summaries if run.experiment), str(folder))
+    for file, text in (
+        (junit, junit_xml.xml(verdict, name)),
+        (markdown, job.summary(verdict, name)),
+        (json, job.smaller_is_better(now.summaries, wanted)),
+    ):
+        if file is not None:
+            screen.keep(file, text)
     return verdict.exit_code
-
-
-def _results(path: Path) -> gate.Results:
-    return gate.Results(summaries=analyse.kept(path), facts=store.facts(path))

@@ -1,4 +1,6 @@
-"""Everything that the command prints, and the progress of runs: bars on a terminal, one plain line a stage elsewhere.
+"""All that the command prints, or writes where it was told to, and the progress of runs.
+
+That is bars on a terminal, one plain line a stage elsewhere.
 
 No other module prints, and nothing is printed but through `_shown`.
 """
@@ -9,6 +11,7 @@ import contextlib
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Literal
 
 from rich.console import Console
@@ -25,6 +28,7 @@ from rich.progress import (
 from rich.table import Column, Table
 from rich.text import Text
 
+from ingest_bench import whole_files
 from ingest_bench.load import Progress as LoadProgress
 from ingest_bench.visible import one_line, visible
 
@@ -81,6 +85,12 @@ def table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], number
         for name, value in zip(head[numbers_from:], row[numbers_from:], strict=True):
             if value:
                 _OUT.print(_shown(one_line(f"  {name}: {value}")))
+
+
+def keep(file: Path, text: str) -> None:
+    """Write what somebody asked for in a file, whole or not at all; its folder is made."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    whole_files.replace(file, text.encode())
 
 
 def names(title: str, rows: Sequence[tuple[str, str]]) -> None:

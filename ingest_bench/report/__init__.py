@@ -17,6 +17,7 @@ from ingest_bench.report import (
     direct_memory,
     es23185,
     forwarding,
+    html,
     machine,
     noise,
     page,
@@ -177,15 +178,15 @@ def pictures(summaries: Sequence[Summary]) -> Files:
                 name = f"time-{re.sub('[^A-Za-z0-9.=-]+', '-', cell.name)}.png"
                 files[name], captions[name] = content, f"{run.run} over time"
     more = [
-        ("What changes from cell to cell", tables.comparisons(summaries)),
         ("What is noise", noise.table(summaries)),
         ("Direct buffers, as in JDK-6857566", direct_rows(summaries)),
         ("Forwarding, as in Data Prepper's pull request 6394", forwarding_rows(summaries)),
         ("What settings of the machine did", machine.table(summaries)),
         ("The table of Elasticsearch issue 23185", es23185.table(summaries, _published())),
     ]
-    sections = [(title, page.table(rows)) for title, rows in more if len(rows) > 1]
-    files["index.html"] = page.index(summaries, captions, sections).encode()
+    sections = [(title, html.table(rows)) for title, rows in more if len(rows) > 1]
+    shown = {name: page.Picture(content, captions[name]) for name, content in files.items()}
+    files["index.html"] = page.index(summaries, shown, sections).encode()
     return {f"report/{name}": content for name, content in files.items()}
 
 

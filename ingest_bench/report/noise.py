@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ingest_bench.analysis import cells, noise
+from ingest_bench.analysis import cells, compare, noise
 from ingest_bench.model.results import Summary
-from ingest_bench.report import tables
 from ingest_bench.report.words import short
 
 
 def table(summaries: Sequence[Summary]) -> list[list[str]]:
     """A head and a row for each column of each cell; nothing where the experiment did not run against itself."""
-    found = noise.noise(summaries, tables.COMPARED)
+    found = noise.noise(summaries, compare.COMPARED)
     if not found:
         return []
     levels = [key for key in cells.varying(summaries) if key != "side"]

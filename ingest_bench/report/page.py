@@ -2,75 +2,97 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
+from urllib.parse import quote
 
+from ingest_bench.analysis import cells, compare
+from ingest_bench.analysis.cells import CellRuns
+from ingest_bench.analysis.changes import Changes
 from ingest_bench.analysis.columns import COLUMNS
 from ingest_bench.model.results import Summary
-from ingest_bench.report import headline, tables
+from ingest_bench.report import charts, distributions, headline, html, intervals, tables
+from ingest_bench.report.changes import rows, summed_up
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A PNG, and what it shows."""
+
+    content: bytes
+    caption: str
+
 
 _DATA = ("summary.csv", "summary.json", "histograms.csv")
-_STYLE = """
-:root { color-scheme: light dark; }
-body { font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 76rem; padding: 0 1rem; }
-h1 { font-size: 1.6rem; } h2 { margin-top: 2.5rem; }
-img { background: white; border-radius: 6px; height: auto; max-width: 100%; }
-.wide { overflow-x: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { border-bottom: 1px solid #8884; padding: .3rem .7rem; text-align: left; white-space: nowrap; }
-td.number, th.number { text-align: right; }
-dt { font-family: ui-monospace, monospace; } dd { margin: 0 0 .4rem 1.5rem; }
-"""
+# Pictures of what the page draws itself.
+_DRAWN = ("reads.png", "time-")
 
 
-def index(summaries: Sequence[Summary], pictures: Mapping[str, str], more: Sequence[tuple[str, str]] = ()) -> str:
-    """The page. `pictures` is file name -> what it shows, the main one first; `more` is (title, HTML)."""
+def index(summaries: Sequence[Summary], pictures: Mapping[str, Picture], more: Sequence[tuple[str, str]] = ()) -> str:
+    """The page. `pictures` is by file name, the main one first; `more` is (title, HTML).
+
+    Of reads and of runs over time there are no pictures: those are drawn from the data. All others are inside.
+    """
     experiment = next((run.experiment for run in summaries if run.experiment), "results")
-    first, *others = [_picture(name, caption) for name, caption in pictures.items()] or [""]
+    inside = [_picture(picture) for name, picture in pictures.items() if not name.startswith(_DRAWN)]
+    shown, groups = tables.terminal(summaries), cells.group(summaries)
+    places = {row.name: f"cell-{number}" for number, row in enumerate(groups, 1)}
+    head = len(cells.varying(summaries)) or 1
+    links = {key: [f"#{place}" for place in places.values()] for key in range(head)}
+    drawn = [(run, chart) for run in summaries if (chart := charts.run(run)) is not None]
+    found = compare.table(summaries, compare.COMPARED)
     parts = [
-        f"<h1>{escape(experiment)}: {escape(headline.reads(summaries))}</h1>",
-        first,
-        _section("Cells: median over the runs (min..max)", table(tables.terminal(summaries))),
-        _section("Left out of tables and pictures", _list(tables.not_shown(summaries))),
-        _section("Notes", _list(tables.notes(summaries))),
-        *(_section(title, content) for title, content in more),
-        *others,
-        _section("Columns of summary.csv", _columns()),
-        "<p>Data: " + ", ".join(f'<a href="../{name}">{name}</a>' for name in _DATA) + "</p>",
+        f"<h1>{escape(headline.reads(summaries))}</h1>",
+        f'<p class="faint">{escape(experiment)}</p>',
+        html.section("Cells: median over the runs (min..max)", html.table(shown, links)),
+        html.section("Left out of tables and pictures", html.items(tables.not_shown(summaries))),
+        html.section("Notes", html.items(tables.notes(summaries))),
+        html.section("Sizes of socket reads (bytes, logarithmic)", distributions.reads(groups)),
+        html.section("Response times: how many requests within which time", distributions.responses(groups)),
+        html.section("What changes from cell to cell, each with its 95% interval", intervals.drawn(found)),
+        *(html.section(title, content) for title, content in more),
+        *inside,
+        *(_cell(row, places[row.name], [run for run, _ in drawn]) for row in groups),
+        html.section("Columns of summary.csv", _columns()),
+        "<p>Files: " + ", ".join(f'<a href="{address}">{name}</a>' for address, name in _files(pictures)) + "</p>",
     ]
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(experiment)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
-        + "\n".join(part for part in parts if part)
-        + "\n</body>\n</html>\n"
-    )
+    return html.document(experiment, parts, {"runs": [chart for _, chart in drawn]})
 
 
-def table(rows: Sequence[Sequence[str]]) -> str:
-    """Rows as an HTML table, the first as its head; cells that begin with a digit are aligned to the right."""
-    head, *body = rows
-    numeric = [any(row[place][:1].isdigit() for row in body) for place in range(len(head))]
-    marks = [' class="number"' if number else "" for number in numeric]
-
-    def line(cells: Sequence[str], tag: str) -> str:
-        return "".join(f"<{tag}{mark}>{escape(cell)}</{tag}>" for cell, mark in zip(cells, marks, strict=True))
-
-    content = "".join(f"<tr>{line(row, 'td')}</tr>\n" for row in body)
-    return f'<div class="wide"><table>\n<tr>{line(head, "th")}</tr>\n{content}</table></div>'
+def _cell(row: CellRuns, place: str, drawn: Sequence[Summary]) -> str:
+    """The runs of one cell: how each ended, and its charts."""
+    runs = [["run", "state", "reason"], *([run.run, run.state, run.reason] for run in row.runs)]
+    content = [html.table(runs), *(charts.figure(drawn.index(run), run) for run in row.runs if run in drawn)]
+    return html.section(row.name, "\n".join(content), place)
 
 
-def _section(title: str, content: str) -> str:
-    return f"<h2>{escape(title)}</h2>\n{content}" if content else ""
+def _files(pictures: Mapping[str, Picture]) -> list[tuple[str, str]]:
+    """What lies beside the page, as (address, name)."""
+    return [*((f"../{name}", name) for name in _DATA), *((quote(name), escape(name)) for name in pictures)]
 
 
-def _picture(name: str, caption: str) -> str:
-    return f'<p><img src="{escape(name)}" alt="{escape(caption)}"></p>'
+def compared(before: str, now: str, changes: Changes) -> str:
+    """The page of two results: what changed from the first to the second, or why nobody can say."""
+    if changes.refused:
+        parts = ["<h1>No verdict: these two cannot be compared</h1>", html.items(changes.refused)]
+    else:
+        parts = [f"<h1>{escape(summed_up(changes.found))}</h1>"]
+    parts += [
+        f'<p class="faint">From {escape(before)} to {escape(now)}</p>',
+        html.section("Changes, each with its 95% interval", intervals.drawn(changes.found)),
+        html.section("Notes", html.items(changes.notes)),
+        html.section("Numbers", html.table(rows(changes)) if changes.found else ""),
+    ]
+    return html.document(f"{before} to {now}", parts)
 
 
-def _list(items: Sequence[str]) -> str:
-    return f"<ul>{''.join(f'<li>{escape(item)}</li>' for item in items)}</ul>" if items else ""
+def _picture(picture: Picture) -> str:
+    content = base64.b64encode(picture.content).decode()
+    return f'<p><img src="data:image/png;base64,{content}" alt="{escape(picture.caption)}"></p>'
 
 
 def _columns() -> str:
-    return f"<dl>{''.join(f'<dt>{column.name}</dt><dd>{escape(column.meaning)}</dd>' for column in COLUMNS)}</dl>"
+    named = "".join(f"<dt>{column.name}</dt><dd>{escape(column.meaning)}</dd>" for column in COLUMNS)
+    return f"<details>\n<summary>What each of the {len(COLUMNS)} columns holds</summary>\n<dl>{named}</dl>\n</details>"

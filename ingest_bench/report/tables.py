@@ -210,15 +210,6 @@ def spread(numbers: Sequence[float], text: Callable[[float], str]) -> str:
     return middle if low == high else f"{middle} ({low}..{high})"
 
 
-COMPARED = (
-    "docs_per_s_mean",
-    "response_ms_p99",
-    "read_bytes_mean",
-    "gc_pause_ms_total_per_gb",
-    "outside_tlab_network_bytes_per_gb",
-)
-
-
 def comparisons(summaries: Sequence[Summary]) -> list[list[str]]:
     """A head and a row for each two cells that differ in one factor, and each column that both have.
 
@@ -226,7 +217,7 @@ def comparisons(summaries: Sequence[Summary]) -> list[list[str]]:
     beside all others of the table.
     """
     rows = [["column", "from", "to", "runs", "mean from", "mean to", "change", "95% interval", "distinct"]]
-    for found in compare.table(summaries, COMPARED):
+    for found in compare.table(summaries, compare.COMPARED):
         interval = ""
         if found.relative_interval is not None:
             low, high = found.relative_interval

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Annotated, Any, Literal
 
@@ -28,8 +28,8 @@ from ingest_bench import records
 from ingest_bench.analysis import cells, comparable, compare
 from ingest_bench.analysis.cells import CellRuns
 from ingest_bench.analysis.columns import COLUMNS
+from ingest_bench.analysis.comparable import Results
 from ingest_bench.errors import SpecError
-from ingest_bench.model.results import Summary
 from ingest_bench.model.values import Between, Line, Share
 from ingest_bench.units import quoted, spelled
 
@@ -102,15 +102,6 @@ def thresholds(table: Mapping[str, Any], where: str) -> tuple[Threshold, ...]:
     return found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Results:
-    """What is judged, or what it is judged by."""
-
-    summaries: Sequence[Summary] = ()
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    """Of its machine; empty where nobody wrote them down."""
-
-
 def judge(now: Results, wanted: Iterable[Threshold], baseline: Results | None = None) -> Verdict:
     """The verdict on all runs. An invalid or failed run is no verdict on its cell: never a pass."""
     found = cells.group(now.summaries)
@@ -121,13 +112,13 @@ def judge(now: Results, wanted: Iterable[Threshold], baseline: Results | None = 
         forbidden, notes = comparable.machines(baseline.facts, now.facts)
         checks += [Check(cell="*", column="facts", outcome="no verdict", text=each) for each in forbidden]
         if not (baseline.facts and now.facts):
-            notes = ["nobody knows whether the machines are the same: a summary.csv alone has no facts, a folder has"]
+            notes = [comparable.NO_FACTS]
     for item in wanted:
         is_relative = item.may_fall_ppm is not None or item.may_rise_ppm is not None
-        matching = [row for row in found if fnmatchcase(row.name, item.cells)]
-        if not matching:
+        rows = matching(found, item)
+        if not rows:
             checks.append(_missing(item.cells, item, f'no cell matches "{item.cells}"'))
-        for row in matching:
+        for row in rows:
             judged = _absolute(row, item)
             if is_relative:
                 judged.append(_relative(row, item, before))
@@ -137,6 +128,11 @@ def judge(now: Results, wanted: Iterable[Threshold], baseline: Results | None = 
             gone = [name for name in before or () if name not in here and fnmatchcase(name, item.cells)]
             checks += [_missing(name, item, "the baseline has this cell, and these results have not") for name in gone]
     return Verdict(checks=tuple(checks), notes=tuple(notes))
+
+
+def matching(rows: Iterable[CellRuns], item: Threshold) -> list[CellRuns]:
+    """The cells that the threshold is for."""
+    return [row for row in rows if fnmatchcase(row.name, item.cells)]
 
 
 def _missing(cell: str, item: Threshold, text: str) -> Check:

@@ -1,0 +1,163 @@
+// The charts of a page: each run's series on one time axis, zoomed together. Everything comes from the data on the page.
+"use strict";
+(() => {
+  const SVG = "http://www.w3.org/2000/svg";
+  const LEFT = 58, RIGHT = 8, TOP = 22, HEIGHT = 120, AXIS = 22;
+  const data = JSON.parse(document.getElementById("data").textContent);
+
+  const element = (parent, tag, attributes, text) => {
+    const made = document.createElementNS(SVG, tag);
+    for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+    if (text !== undefined) made.textContent = text; // never innerHTML: names are somebody else's
+    parent.append(made);
+    return made;
+  };
+
+  const short = (value) =>
+    value >= 1e9 ? `${+(value / 1e9).toPrecision(3)} G`
+      : value >= 1e6 ? `${+(value / 1e6).toPrecision(3)} M`
+        : value >= 1e4 ? `${+(value / 1e3).toPrecision(3)} k` : `${+value.toPrecision(3)}`;
+
+  // A round step of the axis: 1, 2 or 5 times a power of ten, at most `most` of them.
+  const step = (span, most) => {
+    const power = 10 ** Math.floor(Math.log10(span / most));
+    return power * [1, 2, 5, 10].find((times) => times * power * most >= span);
+  };
+
+  const nearest = (points, at, within) => {
+    let best = null;
+    for (const point of points) if (!best || Math.abs(point[0] - at) < Math.abs(best[0] - at)) best = point;
+    return best && Math.abs(best[0] - at) <= within ? best : null;
+  };
+
+  class Chart {
+    constructor(figure, run) {
+      this.run = run;
+      this.whole = [run.from, run.to];
+      this.span = [...this.whole];
+      this.svg = figure.querySelector("svg");
+      this.said = figure.querySelector(".said");
+      this.hint = this.said.textContent;
+      this.svg.addEventListener("keydown", (event) => this.key(event));
+      this.svg.addEventListener("pointerdown", (event) => this.press(event));
+      this.svg.addEventListener("pointermove", (event) => this.point(event));
+      this.svg.addEventListener("pointerup", (event) => this.release(event));
+      this.svg.addEventListener("pointercancel", () => { this.pressed = undefined; this.draw(); });
+      this.svg.addEventListener("pointerleave", () => { this.said.textContent = this.hint; });
+      this.svg.addEventListener("dblclick", () => this.zoom(...this.whole));
+      new ResizeObserver(() => this.draw()).observe(figure);
+    }
+
+    x(at) { return LEFT + ((at - this.span[0]) / (this.span[1] - this.span[0])) * this.width; }
+    at(x) { return this.span[0] + ((x - LEFT) / this.width) * (this.span[1] - this.span[0]); }
+    place(event) {
+      const x = event.clientX - this.svg.getBoundingClientRect().left;
+      return this.at(Math.min(Math.max(x, LEFT), LEFT + this.width));
+    }
+
+    zoom(from, to) {
+      const length = Math.min(Math.max(to - from, 0.05), this.whole[1] - this.whole[0]);
+      const begin = Math.min(Math.max(from, this.whole[0]), this.whole[1] - length);
+      this.span = [begin, begin + length];
+      this.draw();
+    }
+
+    key(event) {
+      const [from, to] = this.span, quarter = (to - from) / 4;
+      const moves = {
+        "+": [from + quarter, to - quarter], "=": [from + quarter, to - quarter], "-": [from - 2 * quarter, to + 2 * quarter],
+        ArrowLeft: [from - quarter, to - quarter], ArrowRight: [from + quarter, to + quarter], 0: this.whole, Escape: this.whole,
+      };
+      if (!moves[event.key] || event.ctrlKey || event.metaKey || event.altKey) return;
+      event.preventDefault();
+      this.zoom(...moves[event.key]);
+      this.said.textContent = `${short(this.span[0])} s to ${short(this.span[1])} s`;
+    }
+
+    press(event) {
+      if (event.button !== 0 || event.pointerType === "touch") return;
+      this.pressed = this.place(event);
+      this.svg.setPointerCapture(event.pointerId);
+    }
+
+    release(event) {
+      const began = this.pressed;
+      this.pressed = undefined;
+      if (began === undefined) return;
+      const ends = [began, this.place(event)].sort((one, other) => one - other);
+      if (this.x(ends[1]) - this.x(ends[0]) > 5) this.zoom(...ends);
+      else this.draw();
+    }
+
+    point(event) {
+      const at = this.place(event), reach = Math.max(1, (this.span[1] - this.span[0]) / 100);
+      const found = this.run.panels.flatMap((panel) => panel.lines.map((line) => [line, nearest(line.points, at, reach)]));
+      const faults = this.run.faults.filter((fault) => fault.from <= at && at <= fault.to).map((fault) => fault.kind);
+      const values = found.filter(([, point]) => point).map(([line, point]) => `${line.name} ${short(point[1])}`);
+      this.said.textContent = [`${short(at)} s`, ...values, ...faults].join(" · ");
+      if (this.pressed === undefined) return;
+      const [left, right] = [this.x(this.pressed), this.x(at)].sort((one, other) => one - other);
+      this.chosen.setAttribute("x", left);
+      this.chosen.setAttribute("width", right - left);
+    }
+
+    draw() {
+      this.width = Math.max(this.svg.clientWidth - LEFT - RIGHT, 50);
+      const each = TOP + HEIGHT, height = each * this.run.panels.length + AXIS;
+      this.svg.replaceChildren();
+      this.svg.setAttribute("viewBox", `0 0 ${this.width + LEFT + RIGHT} ${height}`);
+      this.svg.style.height = `${height}px`;
+      element(this.svg, "title", {}, this.run.title);
+      const name = `clip-${data.runs.indexOf(this.run)}`;
+      const clip = element(this.svg, "clipPath", { id: name });
+      element(clip, "rect", { x: LEFT, y: 0, width: this.width, height });
+      this.run.panels.forEach((panel, number) => this.panel(panel, number * each + TOP, name, number === 0));
+      const size = step(this.span[1] - this.span[0], Math.max(2, this.width / 90));
+      for (let at = Math.ceil(this.span[0] / size) * size; at <= this.span[1] + size / 1e6; at += size) {
+        element(this.svg, "text", { x: this.x(at), y: height - 5, "text-anchor": "middle" }, `${+at.toPrecision(6)} s`);
+      }
+      this.chosen = element(this.svg, "rect", { class: "chosen", x: 0, y: 0, width: 0, height });
+    }
+
+    panel(panel, top, clip, first) {
+      const bottom = top + HEIGHT - 10, all = panel.lines.flatMap((line) => line.points);
+      const seen = all.filter(([at]) => this.span[0] <= at && at <= this.span[1]).map(([, value]) => value);
+      const most = Math.max(...seen, 0) * 1.1 || 1;
+      const y = (value) => bottom - (value / most) * (bottom - top);
+      for (const fault of this.run.faults) {
+        const left = this.x(fault.from), width = Math.max(this.x(fault.to) - left, 2);
+        element(this.svg, "rect", { class: "fault", x: left, y: top, width, height: bottom - top, "clip-path": `url(#${clip})` });
+        if (first && left >= LEFT && left < LEFT + this.width) {
+          element(this.svg, "text", { class: "kind", x: left + 3, y: top + 12 }, fault.kind);
+        }
+      }
+      if (this.span[0] < 0) {
+        const end = Math.min(this.x(0), LEFT + this.width);
+        element(this.svg, "rect", { class: "warm-up", x: LEFT, y: top, width: Math.max(end - LEFT, 0), height: bottom - top });
+        const free = this.run.faults.every((fault) => this.x(fault.from) > LEFT + 60 || fault.to < this.span[0]);
+        if (first && free && end > LEFT) element(this.svg, "text", { x: LEFT + 3, y: top + 12 }, "warm-up");
+      }
+      const size = step(most, 3);
+      for (let value = 0; value <= most; value += size) {
+        element(this.svg, "line", { class: "rule", x1: LEFT, x2: LEFT + this.width, y1: y(value), y2: y(value) });
+        element(this.svg, "text", { x: LEFT - 6, y: y(value) + 4, "text-anchor": "end" }, short(value));
+      }
+      element(this.svg, "text", { class: "head", x: LEFT, y: top - 7 }, panel.title);
+      for (const line of panel.lines) {
+        let path = "", before = -Infinity;
+        for (const [at, value] of line.points) {
+          const follows = at - before <= 1.5;
+          before = at;
+          if (line.kind === "bars") path += `M${this.x(at)},${bottom}V${y(value)}`;
+          else if (line.kind === "steps") path += `${follows ? "L" : "M"}${this.x(at)},${y(value)}H${this.x(at + 1)}`;
+          // A second without an answer is a hole in the line: nothing was measured there.
+          else if (line.kind === "seconds") path += `${follows ? "L" : "M"}${this.x(at + 0.5)},${y(value)}`;
+          else path += `${path ? "L" : "M"}${this.x(at)},${y(value)}`;
+        }
+        element(this.svg, "path", { class: `line ${line.colour}`, d: path, "clip-path": `url(#${clip})` });
+      }
+    }
+  }
+
+  for (const figure of document.querySelectorAll("figure[data-run]")) new Chart(figure, data.runs[+figure.dataset.run]);
+})();

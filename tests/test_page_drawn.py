@@ -1,0 +1,113 @@
+"""The page as a real Chromium draws it: its charts, their zoom by keys, names that would be markup, narrow and wide."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import shutil
+import subprocess
+from html import escape, unescape
+from pathlib import Path
+from typing import Any
+
+import made_summaries as made
+import pytest
+
+from ingest_bench.report import page
+
+# Runs in the page after its own script, and leaves what it saw as JSON.
+TRY = """<script>
+addEventListener("load", () => setTimeout(() => {
+  const svg = document.querySelector("figure svg");
+  const texts = (box) => [...box.querySelectorAll("text")].map((text) => text.textContent);
+  const numbers = (box) => texts(box).filter((text) => / s$/.test(text));
+  const seen = {
+    figures: document.querySelectorAll("figure").length,
+    panels: [...svg.querySelectorAll("text.head")].map((text) => text.textContent),
+    faults: [...svg.querySelectorAll("text.kind")].map((text) => text.textContent),
+    steps: svg.querySelector("path.blue").getAttribute("d").match(/H/g).length,
+    unbroken: [...svg.querySelectorAll("path.line")].every((path) => !/NaN|undefined/.test(path.getAttribute("d"))),
+    axis: numbers(svg),
+    wide: document.documentElement.scrollWidth - innerWidth,
+    bold: document.querySelectorAll("b.hostile").length,
+    paper: getComputedStyle(document.body).backgroundColor,
+  };
+  for (const key of ["+", "+", "ArrowRight"]) svg.dispatchEvent(new KeyboardEvent("keydown", { key }));
+  seen.zoomed = numbers(svg);
+  svg.dispatchEvent(new KeyboardEvent("keydown", { key: "0" }));
+  seen.again = numbers(svg);
+  const left = document.createElement("pre");
+  left.id = "seen";
+  left.textContent = JSON.stringify(seen);
+  parent.document.body.append(left);
+}, 300));
+</script></body>"""
+HOSTILE = '</script><b class="hostile">x</b>"'
+
+
+def drawn(folder: Path, text: str, width: int, *options: str) -> dict[str, Any]:
+    """What the page is in Chromium, in a frame of so many pixels: its own windows are 500 or wider."""
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("needs the program chromium")
+    file = folder / "page.html"
+    inner = escape(text.replace("</body>", TRY))
+    frame = f'<iframe srcdoc="{inner}" style="border: 0; height: 900px; width: {width}px"></iframe>'
+    file.write_text(f'<!doctype html><meta charset="utf-8"><body>{frame}</body>', encoding="utf-8")
+    of_its_own = (
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--no-first-run",
+        f"--user-data-dir={folder / 'profile'}",
+    )
+    argv = [
+        chromium,
+        *of_its_own,
+        "--virtual-time-budget=2000",
+        "--window-size=1400,1000",
+        *options,
+        "--dump-dom",
+        file.as_uri(),
+    ]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=120)
+    found = re.search('<pre id="seen">(.*?)</pre>', done.stdout, re.DOTALL)
+    assert found, done.stderr[-2000:]
+    seen: dict[str, Any] = json.loads(unescape(found[1]))
+    return seen
+
+
+@pytest.mark.processes
+def test_the_runs_are_drawn_zoomed_by_keys_and_hostile_names_are_text(tmp_path: Path) -> None:
+    runs = [
+        made.with_series(run, fault=True) for run in made.experiment(replicates=1, network=["loopback", "ethernet"])
+    ]
+    runs[1] = dataclasses.replace(runs[1], run=HOSTILE, cell=HOSTILE, reason=HOSTILE, experiment=HOSTILE)
+    text = page.index(runs, {})
+    seen = drawn(tmp_path, text, 1280)
+    assert seen["figures"] == 2
+    assert seen["panels"][0] == "Documents/s"
+    assert len(seen["panels"]) == 4
+    assert seen["faults"] == ["partition"]
+    assert seen["steps"] == 65
+    assert seen["unbroken"]
+    assert seen["axis"][0] == "-5 s" or seen["axis"][0] == "0 s"
+    assert "60 s" in seen["axis"]
+    # From -5..60 s to the half, to its half, and a quarter of that to the right.
+    shown = [float(text.removesuffix(" s")) for text in seen["zoomed"]]
+    assert min(shown) >= -5 + 65 * 3 / 8 + 65 / 16
+    assert max(shown) <= -5 + 65 * 5 / 8 + 65 / 16
+    assert seen["again"] == seen["axis"]
+    assert seen["bold"] == 0
+    assert seen["wide"] <= 0
+
+
+@pytest.mark.processes
+def test_a_narrow_and_a_dark_window_have_their_own_look(tmp_path: Path) -> None:
+    text = page.index([made.with_series(run) for run in made.experiment(network=["loopback", "ethernet"])], {})
+    seen = drawn(tmp_path, text, 400)
+    assert seen["wide"] <= 0
+    assert seen["paper"] == "rgb(255, 255, 255)"
+    dark = drawn(tmp_path, text, 400, "--blink-settings=preferredColorScheme=0")
+    assert dark["paper"] == "rgb(22, 24, 28)"
