@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from ingest_bench import earlier, fault_stage, footprint, load, network, probes, procedure, serving, why_failed
+from ingest_bench import earlier, fault_stage, footprint, load, probes, procedure, serving, why_failed, wires
 from ingest_bench.analysis import steady, summary
 from ingest_bench.errors import InvalidRun, RunAborted, RunFailed
 from ingest_bench.faults import stage as faults_stage
@@ -212,8 +212,7 @@ def _watched(cell: Cell, server: Serving, folder: RunFolder, limit_s: int) -> It
                 probes.watch_from_outside(cell.probes, functools.partial(server.target.jvm_stats, http), folder.raw)
             )
         if server.links is not None:
-            for name, link in server.links.by_name.items():
-                stack.enter_context(network.watch_wire(link, folder.wire(name)))
+            stack.enter_context(wires.watched(server.links, folder))
         yield
 
 
