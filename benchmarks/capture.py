@@ -39,7 +39,9 @@ from ingest_bench.store import RunFolder
 SINK = TargetOptions(name="sink", heap_bytes=512 << 20)
 # What may be lost at most: this much of the throughput, or more of each CPU.
 LEAST, MOST = 0.98, 1.02
-WARM_UP_S, SETTLE_S, SWITCH_S = 8.0, 0.5, 1.0
+WARM_UP_S, SETTLE_S, SWITCH_S = 8.0, 0.5, 4.0
+# The load has begun to send.
+SENT_BYTES = 1 << 20
 SIDES = ("without", "with")
 
 
@@ -66,7 +68,7 @@ class Seen:
 
 def measure(network: str, rounds: int, seconds: int) -> dict[str, list[Seen]]:
     """What was seen in each round, without and with the headers."""
-    length_s = WARM_UP_S + 2 * rounds * (seconds + 2 * SETTLE_S + SWITCH_S)
+    length_s = 4 * WARM_UP_S + 2 * rounds * (seconds + 2 * SETTLE_S + SWITCH_S)
     options = LoadOptions(
         workload="nyc_taxis", users=4, bulk_documents=1000, warm_up_ns=0, measure_ns=round(length_s * 1e9)
     )
@@ -80,6 +82,9 @@ def measure(network: str, rounds: int, seconds: int) -> dict[str, list[Seen]]:
                 # What is started in between must be started by this thread: it would end with another one.
                 told = waiting.submit(sender.wait, lambda _: None)
                 try:
+                    # Its bodies are built first.
+                    while here.http.expect("GET", "/_counters")["bytes_read"] < SENT_BYTES:
+                        time.sleep(SETTLE_S)
                     time.sleep(WARM_UP_S)
                     for number in range(rounds):
                         for side in SIDES if number % 2 else reversed(SIDES):
