@@ -44,19 +44,19 @@ class Silent:
     def end(self, said: str) -> None: ...
 
 
-def carried_out(folder: Path, text: str) -> tuple[Results, list[Summary]]:
+def carried_out(folder: Path, text: str, options: RunOptions | None = None) -> tuple[Results, list[Summary]]:
     (folder / "x.toml").write_text(text)
     ordered = plan.order(spec.load(str(folder / "x.toml")))
     conduct.preflight(ordered, RunOptions())
     results = store.create(folder / "results", ordered, {})
-    return results, conduct.carry_out(results, RunOptions(), Silent())
+    return results, conduct.carry_out(results, options or RunOptions(), Silent())
 
 
 @pytest.mark.jvm
 @pytest.mark.netns
 def test_a_run_of_each_cell_is_measured_and_its_counts_agree(tmp_path: Path) -> None:
     text = SINK + 'measure = "2s"\n[factors]\nnetwork = ["loopback", "ethernet"]\n'
-    results, found = carried_out(tmp_path, text)
+    results, found = carried_out(tmp_path, text, RunOptions(last_frames=True))
     assert {summary.state for summary in found} == {"measured"}, [summary.reason for summary in found]
     for summary in found:
         assert summary.values["bytes_read"] == summary.values["bytes_sent"]
@@ -227,7 +227,7 @@ def test_a_hopeless_run_is_aborted_while_it_runs_and_says_why_and_ends_with_thre
     faulty = SINK.replace('"256m"', '"256m"\nsetting = { "sink.broken" = "30%" }')
     (tmp_path / "x.toml").write_text(faulty + 'measure = "10min"\nabort = "errors > 5% for 2s"\n')
     monkeypatch.chdir(tmp_path)
-    answer = CliRunner().invoke(app, ["run", "x.toml"], standalone_mode=False, terminal_width=300)
+    answer = CliRunner().invoke(app, ["run", "x.toml", "--last-frames"], standalone_mode=False, terminal_width=300)
     assert (answer.exception, answer.return_value) == (None, 3)
     said = " ".join(answer.output.split())
     assert "aborted: only/1: aborted by errors > 5% for 2s: errors " in said
