@@ -12,10 +12,11 @@
 Imports run downward only (tests/test_architecture.py):
 
     cli      -> everything
-    runner   -> earlier fault_stage serving footprint why_failed | targets network probes load | jvm store ledger system
+    runner   -> earlier fault_stage serving footprint why_failed wires | targets network probes load | jvm store ledger
     earlier  -> fault_stage parts procedure serving why_failed | load probes store (what a server finds in its files)
     fault_stage -> serving faults | jvm store (what the faults of a run act on)
     why_failed -> serving | probes jvm store errors (what a server's nodes say when a run ends early)
+    wires    -> network store (what is seen of a run's links, for runner, analyse and conduct)
     serving  -> addresses attaching real_path | targets network host jvm (a server that we start, or one that is there)
     real_path -> attaching | network (the real interface that leads to a server that runs already)
     addresses -> attaching targets (where a server is that runs already)

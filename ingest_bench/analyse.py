@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ingest_bench import advise, catalog, files, jvm, network, probes, report, store, visible
+from ingest_bench import advise, catalog, files, jvm, network, probes, report, store, visible, wires
 from ingest_bench.analysis import cells, comparable, delivery, knees, nodes, summary
 from ingest_bench.errors import SpecError
 from ingest_bench.jvm.compile import classes
@@ -43,7 +44,8 @@ def run_summary(
         nodes=_of_nodes(cell, folder, record, measured),
         delivered=_delivered(cell, folder) if record.state == "measured" and report is not None else None,
     )
-    return visible.summary(found)
+    said = wires.remarks(folder, cell.target.nodes, found.state)
+    return visible.summary(dataclasses.replace(found, remarks=(*found.remarks, *said)))
 
 
 def summaries(results: Results, java_home: Path | None = None) -> list[Summary]:

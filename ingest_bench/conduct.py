@@ -25,6 +25,7 @@ from ingest_bench import (
     serving,
     targets,
     track_procedure,
+    wires,
 )
 from ingest_bench.analysis import cells
 from ingest_bench.documents import tracks
@@ -165,6 +166,7 @@ def one(results: Results, planned: Run, options: runner.RunOptions, watcher: Wat
     record = runner.run(planned, folder, options, on_stage=watcher.stage, on_progress=watcher.load)
     watcher.stage("analysis")
     summary = analyse.run_summary(results.plan, planned, folder, record, options.java_home)
+    wires.forget(folder, planned.cell.target.nodes, summary.state)
     watcher.end(_said(record, summary))
     return summary
 

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from ingest_bench import earlier, fault_stage, footprint, load, network, probes, procedure, serving, why_failed
+from ingest_bench import earlier, fault_stage, footprint, load, probes, procedure, serving, why_failed, wires
 from ingest_bench.analysis import steady, summary
 from ingest_bench.errors import InvalidRun, RunAborted, RunFailed
 from ingest_bench.faults import stage as faults_stage
@@ -42,6 +42,8 @@ class RunOptions:
     java_home: Path | None = None
     allow_delete: bool = False
     """A track may delete the indices that it declares, also on a server that is not ours."""
+    last_frames: bool = False
+    """Keep the headers of the last frames of each run that does not go well."""
     fleet: Fleet | None = None
     """Workers on other machines that send the loads; None: processes of our own do."""
     locust_web: Endpoint | None = None
@@ -144,7 +146,7 @@ def _carry_out(
             record = _known(record, server, to_do)
             with footprint.removed(server, to_do, mark) as counted_before:
                 earlier.check(cell, to_do, counted_before)
-                with _watched(cell, server, folder, procedure.longest_s(to_do)):
+                with _watched(cell, server, folder, procedure.longest_s(to_do), options):
                     stage = fault_stage.hit_by_faults(server, folder, to_do.indices)
                     send = functools.partial(
                         _load,
@@ -198,7 +200,7 @@ def _counted(record: RunRecord, server: Serving, to_do: Procedure, before: int |
 
 
 @contextlib.contextmanager
-def _watched(cell: Cell, server: Serving, folder: RunFolder, limit_s: int) -> Iterator[None]:
+def _watched(cell: Cell, server: Serving, folder: RunFolder, limit_s: int, options: RunOptions) -> Iterator[None]:
     """Every probe watches, as far as this server can be watched."""
     with contextlib.ExitStack() as stack:
         if server.is_ours:
@@ -211,9 +213,7 @@ def _watched(cell: Cell, server: Serving, folder: RunFolder, limit_s: int) -> It
             stack.enter_context(
                 probes.watch_from_outside(cell.probes, functools.partial(server.target.jvm_stats, http), folder.raw)
             )
-        if server.links is not None:
-            for name, link in server.links.by_name.items():
-                stack.enter_context(network.watch_wire(link, folder.wire(name)))
+        stack.enter_context(wires.watched(server.links, folder, keeps_last=options.last_frames))
         yield
 
 

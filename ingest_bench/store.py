@@ -52,6 +52,8 @@ class NodeFolder:
         self.log = self.path / "server.log"
         self.delivered_file = self.raw / "delivered.bin"
         """Which documents it has, by their numbers (`analysis.delivery`); not there where nobody can tell."""
+        self.last_frames = self.raw / "last-frames.pcap"
+        """The headers that crossed the clients' link to it last; only of a run that did not go well."""
 
     def make(self) -> None:
         """Make the folders where they are not there yet."""

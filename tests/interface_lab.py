@@ -162,7 +162,8 @@ def lab(state: Path) -> Iterator[Lab]:
             for prefix, script in ((client, _SET_UP), (server, _SET_UP_SERVER)):
                 subprocess.run((*prefix, "sh", "-c", script, "sh", str(server_pid)), check=True, timeout=60)
             made = Lab(client, server, state)
-            _wait_for_carrier(made)
+            for each in (made, made.from_the_server()):
+                _wait_for_carrier(each)
             yield made
 
 

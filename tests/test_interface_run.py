@@ -20,6 +20,7 @@ import commands
 import pytest
 from interface_lab import PORT, SERVER, Lab, lab
 from readied import ready
+from test_fleet_load import keys_in
 
 from ingest_bench.network.act.box import kernel_complaint
 
@@ -193,6 +194,36 @@ def test_a_run_over_the_interface_of_our_ssh_connection_spares_it_and_is_not_lon
     assert spared["kept"] is True
     assert re.search(r"198.18.40.2:\d+ to 198.18.40.1:22: [1-9]\d* packets out and [1-9]\d* in", spared["measured"])
     place.is_put_back(before)
+
+
+def test_at_the_server_the_connections_of_workers_on_other_machines_are_shaped_and_nothing_else(
+    place: Lab, tmp_path: Path
+) -> None:
+    at_server = place.from_the_server()
+    before = at_server.snapshot()
+    keys = keys_in(tmp_path)
+    with started(
+        replace(at_server, client=(*at_server.client, "env", f"INGEST_BENCH_KEYS={keys / 'run.key'}")),
+        tmp_path,
+        *("--port", str(PORT), "--workers", "1", "--bind", SERVER, "--set", "network=same.toml,slow.toml"),
+    ) as run:
+        argv = (*place.client, *RUN[:-1], "worker", "--connect", SERVER)
+        env = {**place.env, "INGEST_BENCH_KEYS": str(keys / "worker-1.key")}
+        with subprocess.Popen(argv, env=env, cwd=tmp_path) as worker:
+            said = run.communicate(timeout=200)
+            assert worker.wait(60) == 0, said
+    assert run.returncode == 0, said
+    at_server.is_put_back(before)
+    found = {row["network"]: row for row in rows(tmp_path)}
+    assert set(found) == {"same", "slow"}, said
+    for row in found.values():
+        assert (row["state"], row["documents_counted"]) == ("measured", row["documents_acked"])
+    slow, same = (promises(tmp_path, name) for name in ("slow", "same"))
+    assert {name: promise["kept"] for name, promise in same.items()} == dict.fromkeys(("rtt", "mtu", "mss"))
+    assert slow["rate to-server"]["kept"] is slow["qdisc to-server"]["kept"] is True
+    # The load itself is a second instrument, as from the other end.
+    assert float(found["slow"]["bytes_measured"]) < 1.3 * 3 * 1e6
+    assert float(found["same"]["bytes_measured"]) > 3 * float(found["slow"]["bytes_measured"])
 
 
 @contextmanager

@@ -135,7 +135,9 @@ def test_with_ecn_packets_come_marked_in_place_of_lost(standing: Link) -> None:
     assert poured(standing)["ecn_marks"] == 0
 
 
-@pytest.mark.parametrize("name", ["wan-50ms", "transatlantic", "lossy-wifi", "lte", "satellite", "bufferbloat"])
+@pytest.mark.parametrize(
+    "name", ["wan-50ms", "transatlantic", "lossy-wifi", "lte", "satellite", "bufferbloat", "fair-queue"]
+)
 def test_a_shipped_line_keeps_every_promise(standing: Link, name: str) -> None:
     del standing  # it is the proof that there is a netem
     with link(catalog.profile(name)) as made:

@@ -15,6 +15,7 @@ from ingest_bench.errors import SpecError
 from ingest_bench.load import Progress
 from ingest_bench.model.results import RunRecord, Summary
 from ingest_bench.model.samples import OUTCOMES, SAMPLE
+from ingest_bench.network.measure import capture
 from ingest_bench.runner import RunOptions
 from ingest_bench.store import Results
 
@@ -43,19 +44,19 @@ class Silent:
     def end(self, said: str) -> None: ...
 
 
-def carried_out(folder: Path, text: str) -> tuple[Results, list[Summary]]:
+def carried_out(folder: Path, text: str, options: RunOptions | None = None) -> tuple[Results, list[Summary]]:
     (folder / "x.toml").write_text(text)
     ordered = plan.order(spec.load(str(folder / "x.toml")))
     conduct.preflight(ordered, RunOptions())
     results = store.create(folder / "results", ordered, {})
-    return results, conduct.carry_out(results, RunOptions(), Silent())
+    return results, conduct.carry_out(results, options or RunOptions(), Silent())
 
 
 @pytest.mark.jvm
 @pytest.mark.netns
 def test_a_run_of_each_cell_is_measured_and_its_counts_agree(tmp_path: Path) -> None:
     text = SINK + 'measure = "2s"\n[factors]\nnetwork = ["loopback", "ethernet"]\n'
-    results, found = carried_out(tmp_path, text)
+    results, found = carried_out(tmp_path, text, RunOptions(last_frames=True))
     assert {summary.state for summary in found} == {"measured"}, [summary.reason for summary in found]
     for summary in found:
         assert summary.values["bytes_read"] == summary.values["bytes_sent"]
@@ -64,6 +65,8 @@ def test_a_run_of_each_cell_is_measured_and_its_counts_agree(tmp_path: Path) -> 
         assert summary.values["sink_reads"] == summary.values["reads_recorded"]
     sizes = {summary.values["network"]: summary.values["wire_bytes_p50"] for summary in found}
     assert sizes["ethernet"] == 1514
+    # Nobody asks why.
+    assert not list(results.path.rglob("*.pcap"))
     assert len((results.path / "summary.csv").read_text().splitlines()) == 3
 
 
@@ -224,7 +227,7 @@ def test_a_hopeless_run_is_aborted_while_it_runs_and_says_why_and_ends_with_thre
     faulty = SINK.replace('"256m"', '"256m"\nsetting = { "sink.broken" = "30%" }')
     (tmp_path / "x.toml").write_text(faulty + 'measure = "10min"\nabort = "errors > 5% for 2s"\n')
     monkeypatch.chdir(tmp_path)
-    answer = CliRunner().invoke(app, ["run", "x.toml"], standalone_mode=False, terminal_width=300)
+    answer = CliRunner().invoke(app, ["run", "x.toml", "--last-frames"], standalone_mode=False, terminal_width=300)
     assert (answer.exception, answer.return_value) == (None, 3)
     said = " ".join(answer.output.split())
     assert "aborted: only/1: aborted by errors > 5% for 2s: errors " in said
@@ -235,6 +238,16 @@ def test_a_hopeless_run_is_aborted_while_it_runs_and_says_why_and_ends_with_thre
         value = row.values[name]
         assert isinstance(value, (int, float))
         assert value > 0
+    # The headers of its last frames are there for whoever asks why, up to the end of its load.
+    (path,) = folder.rglob("*.pcap")
+    assert f"{path.relative_to(path.parents[1])} (" in said
+    seen = capture.read(path)
+    (report,) = (store.RunFolder(each.parent.parent).load_report() for each in folder.rglob("load/load.json"))
+    assert report is not None
+    ended_s = (report.measure_end_ns + report.realtime_minus_monotonic_ns) / 1e9
+    assert seen.ended_s == pytest.approx(ended_s, abs=3)
+    assert len(seen.frames) > 100
+    assert seen.connections
     # It is a result: to resume does nothing, and the report is the same.
     again = CliRunner().invoke(app, ["run", "--resume", str(folder)], standalone_mode=False, terminal_width=300)
     assert (again.exception, again.return_value) == (None, 3)

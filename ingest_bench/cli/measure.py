@@ -42,6 +42,12 @@ FindMax = Annotated[
 ]
 MostRuns = Annotated[int, typer.Option(help="How many runs --find-max may take in each cell.", min=3)]
 Out = Annotated[Path, typer.Option(help="The folder for results.")]
+LastFrames = Annotated[
+    bool,
+    typer.Option(
+        "--last-frames", help="Keep the headers of the last frames of each run that fails, is aborted or is invalid."
+    ),
+]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -65,10 +71,13 @@ def run(  # noqa: PLR0917 - typer takes them all by name
     keys: worker.RunKeys = None,
     locust_web: worker.LocustWeb = None,
     prometheus: worker.Prometheus = None,
+    last_frames: LastFrames = False,
 ) -> int:
     """Run an experiment: every cell, measured and drawn."""
     remote, shown = worker.asked(workers, bind, keys), worker.web(locust_web)
-    options = RunOptions(netem=netem, java_home=java_home, allow_delete=allow_delete, locust_web=shown)
+    options = RunOptions(
+        netem=netem, java_home=java_home, allow_delete=allow_delete, locust_web=shown, last_frames=last_frames
+    )
     if resume is not None:
         if what != What() or find_max:
             raise SpecError("--resume takes its plan from the folder: give no experiment and no settings beside it")
