@@ -61,6 +61,13 @@ def test_nothing_on_the_page_comes_from_elsewhere() -> None:
     ]
 
 
+def test_a_title_has_what_differs_between_the_cells_and_nothing_else() -> None:
+    alike = [made.changed(run, cell=f"{run.cell}+heap=1g", levels={**run.levels, "heap": "1g"}) for run in FOUR]
+    text = page.index(alike, {})
+    assert len(re.findall(r"<h2[^>]*>network ethernet, receive predictor 32KiB</h2>", text)) == 1
+    assert "heap 1g" not in text
+
+
 def test_a_name_from_a_run_cannot_become_markup() -> None:
     bad = made.changed(FOUR[0], state="invalid", reason="<img src=x onerror=alert(1)>")
     text = page.index([bad, *FOUR[1:]], {})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from urllib.parse import quote
 
@@ -15,6 +15,7 @@ from ingest_bench.analysis.columns import COLUMNS
 from ingest_bench.model.results import Summary
 from ingest_bench.report import charts, distributions, headline, html, intervals, tables
 from ingest_bench.report.changes import rows, summed_up
+from ingest_bench.report.words import key_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,26 +40,40 @@ def index(summaries: Sequence[Summary], pictures: Mapping[str, Picture], more: S
     inside = [_picture(picture) for name, picture in pictures.items() if not name.startswith(_DRAWN)]
     shown, groups = tables.terminal(summaries), cells.group(summaries)
     places = {row.name: f"cell-{number}" for number, row in enumerate(groups, 1)}
-    head = len(cells.varying(summaries)) or 1
+    varying = cells.varying(summaries)
+    head = len(varying) or 1
+    # What all cells have in common stands nowhere in their titles.
+    titles = {
+        row.name: ", ".join(f"{key_text(key)} {row.levels[key]}" for key in varying if key in row.levels)
+        for row in groups
+    }
+    titled = [replace(row, name=titles[row.name] or row.name) for row in groups]
     links = {key: [f"#{place}" for place in places.values()] for key in range(head)}
     drawn = [(run, chart) for run in summaries if (chart := charts.run(run)) is not None]
-    found = compare.table(summaries, compare.COMPARED)
+    found = [
+        replace(each, first=titles[each.first], second=titles[each.second])
+        for each in compare.table(summaries, compare.COMPARED)
+    ]
     parts = [
         f"<h1>{escape(headline.reads(summaries))}</h1>",
         f'<p class="faint">{escape(experiment)}</p>',
         html.section("Cells: median over the runs (min..max)", html.table(shown, links)),
         html.section("Left out of tables and pictures", html.items(tables.not_shown(summaries))),
         html.section("Notes", html.items(tables.notes(summaries))),
-        html.section("Sizes of socket reads (bytes, logarithmic)", distributions.reads(groups)),
-        html.section("Response times: how many requests within which time", distributions.responses(groups)),
+        html.section("Sizes of socket reads (bytes, logarithmic)", distributions.reads(titled)),
+        html.section("Response times: how many requests within which time", distributions.responses(titled)),
         html.section("What changes from cell to cell, each with its 95% interval", intervals.drawn(found)),
         *(html.section(title, content) for title, content in more),
         *inside,
-        *(_cell(row, places[row.name], [run for run, _ in drawn]) for row in groups),
+        *(_cell(row, place, [run for run, _ in drawn]) for row, place in zip(titled, places.values(), strict=True)),
         html.section("Columns of summary.csv", _columns()),
         "<p>Files: " + ", ".join(f'<a href="{address}">{name}</a>' for address, name in _files(pictures)) + "</p>",
     ]
     return html.document(experiment, parts, {"runs": [chart for _, chart in drawn]})
+
+
+def _title(row: CellRuns, varying: Sequence[str]) -> str:
+    return ", ".join(f"{key_text(key)} {row.levels[key]}" for key in varying if key in row.levels) or row.name
 
 
 def _cell(row: CellRuns, place: str, drawn: Sequence[Summary]) -> str:
