@@ -30,6 +30,11 @@ def of(plan: Plan) -> dict[str, str]:
 def check(kept: Mapping[str, str], plan: Plan) -> None:
     """SpecError where a file is not what it was when the first runs of this plan were made."""
     now = of(plan)
+    for path in now.keys() - kept.keys() if kept else ():
+        raise SpecError(
+            f"{path}: it was not there when the first runs of this folder were made; the rest would be of something "
+            "else. Take it away, or begin anew without --resume"
+        )
     for path, was in kept.items():
         if (found := now.get(path)) != was:
             raise SpecError(

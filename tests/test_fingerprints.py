@@ -60,6 +60,19 @@ def test_a_track_is_all_that_is_in_its_folder_and_a_servers_paths_are_none_of_ou
     assert found == ["track/ops/a.json", "track/track.json"]
 
 
+def test_a_file_that_is_new_in_a_folder_is_noticed(tmp_path: Path) -> None:
+    track = tmp_path / "track"
+    track.mkdir()
+    (track / "track.json").write_text("{}")
+    planned(tmp_path)
+    made = plan.order(spec.load(str(tmp_path / "x.toml"), fixed={"track": {"path": str(track)}}))
+    first = fingerprints.of(made)
+    fingerprints.check(first, made)
+    (track / "more.json").write_text("{}")
+    with pytest.raises(SpecError, match=r"more\.json: it was not there when the first runs .* Take it away"):
+        fingerprints.check(first, made)
+
+
 def test_a_large_file_is_read_in_pieces_at_even_distances(tmp_path: Path) -> None:
     made = planned(tmp_path)
     docs, size_bytes = tmp_path / "docs.ndjson", 1 << 33

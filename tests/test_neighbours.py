@@ -19,6 +19,7 @@ import pytest
 from ingest_bench.errors import RunFailed, SpecError
 from ingest_bench.faults import checks, timeline
 from ingest_bench.faults.stage import Node, Stage
+from ingest_bench.host import neighbours
 from ingest_bench.model.experiment import Cell, Fault
 from ingest_bench.model.load import LoadOptions
 from ingest_bench.model.target import TargetOptions
@@ -46,6 +47,13 @@ def cpu(**keys: Any) -> Fault:
 def cell(fault: Fault) -> Cell:
     load = LoadOptions(measure_ns=9 * S)
     return Cell(name="c", levels={}, network=None, target=TargetOptions(), load=load, faults=(fault,))
+
+
+def test_beside_a_node_that_was_killed_a_moment_ago_they_are_on_our_own_cpus() -> None:
+    with subprocess.Popen(("true",)) as ended:
+        ended.wait()
+    with neighbours.busy(1, ended.pid) as (pid,):
+        assert os.sched_getaffinity(pid) == os.sched_getaffinity(0)
 
 
 def test_neighbours_alone_need_nothing_of_the_machine_and_are_not_mixed_with_a_quota() -> None:

@@ -50,10 +50,18 @@ def _slow(node: Node, most_per_s: Mapping[Rule, int]) -> each.End:
             )
         return (
             f"wrote {moved.written_bytes / 1e6:.2f} MB in {moved.writes:,} writes and read "
-            f"{moved.read_bytes / 1e6:.2f} MB in {moved.reads:,} reads within {lasted_s:.1f} s"
+            f"{moved.read_bytes / 1e6:.2f} MB in {moved.reads:,} reads within {lasted_s:.1f} s, "
+            f"each of at most {_most(most_per_s, lasted_s)}"
         )
 
     return ended
+
+
+def _most(most_per_s: Mapping[Rule, int], lasted_s: float) -> str:
+    """What the rules allow in that time."""
+    most = {rule: a_second * lasted_s for rule, a_second in most_per_s.items()}
+    words = [f"{most['bytes'] / 1e6:.2f} MB"] if "bytes" in most else []
+    return " and ".join([*words, *([f"{most['operations']:,.0f} operations"] if "operations" in most else [])])
 
 
 SLOW_DISK = FaultKind(

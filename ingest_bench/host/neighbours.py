@@ -25,7 +25,7 @@ def busy(count: int, pid: int) -> Iterator[tuple[int, ...]]:
 
     They die with the thread that begins the block.
     """
-    cpus = os.sched_getaffinity(pid)
+    cpus = _cpus(pid)
     children: list[subprocess.Popen[bytes]] = []
     try:
         for _ in range(count):
@@ -36,6 +36,14 @@ def busy(count: int, pid: int) -> Iterator[tuple[int, ...]]:
         for child in children:
             child.kill()
             child.wait()
+
+
+def _cpus(pid: int) -> set[int]:
+    """Our own of one that was killed a moment ago: it will be started on them."""
+    try:
+        return os.sched_getaffinity(pid)
+    except ProcessLookupError:
+        return os.sched_getaffinity(0)
 
 
 def ran_s(pid: int) -> float:
