@@ -31,12 +31,13 @@ _ASKED_ABOUT: tuple[RunState, ...] = ("failed", "aborted", "invalid")
 @contextlib.contextmanager
 def watched(links: Links | None, folder: RunFolder, *, keeps_last: bool) -> Iterator[None]:
     """Each link is watched while the block lasts; with `keeps_last` the last headers of the clients' stay."""
-    clients = links.clients if links is not None and keeps_last else ()
     with contextlib.ExitStack() as stack:
-        for name, link in links.by_name.items() if links is not None else ():
-            stack.enter_context(network.watch_wire(link, folder.wire(name)))
-        for node, link in zip(folder.nodes(len(clients)), clients, strict=True):
-            stack.enter_context(_last(link, node))
+        if links is not None:
+            for name, link in links.by_name.items():
+                stack.enter_context(network.watch_wire(link, folder.wire(name)))
+            if keeps_last:
+                for node, link in zip(folder.nodes(len(links.clients)), links.clients, strict=True):
+                    stack.enter_context(_last(link, node))
         yield
 
 

@@ -107,7 +107,7 @@ def _from_recording(found: recording.Recording, log: gclog.GcLog | None, context
         Collection(gc=gc, end_ns=end, name=name, cause=cause) for gc, end, _, name, cause in content["collections"]
     ]
     within = [collection for collection in collections if context.covers(collection.end_ns)]
-    yield _watched(pauses)
+    yield from _over_time(pauses)
     full = sum(collection.name in _FULL for collection in within)
     is_known = not any(collection.name in _SAYS_NOT_WHICH for collection in collections)
     yield from _pauses([pause for pause in pauses if context.covers(pause.end_ns)], full if is_known else None)
@@ -130,11 +130,12 @@ def _from_recording(found: recording.Recording, log: gclog.GcLog | None, context
 
 def _from_log(log: gclog.GcLog, context: ReadContext) -> Iterator[Measured]:
     """The same from the log alone: milliseconds, and a heap in whole megabytes."""
-    within = [pause for pause in log.pauses if pause.is_sure and context.covers(pause.end_ns)]
-    pauses = [gcagree.Pause(pause.gc, pause.end_ns, pause.duration_ns) for pause in within]
+    sure = [pause for pause in log.pauses if pause.is_sure]
+    within = [pause for pause in sure if context.covers(pause.end_ns)]
+    pauses = [gcagree.Pause(pause.gc, pause.end_ns, pause.duration_ns) for pause in sure]
     yield Remark(probe="gc", text="pauses and heap are the GC log's alone: the flight recording is not whole")
-    yield _watched(pauses)
-    yield from _pauses(pauses, sum(pause.is_full for pause in within))
+    yield from _over_time(pauses)
+    yield from _pauses([pause for pause in pauses if context.covers(pause.end_ns)], sum(one.is_full for one in within))
     yield Reading("gc_pauses_log", len(within))
     yield Reading("gc_causes", _by_cause(pause.name for pause in within))
     after = [pause.after_bytes for pause in within if pause.collects and pause.after_bytes is not None]
@@ -156,11 +157,12 @@ def _pauses(pauses: Sequence[gcagree.Pause], full: int | None) -> Iterator[Measu
     for name, percent in (("p50", 50), ("p99", 99), ("max", 100)):
         value = percentile(counts, percent)
         yield Reading(f"gc_pause_ms_{name}", None if value is None else value / 1e6)
+
+
+def _over_time(pauses: Sequence[gcagree.Pause]) -> Iterator[Measured]:
+    """All of them, also those of the warm-up: they delay what is sent then."""
     yield _series("gc_pause_ms", [(pause.end_ns - pause.duration_ns, pause.duration_ns / 1e6) for pause in pauses])
-
-
-def _watched(pauses: Sequence[gcagree.Pause]) -> Watched:
-    return Watched(PAUSE, tuple(Interval(PAUSE, pause.end_ns - pause.duration_ns, pause.end_ns) for pause in pauses))
+    yield Watched(PAUSE, tuple(Interval(PAUSE, pause.end_ns - pause.duration_ns, pause.end_ns) for pause in pauses))
 
 
 def _heap(summaries: list[list[int | str]], background: set[int], context: ReadContext) -> Iterator[Measured]:
