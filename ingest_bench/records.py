@@ -31,6 +31,8 @@ T = TypeVar("T")
 _TRUTHS = {"true": True, "on": True, "false": False, "off": False}
 # Python neither reads nor writes an int of more than 4300 digits, and no key means one of thirty.
 _LARGEST = 10**30
+# Nobody reads more names than these in a sentence.
+_MOST_NAMED = 40
 
 # Records that may be written as one text, and records whose fields must fit together.
 _TEXTS: Mapping[type, Callable[[str], Any]] = {
@@ -72,10 +74,14 @@ _keys: Callable[[Any], Mapping[str, str]] = functools.cache(
 
 
 def nearest(found: str, known: Iterable[str]) -> str:
-    """The remedy for an unknown name: the nearest one, or all of them."""
+    """The remedy for an unknown name: the nearest one, or all of them, or the nearest of very many."""
     names = sorted(known)
-    close = difflib.get_close_matches(found, names, n=1)
-    return f'did you mean "{close[0]}"?' if close else f"known: {', '.join(names)}"
+    if close := difflib.get_close_matches(found, names, n=1):
+        return f'did you mean "{close[0]}"?'
+    if len(names) <= _MOST_NAMED:
+        return f"known: {', '.join(names)}"
+    some = difflib.get_close_matches(found, names, n=5, cutoff=0.0)
+    return f"of {len(names)} that are known the nearest are {', '.join(some)}"
 
 
 def key_of(name: str) -> str:

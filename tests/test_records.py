@@ -53,3 +53,10 @@ def test_a_word_may_stand_in_the_place_of_a_number_where_the_field_knows_it() ->
     assert records.from_json(LoadOptions, records.to_json(options)) == options
     with pytest.raises(SpecError, match="measure: 'auto' is not a time"):
         records.from_toml(LoadOptions, {"measure": "auto"}, "--set")
+
+
+def test_of_very_many_names_the_nearest_are_told() -> None:
+    known = [f"column_{number}" for number in range(100)]
+    assert records.nearest("qqq", known).startswith("of 100 that are known the nearest are column_")
+    assert records.nearest("qqq", known).count("column_") == 5
+    assert records.nearest("qqq", known[:3]) == "known: column_0, column_1, column_2"
