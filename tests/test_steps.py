@@ -78,6 +78,8 @@ def test_numbers_without_noise_are_no_error() -> None:
     (step,) = steps.find([1448] * 10 + [8948] * 10).steps
     assert step.place == 10
     assert (step.before, step.size) == pytest.approx((1448, 7500))
+    (step,) = steps.find([1e300] * 10 + [1e250] * 10).steps
+    assert step.size == pytest.approx(-1e300)
     # Counts: as much spread as of so many that come independently.
     counts = [20] * 6 + [22] * 6
     assert steps.find(counts).steps

@@ -78,9 +78,11 @@ def find(values: Sequence[float], *, level: float = LEVEL, least_spread: float =
     `level` is how often a history without any may have one. The standard deviation of its noise is taken to be at
     least `least_spread`, as that of counts is.
     """
-    x = np.asarray(values, dtype=np.float64)
+    # As shares of the largest: whatever a file says, squares stay finite.
+    unit = max(abs(value) for value in values) or 1.0
+    x = np.asarray(values, dtype=np.float64) / unit
     # What is left by rounding is no noise.
-    least = max(least_spread, 1e-9 * float(np.abs(x).max()))
+    least = max(least_spread / unit, 1e-9)
     degree = 1 if len(x) >= _SLOPE_FROM else 0
     all_nights = np.arange(len(x), dtype=np.float64)
     calm = _Model(all_nights, _calmed(x), degree, least)
@@ -93,8 +95,8 @@ def find(values: Sequence[float], *, level: float = LEVEL, least_spread: float =
     if places and len(x) >= _DRIFT_FROM and model.is_drift(places):
         places = []
     return Found(
-        steps=tuple(model.step(place, places, int(kept[place])) for place in places),
-        line=tuple(model.line(places, all_nights).tolist()),
+        steps=tuple(model.step(place, places, night=int(kept[place]), unit=unit) for place in places),
+        line=tuple((model.line(places, all_nights) * unit).tolist()),
         odd=tuple(sorted(set(range(len(x))) - set(kept.tolist()))),
     )
 
@@ -124,16 +126,16 @@ class _Model:
         with_steps = self._criterion(self._degree, places)
         return any(self._criterion(degree, ()) < with_steps for degree in range(self._degree + 1, 4))
 
-    def step(self, place: int, places: _Places, night: int) -> Step:
-        """One of its steps, with its size beside the others; `night` is its place in the whole history."""
+    def step(self, place: int, places: _Places, *, night: int, unit: float) -> Step:
+        """One of its steps, with its size beside the others; `night` and `unit` are those of the whole history."""
         others = _without(places, place)
         sizes, errors, freedom = self._sizes([place], others)
         after = float((self._base(self._nights[[place]], self._degree, places) @ self._solved(places))[0])
         return Step(
             place=night,
-            before=after - float(sizes[0]),
-            size=float(sizes[0]),
-            error=float(errors[0]),
+            before=(after - float(sizes[0])) * unit,
+            size=float(sizes[0]) * unit,
+            error=float(errors[0]) * unit,
             freedom=freedom,
             p_value=self._p_value(place, others),
         )

@@ -46,7 +46,7 @@ def trend(found: Trend) -> bytes:
         for number, history in enumerate(shown):
             left = (number % columns) * wide + 0.85 / WIDTH_IN
             floor = top - (number // columns + 1) * share + _BELOW_IN / height_in
-            size = (wide - 1.15 / WIDTH_IN, share - (_ABOVE_IN + _BELOW_IN) / height_in)
+            size = (wide - 1.4 / WIDTH_IN, share - (_ABOVE_IN + _BELOW_IN) / height_in)
             axes = made.add_axes((left, floor, *size))
             most_in = size[0] * WIDTH_IN
             titles = [f"{history.column}, {told.name(history, found)}", *_said(history)]
@@ -58,7 +58,7 @@ def trend(found: Trend) -> bytes:
 def _said(history: History) -> list[str]:
     """The newest change of it."""
     if not history.changes:
-        return ["no change"]
+        return [told.NO_STEP]
     change = history.changes[-1]
     return [told.said(change, told.night(history, change)[:10])]
 

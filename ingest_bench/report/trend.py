@@ -10,6 +10,7 @@ from ingest_bench.analysis.trend import Change, History, Trend
 from ingest_bench.report import changes, html
 from ingest_bench.report.words import short
 
+NO_STEP = "no step"
 _WIDTH, _HEIGHT = 460, 170
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 450, 12, 142
 
@@ -59,7 +60,7 @@ def summed_up(trend: Trend) -> str:
     if not total:
         return "No verdict: no cell has enough nights"
     if not found:
-        return f"Of {total} histories none shows a change"
+        return f"Of {total} histories none has a step"
     history, change = found[0]
     said = f"{history.column} {changes.change(change.compared)} since {night(*found[0])} ({name(history, trend)})"
     with_it = f", with it: {'; '.join(change.facts)}" if change.facts else ", and no fact changed with it"
@@ -139,7 +140,7 @@ def _picture(history: History) -> str:
     for place, anchor in ((0, "start"), (last, "end")):
         text = escape(history.nights[place][:10])
         parts.append(f'<text x="{x(place):.1f}" y="{_HEIGHT - 10}" text-anchor="{anchor}">{text}</text>')
-    told = [said(change, night(history, change)) for change in history.changes] or ["no change"]
+    told = [said(change, night(history, change)) for change in history.changes] or [NO_STEP]
     lines = [f"{text}; {facts(change)}" for text, change in zip(told, history.changes, strict=False)] or told
     label = escape("; ".join(told))
     return f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{label}">{"".join(parts)}</svg>' + "".join(
