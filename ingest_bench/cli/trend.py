@@ -32,8 +32,7 @@ def show(
 ) -> int:
     """Show what changed over nights, since when, and what changed with it.
 
-    Exit 0 whether something changed or not, as compare does (gate says what is allowed), or 3 where no cell has the 6
-    nights that it takes.
+    Exit 0 whether or not something changed, as compare does; 3 where no cell has 6 nights. What is allowed is for gate.
     """
     known = [each.name for each in COLUMNS]
     for name in column:
