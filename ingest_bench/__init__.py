@@ -35,6 +35,7 @@ Imports run downward only (tests/test_architecture.py):
     report, gate -> analysis model units (report also data; gate also records errors)
     analysis -> thresholds | model units
     advise   -> store analysis model
+    nights   -> analyse analysis store visible errors (the results below a folder, as nights)
     spec, plan, store, facts -> records data model units errors (facts also system; store its files)
     key_paths -> records catalog model (where a key of an experiment stands: for spec)
     naming   -> errors (what a folder of ours may be called: for store)

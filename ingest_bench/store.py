@@ -35,6 +35,7 @@ from ingest_bench.sample_files import SampleFiles
 T = TypeVar("T")
 
 SCHEMA = 3
+PLAN = "plan.json"
 SUMMARY = "summary.csv"
 # A measurement ends after a day (load.plan), the longest warm-up too; tracks have several of them.
 LONGEST_LOAD_NS = 30 * 24 * 3600 * 10**9
@@ -175,7 +176,7 @@ class Results:
     @property
     def plan(self) -> Plan:
         """The plan as it was written before anything ran; SpecError when the file cannot be one."""
-        path = self.path / "plan.json"
+        path = self.path / PLAN
         plan = _decoded(Plan, whole_files.read_json(path), path)
         check_names(plan, f"{path}: ")
         records.check(plan, str(path))
@@ -183,7 +184,7 @@ class Results:
 
     def replace_plan(self, plan: Plan) -> None:
         """Write plan.json anew, whole or not at all: a search adds its next step."""
-        whole_files.write_json(self.path / "plan.json", records.to_json(plan))
+        whole_files.write_json(self.path / PLAN, records.to_json(plan))
 
     def run(self, run: Run) -> RunFolder:
         """The folder of one run."""
@@ -230,7 +231,7 @@ def create(base: Path, plan: Plan, facts: Mapping[str, Any]) -> Results:
     stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H-%M-%SZ")
     try:
         path = _fresh(naming.below(base, plan.experiment), stamp)
-        whole_files.write_json(path / "plan.json", records.to_json(plan))
+        whole_files.write_json(path / PLAN, records.to_json(plan))
         whole_files.write_json(path / "facts.json", dict(facts))
     except OSError as error:
         raise SpecError(
@@ -256,7 +257,7 @@ def check_writable(base: Path, *, by_jvm: bool = False) -> None:
 
 def open_results(path: Path) -> Results:
     """The results of that folder; SpecError when there are none, or when a link in it leads out of it."""
-    if not (path / "plan.json").is_file():
+    if not (path / PLAN).is_file():
         raise SpecError(f"{path}: there are no results (no plan.json); give results/<experiment>/<start>")
     for folder, folders, names in os.walk(path):
         # What a server had there is neither read nor written again.

@@ -103,6 +103,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "wires": {"network", "store", *BASE},
     "advise": {"analysis", "store", "model"},
     "analyse": {"advise", "report", "visible", "wires", *PARTS, *REACHED},
+    "nights": {"analyse", "analysis", "store", "visible", *BASE},
     "conduct": {
         "attaching",
         "faults",

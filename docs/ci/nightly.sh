@@ -3,6 +3,7 @@
 #     0 2 * * *  /srv/bench/nightly.sh /srv/bench quickstart --replicates 5
 # Each night is kept below nights/. The first one that passes is what later ones are judged by: it stays that, so that a
 # slow drift is seen, until you put the name of another night into the file `baseline`.
+# `ingest-bench trend nights` says since which night what has changed, and what changed with it.
 # It ends as `gate` does: 0 pass, 1 fail, 3 no verdict.
 set -eu
 cd "$1"

@@ -11,7 +11,20 @@ from typing import Annotated, TextIO
 import typer
 from typer.exceptions import TyperException
 
-from ingest_bench.cli import calibrate, compare, gate, look, measure, net, recommend, report, screen, worker, workload
+from ingest_bench.cli import (
+    calibrate,
+    compare,
+    gate,
+    look,
+    measure,
+    net,
+    recommend,
+    report,
+    screen,
+    trend,
+    worker,
+    workload,
+)
 from ingest_bench.errors import IngestBenchError, Interrupted, RunFailed, SpecError
 
 # As a shell says it when a program ends by SIGPIPE. Not 0: what a run had still to do was not done.
@@ -35,6 +48,7 @@ report.add_to(app)
 recommend.add_to(app)
 gate.add_to(app)
 compare.add_to(app)
+trend.add_to(app)
 look.add_to(app)
 calibrate.add_to(app)
 worker.add_to(app)

@@ -87,10 +87,10 @@ def table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], number
                 _OUT.print(_shown(one_line(f"  {name}: {value}")))
 
 
-def keep(file: Path, text: str) -> None:
+def keep(file: Path, content: str | bytes) -> None:
     """Write what somebody asked for in a file, whole or not at all; its folder is made."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    whole_files.replace(file, text.encode())
+    whole_files.replace(file, content.encode() if isinstance(content, str) else content)
 
 
 def names(title: str, rows: Sequence[tuple[str, str]]) -> None:

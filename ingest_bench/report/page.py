@@ -12,8 +12,9 @@ from ingest_bench.analysis import cells, compare
 from ingest_bench.analysis.cells import CellRuns
 from ingest_bench.analysis.changes import Changes
 from ingest_bench.analysis.columns import COLUMNS
+from ingest_bench.analysis.trend import Trend
 from ingest_bench.model.results import Summary
-from ingest_bench.report import charts, distributions, headline, html, intervals, tables
+from ingest_bench.report import charts, distributions, headline, html, intervals, tables, trend
 from ingest_bench.report.changes import rows, summed_up
 from ingest_bench.report.words import key_text
 
@@ -101,6 +102,18 @@ def compared(before: str, now: str, changes: Changes) -> str:
         html.section("Numbers", html.table(rows(changes)) if changes.found else ""),
     ]
     return html.document(f"{before} to {now}", parts)
+
+
+def trended(folder: str, found: Trend, notes: Sequence[str]) -> str:
+    """The page of many nights: what changed since when, each history drawn."""
+    parts = [
+        f"<h1>{escape(trend.summed_up(found))}</h1>",
+        f'<p class="faint">The nights below {escape(folder)}</p>',
+        html.section("Nights: the median of the runs, and the level", trend.drawn(found)),
+        html.section("Changes, the newest first", html.table(trend.rows(found)) if trend.newest(found) else ""),
+        html.section("Notes", html.items(notes)),
+    ]
+    return html.document(f"{folder}: nights", parts)
 
 
 def _picture(picture: Picture) -> str:

@@ -1,0 +1,264 @@
+"""Many nights: results folders in, the night, the size and the facts of what changed out."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import made_summaries as made
+import numpy as np
+import pytest
+from test_page import Tags
+
+from ingest_bench import plan, spec, store
+from ingest_bench.analysis import trend
+from ingest_bench.analysis.comparable import Results
+from ingest_bench.analysis.trend import Night, Trend
+from ingest_bench.cli import app
+from ingest_bench.model.results import RunRecord, Summary
+from ingest_bench.report import page, plots_trend, tables
+from ingest_bench.report import trend as told
+from ingest_bench.visible import one_line
+
+FACTS = {"cpu": "A", "kernel": "6.1", "ingest_bench": "1"}
+HOSTILE = '<script>alert(1)</script>"\x1b[31m$x$'
+FIRST = datetime(2026, 9, 1, 2, tzinfo=UTC)
+
+
+def day(number: int, hour: int = 0) -> str:
+    return (FIRST + timedelta(days=number, hours=hour)).strftime("%Y-%m-%dT%H-%M-%SZ")
+
+
+ONE = made.summary({"network": "ethernet"}, 1)
+
+
+def runs(docs: float, cell: str = "only", count: int = 3, **values: Any) -> list[Summary]:
+    """Runs of one cell, a document a second apart."""
+    return [
+        dataclasses.replace(
+            made.changed(ONE, values={"docs_per_s_mean": docs + number, **values}),
+            run=f"{cell}/{number}",
+            cell=cell,
+            replicate=number,
+        )
+        for number in range(1, count + 1)
+    ]
+
+
+def night(start: str, found: Sequence[Summary], experiment: str = "made", **facts: Any) -> Night:
+    return Night(start=start, experiment=experiment, results=(Results(summaries=found, facts=FACTS | facts),))
+
+
+def levels(before: int, after: int, step: float = 0.8) -> list[float]:
+    random = np.random.default_rng(before)
+    return [
+        float(20_000 * random.normal(1, 0.02) * (step if place >= before else 1)) for place in range(before + after)
+    ]
+
+
+def seen(nights: Sequence[Night], *columns: str) -> Trend:
+    return trend.trend(nights, columns or ("docs_per_s_mean",))
+
+
+def test_a_change_has_its_night_its_size_and_what_changed_with_it() -> None:
+    nights = [
+        night(day(place), runs(docs), kernel="6.1" if place < 30 else "6.2", load_average=[place])
+        for place, docs in enumerate(levels(30, 30))
+    ]
+    (history,) = seen(nights).histories
+    (change,) = history.changes
+    assert history.nights[change.place] == day(30)
+    low, high = change.compared.relative_interval or (0, 0)
+    assert -0.25 < low < -0.2 < high < -0.15
+    assert change.facts == ("kernel was 6.1, is 6.2",)
+    assert re.fullmatch(
+        rf"1 of 1 histories changed, the last time: docs_per_s_mean -[0-9.]+% since {day(30)} \(only\),"
+        r" with it: kernel was 6.1, is 6.2",
+        told.summed_up(seen(nights)),
+    )
+
+
+def test_what_changed_a_night_before_or_after_is_said_to_be_so_and_the_server_is_a_fact() -> None:
+    targets = ["opensearch 2"] * 31 + ["opensearch 3"] * 29
+    nights = [
+        night(day(place), runs(docs, target=targets[place]), cpu="A" if place < 29 else "B")
+        for place, docs in enumerate(levels(30, 30))
+    ]
+    (history,) = seen(nights).histories
+    assert history.changes[0].facts == (
+        "one night earlier: another machine: cpu was A, is B",
+        "one night later: target was opensearch 2, is opensearch 3",
+    )
+
+
+def test_results_of_one_day_are_one_night_where_their_facts_agree() -> None:
+    nights = [night(day(place), runs(docs)) for place, docs in enumerate(levels(6, 0))]
+    again = [night(day(place, 2), runs(1.0, count=1)) for place in range(6)]
+    (history,) = seen([*again, *nights]).histories
+    assert history.nights == tuple(day(place) for place in range(6))
+    # The median of three runs and the one that is far below them.
+    assert history.values[0] == pytest.approx(levels(6, 0)[0] + 1.5)
+    other = [night(day(place, 2), runs(1.0, count=1), kernel="6.2") for place in range(6)]
+    (history,) = seen([*other, *nights]).histories
+    assert len(history.nights) == 12
+
+
+def test_nights_without_a_number_and_cells_that_come_late_are_named_and_experiments_kept_apart() -> None:
+    docs = levels(20, 0)
+    nights = []
+    for place, rate in enumerate(docs):
+        rows = runs(rate)
+        if place == 7:
+            rows = [made.changed(row, state="invalid", reason="the generator was the limit") for row in rows]
+        if place >= 15:
+            rows += runs(rate, "late")
+        nights += [night(day(place), rows), night(day(place, 1), runs(place + 1.0), "other")]
+    found = seen(nights)
+    assert [(each.experiment, each.cell, len(each.values)) for each in found.histories] == [
+        ("made", "only", 19),
+        ("other", "only", 20),
+    ]
+    assert found.notes == (
+        "late: of docs_per_s_mean there are 5 nights; it takes 6",
+        f"only: no number in 1 of 20 nights, the last of them {day(7)}: only/1 is invalid: the generator was the limit",
+    )
+    # Another workload under the same name is another history.
+    nights = [night(day(place), runs(1.0 + place % 2, workload="a" if place < 6 else "b")) for place in range(12)]
+    assert [len(each.values) for each in seen(nights).histories] == [6, 6]
+
+
+def test_of_tables_in_which_nothing_changed_few_say_that_something_did() -> None:
+    random, columns = np.random.default_rng(8), ("docs_per_s_mean", "response_ms_p99", "gc_pauses")
+    said = 0
+    for _ in range(40):
+        nights = [
+            night(
+                day(place),
+                [
+                    row
+                    for cell in ("a", "b", "c")
+                    for row in runs(
+                        random.normal(20_000, 900),
+                        cell,
+                        1,
+                        response_ms_p99=random.normal(400, 40),
+                        gc_pauses=int(random.poisson(20)),
+                    )
+                ],
+            )
+            for place in range(20)
+        ]
+        found = seen(nights, *columns)
+        assert len(found.histories) == 9
+        said += bool(told.newest(found))
+    assert said <= 4
+
+
+def test_page_and_picture_show_every_history_and_others_text_as_text() -> None:
+    nights = [
+        night(
+            day(place),
+            [*runs(docs, one_line(HOSTILE)), *runs(levels(40, 0)[place], "calm")],
+            kernel=f"{HOSTILE}{place // 20}",
+        )
+        for place, docs in enumerate(levels(20, 20))
+    ]
+    found = seen(nights, "docs_per_s_mean", "gc_pauses")
+    text = page.trended(HOSTILE, found, [HOSTILE])
+    tags = Tags()
+    tags.feed(text)
+    assert tags.open == []
+    assert "<script" not in text
+    assert text.count("<svg") == 4
+    places = [float(x) for x in re.findall(r' (?:x1|x2|cx)="([-0-9.]+)"', text)]
+    assert len(places) > 4 * 40
+    assert all(0 <= place <= 460 for place in places)
+    assert "\\x1b" in found.histories[0].changes[0].facts[0]
+    assert plots_trend.trend(found).startswith(b"\x89PNG")
+    assert plots_trend.trend(Trend(histories=(), notes=())).startswith(b"\x89PNG")
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Callable[..., Path]:
+    """A function that writes one night's results folder."""
+    experiment = tmp_path / "x.toml"
+    experiment.write_text("replicates = 2\n")
+    ordered = plan.order(spec.load(str(experiment)))
+
+    def write(name: str, docs: float, facts: Mapping[str, Any] = FACTS, java: str = "17.0.9") -> Path:
+        made_at = store.create(tmp_path / "made", ordered, facts).path
+        place = tmp_path / "nights" / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        made_at.rename(place)
+        results = store.Results(place)
+        rows = []
+        for run in ordered.runs:
+            common: dict[str, Any] = {"run": run.id, "cell": run.cell.name, "replicate": run.replicate}
+            row = dataclasses.replace(ONE, **common, levels=run.cell.levels, experiment="x")
+            rows.append(made.changed(row, values={"docs_per_s_mean": docs}))
+            results.run(run).create()
+            started = "2026-09-01T02:00:00+00:00"
+            record = RunRecord(**common, levels=run.cell.levels, state="measured", started_utc=started)
+            results.run(run).write(dataclasses.replace(record, server={"java": java}))
+        results.write({"summary.csv": tables.summary_csv(rows).encode()})
+        return place
+
+    return write
+
+
+def test_the_command_reads_folders_and_ends_as_compare_does(
+    tmp_path: Path, written: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    nights = tmp_path / "nights"
+    for place, docs in enumerate(levels(5, 0)):
+        written(f"{day(place)}/x/{day(place)}", docs)
+    assert app.run(["trend", str(nights), "--column", "docs_per_s_mean"]) == 3
+    assert "there are 5 nights; it takes 6" in capsys.readouterr().out
+    for place, docs in list(enumerate(levels(10, 10)))[5:]:
+        written(f"{day(place)}/x/{day(place)}", docs, java="17.0.9" if place < 10 else "25.0.2")
+    table, shown, picture = (tmp_path / "new" / f"t.{end}" for end in ("csv", "html", "png"))
+    files = ["--csv", str(table), "--html", str(shown), "--png", str(picture)]
+    assert app.run(["trend", str(nights), "--column", "docs_per_s_mean", *files]) == 0
+    said = capsys.readouterr().out
+    assert re.search(rf"1 of 1 histories changed, the last time: docs_per_s_mean -[0-9.]+% since {day(10)}", said)
+    assert "with it: java was 17.0.9, is 25.0.2" in said
+    rows = list(csv.DictReader(table.read_text().splitlines()))
+    assert [row["night"] for row in rows if row["change"]] == [day(10)]
+    assert len(rows) == 20
+    assert day(10) in shown.read_text()
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert app.run(["trend", str(nights), "--column", "docs_per_s"]) == 2
+    assert 'unknown column "docs_per_s"; did you mean' in capsys.readouterr().err
+
+
+def test_what_is_no_result_or_cannot_be_read_is_left_out_with_its_reason(
+    tmp_path: Path, written: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    nights = tmp_path / "nights"
+    (nights / "notes").mkdir(parents=True)
+    assert app.run(["trend", str(nights)]) == 2
+    assert "no folder with a plan.json is in it" in capsys.readouterr().err
+    assert app.run(["trend", str(nights / "gone")]) == 2
+    assert "there is no such folder" in capsys.readouterr().err
+    for place, docs in enumerate(levels(8, 0)):
+        written(day(place), docs)
+    (nights / "latest").symlink_to(nights / day(7))
+    newer, damaged, unfinished = (nights / day(place) for place in (0, 1, 2))
+    record = next(newer.rglob("run.json"))
+    record.write_text(json.dumps(json.loads(record.read_text()) | {"schema": store.SCHEMA + 1}))
+    (damaged / "plan.json").write_text("{")
+    (unfinished / "summary.csv").unlink()
+    # A name of somebody's own: its first run says when it was.
+    (nights / day(3)).rename(nights / "renamed")
+    assert app.run(["trend", str(nights), "--column", "docs_per_s_mean"]) == 3
+    said = capsys.readouterr().out
+    assert f"schema {store.SCHEMA + 1}; this program reads schema {store.SCHEMA}" in said
+    assert "this file is damaged" in said
+    assert "cannot be read (No such file or directory)" in said
+    assert "there are 5 nights; it takes 6" in said
