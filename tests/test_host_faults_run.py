@@ -54,7 +54,7 @@ measure = "8s"
 # together for 2 s; the log has its blocks before the disk is full, none of its syncs lasts as long as a fault, and the
 # last one goes on before its time.
 FAULTS = {
-    "cpu": ("cores = 0.05", 6, r"held back in (\d+) of \d+ periods of 100 ms"),
+    "cpu": ("cores = 0.2", 6, r"held back in (\d+) of \d+ periods of 100 ms"),
     "memory": ('room = "1MiB"', 5, r"at its limit of \d+ MB ([\d,]+) times"),
     "slow-disk": ('rate = "800mbit"', 4, r"wrote ([\d.]+) MB in [\d,]+ writes"),
     "slow-fsync": ('delay = "20ms"', 3, r"([\d,]+) syncs waited, (?:1[5-9]|2\d)\.\d ms each on average"),

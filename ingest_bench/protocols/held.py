@@ -15,9 +15,13 @@ if TYPE_CHECKING:
 
     from ingest_bench.protocols.way import Traffic
 
-# struct tcp_info (include/uapi/linux/tcp.h): tcpi_bytes_sent and tcpi_bytes_retrans, since Linux 4.19.
+# struct tcp_info (include/uapi/linux/tcp.h): tcpi_bytes_sent and tcpi_bytes_retrans, since Linux 4.19, and
+# tcpi_bytes_acked, in which the beginning and the end of a connection are a byte each.
 _SENT = struct.Struct("=QQ")
 _SENT_AT = 200
+_ACKED = struct.Struct("=Q")
+_ACKED_AT = 120
+_ENDS = 2
 _ROOM_BYTES = 256
 _ESTABLISHED = 1  # TCP_ESTABLISHED, include/net/tcp_states.h
 
@@ -30,10 +34,15 @@ class _Connection:
     there: tuple[str, int]
 
     def asked(self) -> tuple[bool, int]:
-        """Whether it is open, and what was given to the network, each byte once."""
+        """Whether it is open, and what was given to the network, each byte once.
+
+        What the other end has acknowledged was given to it, also where the kernel counted a byte as sent again that
+        it had no memory to send (net/ipv4/tcp_output.c, `__tcp_retransmit_skb`).
+        """
         info = self.sock.getsockopt(_socket.IPPROTO_TCP, _socket.TCP_INFO, _ROOM_BYTES)
         sent, again = _SENT.unpack_from(info, _SENT_AT)
-        return info[0] == _ESTABLISHED, int(sent) - int(again)
+        (acked,) = _ACKED.unpack_from(info, _ACKED_AT)
+        return info[0] == _ESTABLISHED, max(int(sent) - int(again), int(acked) - _ENDS)
 
 
 class HeldConnections:
