@@ -44,6 +44,7 @@ probes = ["host"]
 profile = "ethernet"
 [target]
 file = "server.toml"
+jvm = ["-XX:+AlwaysPreTouch"]
 [load]
 users = 2
 bulk_documents = 50
@@ -52,10 +53,10 @@ measure = "8s"
 """
 # Each with its key, how long it lasts, and what it is seen to have done. They begin 1 s after each other and last
 # together for 2 s; the log has its blocks before the disk is full, none of its syncs lasts as long as a fault, and the
-# last one goes on before its time.
+# last one goes on before its time. The heap is there from the start: the JVM has to give back pages of files alone.
 FAULTS = {
     "cpu": ("cores = 0.2", 6, r"held back in (\d+) of \d+ periods of 100 ms"),
-    "memory": ('room = "1MiB"', 5, r"at its limit of \d+ MB ([\d,]+) times"),
+    "memory": ('room = "8MiB"', 5, r"at its limit of \d+ MB ([\d,]+) times"),
     "slow-disk": ('rate = "800mbit"', 4, r"wrote ([\d.]+) MB in [\d,]+ writes"),
     "slow-fsync": ('delay = "20ms"', 3, r"([\d,]+) syncs waited, (?:1[5-9]|2\d)\.\d ms each on average"),
     "full-disk": ("", 2, r"full by ([\d,]+) MB"),
@@ -92,14 +93,26 @@ def left(place: Place, pid: int) -> list[str]:
     return found + [line for line in loops.splitlines() if str(place.folder) in line]
 
 
-def rules() -> set[str]:
-    """Every rule for a disk."""
+def rules() -> dict[str, str]:
+    """Every rule for a disk, and the file that is this disk; "": nobody's, although a rule goes before its disk."""
     files = Path("/sys/fs/cgroup/blkio").glob("blkio.throttle.*_device")
-    return {f"{path.name} {line}" for path in files for line in path.read_text().splitlines()}
+    lines = [(path.name, line) for path in files for line in path.read_text().splitlines()]
+    return {f"{name} {line}": _file_of(line.split()[0]) for name, line in lines}
+
+
+def _file_of(device: str) -> str:
+    try:
+        return Path(f"/sys/dev/block/{device}/loop/backing_file").read_text()
+    except FileNotFoundError:
+        return ""
+
+
+def of_nobody() -> set[str]:
+    return {rule for rule, file in rules().items() if not file}
 
 
 def test_every_fault_of_the_host_is_seen_in_one_run_and_none_is_left(here: Place) -> None:
-    before = rules()
+    before = of_nobody()
     with nothing_left(), here.command("run", "all.toml", "--out", "out") as command:
         pid = command.popen.pid
         assert command.end() == 0, command.text
@@ -108,14 +121,14 @@ def test_every_fault_of_the_host_is_seen_in_one_run_and_none_is_left(here: Place
     seen = {each["kind"]: each["seen"] for each in record["faults"]}
     for kind, (_, _, words) in FAULTS.items():
         matched = re.search(f"^node 1: {words}", seen[kind])
-        assert matched, seen
+        assert matched, json.dumps(seen, indent=1)
         assert float(matched[1].replace(",", "")) > 0, seen
     assert left(here, pid) == []
-    assert rules() <= before
+    assert of_nobody() <= before
 
 
 def test_ctrl_c_in_the_middle_of_all_of_them_leaves_nothing(here: Place) -> None:
-    before = rules()
+    before = of_nobody()
     with nothing_left(), here.command("run", "all.toml", "--out", "out", terminal=True) as command:
         command.until("load measure")
         until = time.monotonic() + LIMIT_S
@@ -123,8 +136,8 @@ def test_ctrl_c_in_the_middle_of_all_of_them_leaves_nothing(here: Place) -> None
             assert time.monotonic() < until, command.text
             time.sleep(0.05)
         assert len(left(here, command.popen.pid)) >= 5
-        assert len(rules() - before) in (0, 2)
+        assert len([file for file in rules().values() if str(here.folder) in file]) in (0, 2)
         os.write(command.heard, CTRL_C)
         assert command.end() == 130, command.text
     assert left(here, command.popen.pid) == []
-    assert rules() <= before
+    assert of_nobody() <= before
