@@ -30,9 +30,15 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from ingest_bench.host import disk
+
+def kill(*_, **__):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+if sys.argv[2] == "before its file has no name":
+    disk.os.unlink = kill
 with disk.own(Path(sys.argv[1])):
     (Path(sys.argv[1]) / "file").write_text("there")
-    os.kill(os.getpid(), signal.SIGKILL)
+    kill()
 """
 LIMIT_S = 60
 
@@ -133,12 +139,13 @@ def test_a_full_disk_has_no_block_left_and_has_all_back(home: Path) -> None:
 
 
 @pytest.mark.netns
-def test_the_mount_is_gone_after_sigkill(tmp_path: Path) -> None:
+@pytest.mark.parametrize("moment", ["before its file has no name", "in use"])
+def test_the_mount_and_its_file_are_gone_after_sigkill(tmp_path: Path, moment: str) -> None:
     if os.geteuid() != 0 or not disk.capability().present:
         pytest.skip("needs root, to mount")
     (tmp_path / "home").mkdir()
     env = {**os.environ, "INGEST_BENCH_STATE": str(tmp_path / "state")}
-    argv = (sys.executable, "-c", KILLED, str(tmp_path / "home"))
+    argv = (sys.executable, "-c", KILLED, str(tmp_path / "home"), moment)
     assert subprocess.run(argv, env=env, check=False).returncode == -signal.SIGKILL
     until = time.monotonic() + LIMIT_S
     while (tmp_path / "home").is_mount() or list((tmp_path / "state").glob("*.jsonl")):

@@ -1,7 +1,7 @@
 """A file system of its own for the home of a node, so that a fault may fill it and nobody else's disk.
 
 It is ext4 in a sparse file below the mount, which has no name any more once it is mounted: the loop device and the
-file go with the mount. The mount is taken back through the ledger, however we end.
+file go with the mount. The file and the mount are taken back through the ledger, however we end.
 """
 
 from __future__ import annotations
@@ -60,12 +60,9 @@ def own(home: Path) -> Iterator[Own]:
         if size_bytes < _SMALLEST_BYTES:
             raise MissingCapability(f"{home}: a file system of its own needs 256 MiB, {size_bytes:,} bytes are free")
         image = home / _IMAGE
-        with image.open("wb") as file:
-            file.truncate(size_bytes)
-        system.run((*_MAKE, str(image)))
         key = f"disk-{hashlib.sha256(str(home).encode()).hexdigest()[:16]}"
         with session(key, f"file system of {home}", time_limit_s=_LONGEST_S) as opened:
-            opened.change((_mounting(image, home),))
+            opened.change((_making(image, size_bytes), _mounting(image, home)))
             os.unlink(_IMAGE, dir_fd=below)
             # The server's programs would take it for one of theirs.
             (home / "lost+found").rmdir()
@@ -73,6 +70,14 @@ def own(home: Path) -> Iterator[Own]:
             yield Own(f"{os.major(number)}:{os.minor(number)}", opened)
     finally:
         os.close(below)
+
+
+def _making(image: Path, size_bytes: int) -> Step:
+    return Step(
+        name=f"make {image}",
+        do=Action(argv=(*_MAKE, str(image), f"{size_bytes >> 10}k")),
+        undo=(Undo(action=Action(argv=("rm", "--force", str(image)))),),
+    )
 
 
 def _mounting(image: Path, home: Path) -> Step:
