@@ -48,8 +48,8 @@ DONE = {"measured", "oom", "aborted", "invalid"}
 class Watcher(Protocol):
     """Whoever wants to know how far it is."""
 
-    def begin(self, number: int, name: str) -> None:
-        """A run begins."""
+    def begin(self, number: int, name: str, left: int) -> None:
+        """A run begins, the first of so many that are left."""
 
     def stage(self, name: str) -> None:
         """A stage of the run begins."""
@@ -150,10 +150,9 @@ def carry_out(results: Results, options: runner.RunOptions, watcher: Watcher) ->
     done = {run for run, record in records_before.items() if record.state in DONE}
     before = analyse.summaries(results, options.java_home) if done else []
     found = {summary.run: summary for summary in before if summary.run in done}
-    for number, planned in enumerate(plan.runs, 1):
-        if planned.id in done:
-            continue
-        watcher.begin(number, planned.id)
+    missing = [(number, run) for number, run in enumerate(plan.runs, 1) if run.id not in done]
+    for at, (number, planned) in enumerate(missing):
+        watcher.begin(number, planned.id, left=len(missing) - at)
         found[planned.id] = one(results, planned, options, watcher)
         ordered = [found[run.id] for run in plan.runs if run.id in found]
         analyse.write_tables(results, ordered)

@@ -49,7 +49,7 @@ def carry_out(results: Results, options: runner.RunOptions, watcher: conduct.Wat
     for first in knees.beginnings(results.plan):
         while (planned := _next(results, first, found, done)) is not None:
             number += 1
-            watcher.begin(number, f"{planned.id} ({planned.step})")
+            watcher.begin(number, f"{planned.id} ({planned.step})", left=most_runs(results.plan) - number + 1)
             found[planned.id] = conduct.one(results, planned, options, watcher)
             # A run that failed is done for now; --resume does it again.
             done.add(planned.id)

@@ -76,7 +76,7 @@ def test_arrivals_without_one_rate_cannot_be_searched(tmp_path: Path) -> None:
 @pytest.mark.netns
 def test_a_search_finds_the_rate_of_a_slow_server_and_goes_on_where_it_was_interrupted(tmp_path: Path) -> None:
     class Impatient(Silent):
-        def begin(self, number: int, name: str) -> None:  # noqa: ARG002
+        def begin(self, number: int, name: str, left: int) -> None:  # noqa: ARG002
             if number == 3:
                 raise KeyboardInterrupt
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
 import made_runs
 import made_summaries as made
@@ -22,6 +23,7 @@ import pytest
 
 from ingest_bench import data, plan, spec, store
 from ingest_bench.cli import app, screen
+from ingest_bench.load import Progress
 from ingest_bench.report import REPORTS, tables
 from ingest_bench.visible import one_line, visible
 
@@ -72,13 +74,13 @@ def test_nothing_that_the_screen_prints_is_more_than_text(capsys: pytest.Capture
     screen.table(NASTY, [NASTY, NASTY], [[NASTY, NASTY]])
     screen.table(NASTY, [NASTY, NASTY], [[NASTY, NASTY * 9]])
     with screen.run_progress(1) as progress, screen.downloads() as tell:
-        progress.begin(1, NASTY)
+        progress.begin(1, NASTY, 1)
         progress.stage(NASTY)
         progress.end(NASTY)
         tell(NASTY, 0, None)
     said = capsys.readouterr()
     assert unseen(said.out + said.err) == set()
-    assert said.out.count(SHOWN) == 24
+    assert said.out.count(SHOWN) == 25
     assert said.err.count(SHOWN) == 2
 
 
@@ -94,7 +96,7 @@ def test_a_table_too_wide_is_a_line_for_each_value_and_none_for_what_is_missing(
 def test_on_a_terminal_its_commands_are_ours_alone() -> None:
     program = (
         "import sys, time; from ingest_bench.cli import screen\n"
-        "with screen.run_progress(1) as progress: [progress.begin(1, sys.argv[1]), progress.stage(sys.argv[1]),"
+        "with screen.run_progress(1) as progress: [progress.begin(1, sys.argv[1], 1), progress.stage(sys.argv[1]),"
         " progress._progress.refresh(), progress.end(sys.argv[1])]\n"
         "with screen.downloads() as tell: tell(sys.argv[1], 1, 2)\n"
         "screen.table(sys.argv[1], [sys.argv[1]], [[sys.argv[1]]])\n"
@@ -115,8 +117,8 @@ def test_on_a_terminal_its_commands_are_ours_alone() -> None:
 def test_on_a_narrow_terminal_the_end_of_a_cells_name_is_cut_off_and_nothing_that_changes() -> None:
     program = (
         "from ingest_bench.cli import screen; from ingest_bench.load import Progress; screen._OUT.width = 80\n"
-        "with screen.run_progress(4) as progress:\n"
-        "    progress.begin(2, 'network=ethernet-100m+receive_predictor=512KiB/1')\n"
+        "with screen.run_progress(4, 20) as progress:\n"
+        "    progress.begin(2, 'network=ethernet-100m+receive_predictor=512KiB/1', 3)\n"
         "    progress.load(Progress(phase='warm-up', documents=1_234_000, seconds_left=17.0))\n"
     )
     said = subprocess.run(
@@ -127,7 +129,7 @@ def test_on_a_narrow_terminal_the_end_of_a_cells_name_is_cut_off_and_nothing_tha
         check=True,
     ).stdout
     shown = re.sub("\x1b\\[[0-9;?]*[A-Za-z]", "", said)
-    assert "0:00:00 run 2/4: warm-up, 1,234,000 documents, 17 s left" in shown
+    assert "0:00:00 run 2/4: warm-up, 1,234,000 documents, 17 s left (" in shown
     assert max(map(len, re.split("[\r\n]", shown))) <= 80
 
 
@@ -244,3 +246,31 @@ def test_only_the_screen_prints() -> None:
             if isinstance(node, ast.Call):
                 assert getattr(node.func, "id", "") != "print", path
                 assert getattr(node.func, "attr", "") not in ("echo", "secho"), path
+
+
+def test_away_from_a_terminal_each_stage_is_a_line_and_each_run_says_how_long_the_rest_takes(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 0.0
+    monkeypatch.setattr(screen, "time", SimpleNamespace(monotonic=lambda: now_s))
+    with screen.run_progress(30, 20) as progress:
+        for number, left in ((3, 20), (7, 2)):
+            progress.begin(number, "one", left)
+            progress.stage("boot")
+            now_s += 4
+            for documents in (1000, 2000):
+                progress.load(Progress(phase="warm-up", documents=documents, seconds_left=1.0))
+            now_s += 60
+            progress.end("told")
+    one = ["  0 s: boot", "  4 s: warm-up", "  told"]
+    # The second one knows how long the first one took.
+    lines = ["run 3/30 one (all: about 7 min)", *one, "run 7/30 one (all: about 2 min)", *one]
+    assert capsys.readouterr().out.splitlines() == lines
+
+
+def test_where_nobody_knows_how_long_it_takes_nothing_is_said_of_that(capsys: pytest.CaptureFixture[str]) -> None:
+    with screen.run_progress(2) as progress:
+        progress.begin(1, "one", 2)
+        progress.end("told")
+        progress.begin(2, "one", 1)
+    assert capsys.readouterr().out.splitlines() == ["run 1/2 one", "  told", "run 2/2 one"]

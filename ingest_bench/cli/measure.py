@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -133,7 +134,7 @@ def _carried_out(results: Results, options: RunOptions, told: Sequence[str]) -> 
     try:
         searched = results.plan.search is not None
         with results.held():
-            with screen.run_progress(seek.most_runs(results.plan)) as progress:
+            with screen.run_progress(seek.most_runs(results.plan), _run_s(results.plan)) as progress:
                 found = (seek if searched else conduct).carry_out(results, options, progress)
             pictures = analyse.write_report(results, found)
         return report.show(results, found, pictures)
@@ -162,6 +163,12 @@ def _show(ordered: Plan) -> None:
         screen.say(line)
     lasts = f"about {sum(seconds) / 60:.0f} min" if all(seconds) else "each as long as its documents take"
     screen.say(f"{len(rows)} runs, {lasts}.")
+
+
+def _run_s(ordered: Plan) -> float | None:
+    """About how long a run lasts on average; None where nobody knows, or how many there will be."""
+    seconds = [_seconds(run.cell.load) for run in ordered.runs]
+    return statistics.fmean(seconds) if all(seconds) and ordered.search is None else None
 
 
 def _seconds(load: LoadOptions) -> float:

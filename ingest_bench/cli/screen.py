@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import textwrap
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
@@ -35,6 +36,7 @@ from ingest_bench.visible import one_line, visible
 # Away from a terminal nothing is cut: a log may be as wide as it likes.
 _OUT = Console(width=None if sys.stdout.isatty() else 400)
 _ERRORS = Console(stderr=True)
+_SOON_S = 90
 
 
 def say(text: str) -> None:
@@ -116,40 +118,56 @@ def literal(text: str) -> str:
 
 
 class RunProgress:
-    """Tells how far the runs are."""
+    """Tells how far the runs are, and about how long the others take: as long as those before them did on average."""
 
-    def __init__(self, runs: int, progress: Progress | None) -> None:
+    def __init__(self, runs: int, run_s: float | None, progress: Progress | None) -> None:
         self._runs = runs
+        self._expected_s = run_s
         self._progress = progress
         self._task = progress.add_task("", total=runs) if progress else None
-        self._number = self._name = ""
+        self._number = self._name = self._rest = self._last = ""
+        self._ended = 0
+        self._ended_s = self._began = 0.0
 
-    def begin(self, number: int, name: str) -> None:
-        """A run begins."""
-        self._number, self._name = f"run {number}/{self._runs}", name
+    def begin(self, number: int, name: str, left: int) -> None:
+        """A run begins, the first of so many that are left."""
+        self._began, self._last = time.monotonic(), ""
+        self._number, self._name, self._rest = f"run {number}/{self._runs}", name, self._takes(left)
         if not self._progress:
-            say(f"{self._number} {name}")
+            say(f"{self._number} {name}{self._rest}")
 
     def stage(self, name: str) -> None:
         """A stage of the run begins."""
-        self._show(name)
+        self._show(name, name)
 
     def load(self, seen: LoadProgress) -> None:
         """The load says how far it is."""
         left = "" if seen.seconds_left is None else f", {seen.seconds_left:.0f} s left"
-        self._show(f"{seen.phase}, {seen.documents:,} documents{left}")
+        self._show(seen.phase, f"{seen.phase}, {seen.documents:,} documents{left}")
 
     def end(self, said: str) -> None:
         """A run ended."""
+        self._ended += 1
+        self._ended_s += time.monotonic() - self._began
         if self._progress and self._task is not None:
             self._progress.advance(self._task)
             say(f"{self._number} {self._name}: {said}")
         else:
             say(f"  {said}")
 
-    def _show(self, what: str) -> None:
+    def _takes(self, runs: int) -> str:
+        """About how long so many runs take; nothing where nobody knows."""
+        if self._expected_s is None:
+            return ""
+        left_s = runs * (self._ended_s / self._ended if self._ended else self._expected_s)
+        return f" (all: about {left_s:.0f} s)" if left_s < _SOON_S else f" (all: about {left_s / 60:.0f} min)"
+
+    def _show(self, stage: str, what: str) -> None:
         if self._progress and self._task is not None:
-            self._progress.update(self._task, description=one_line(f"{self._number}: {what}  {self._name}"))
+            self._progress.update(self._task, description=one_line(f"{self._number}: {what}{self._rest}  {self._name}"))
+        elif stage != self._last:
+            say(f"  {time.monotonic() - self._began:.0f} s: {stage}")
+        self._last = stage
 
 
 def _cut(form: str) -> TextColumn:
@@ -158,14 +176,17 @@ def _cut(form: str) -> TextColumn:
 
 
 @contextlib.contextmanager
-def run_progress(runs: int) -> Iterator[RunProgress]:
-    """A progress display for that many runs; plain lines when the output is no terminal."""
+def run_progress(runs: int, run_s: float | None = None) -> Iterator[RunProgress]:
+    """A progress display for that many runs of about so many seconds; plain lines when the output is no terminal.
+
+    None: nobody knows how long they take, or how many they will be.
+    """
     if not _OUT.is_terminal:
-        yield RunProgress(runs, None)
+        yield RunProgress(runs, run_s, None)
         return
     columns = (BarColumn(bar_width=20), TimeElapsedColumn(), _cut("{task.description}"))
     with Progress(*columns, console=_OUT, transient=True, expand=True) as progress:
-        yield RunProgress(runs, progress)
+        yield RunProgress(runs, run_s, progress)
 
 
 @contextlib.contextmanager
