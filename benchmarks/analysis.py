@@ -27,13 +27,13 @@ import numpy as np
 from lab import Verdict
 
 from ingest_bench import system
-from ingest_bench.analysis.summary import summarise
+from ingest_bench.analysis.run.summary import summarise
 from ingest_bench.model.experiment import Cell
 from ingest_bench.model.load import LoadOptions, WorkerReport
 from ingest_bench.model.results import RunRecord
 from ingest_bench.model.samples import SAMPLE
 from ingest_bench.model.target import TargetOptions
-from ingest_bench.store import RunFolder
+from ingest_bench.results.run_folder import RunFolder
 
 PER_S = 20_000
 START_NS = 10**12

@@ -26,15 +26,17 @@ import psutil
 from lab import Verdict, served
 from probes import cpu_seconds, ratio
 
-from ingest_bench import catalog, load, procedure, targets, wires
-from ingest_bench.analysis import samples
+from ingest_bench import load, targets
+from ingest_bench.analysis.run import samples
+from ingest_bench.experiment import catalog
+from ingest_bench.lab import steps, wires
 from ingest_bench.load import LoadPlan
 from ingest_bench.model.experiment import Cell
 from ingest_bench.model.load import LoadOptions, WorkerReport
 from ingest_bench.model.target import Place, TargetOptions
 from ingest_bench.network import Link
 from ingest_bench.network.measure import capture
-from ingest_bench.store import RunFolder
+from ingest_bench.results.run_folder import RunFolder
 
 SINK = TargetOptions(name="sink", heap_bytes=512 << 20)
 # What may be lost at most: this much of the throughput, or more of each CPU.
@@ -95,9 +97,9 @@ def measure(network: str, rounds: int, seconds: int) -> dict[str, list[Seen]]:
                 return [told.result()]
 
         out = here.folder / "load"
-        to_do = procedure.of(cell, Place(endpoint=here.listen), out, may_delete=True)
+        to_do = steps.of(cell, Place(endpoint=here.listen), out, may_delete=True)
         asks = functools.partial(targets.named("sink").ask, here.http)
-        procedure.carry_out(to_do, asks, send, lambda _: contextlib.nullcontext(), out)
+        steps.carry_out(to_do, asks, send, lambda _: contextlib.nullcontext(), out)
         sent = RunFolder(here.folder).samples().whole()
     return {side: [seen(sent, one) for one in those] for side, those in looks.items()}
 

@@ -32,13 +32,13 @@ import numpy as np
 from lab import PATH, WORKLOAD, Verdict, busy_share
 
 from ingest_bench import load, targets
+from ingest_bench.inputs.rates import parse_arrivals
 from ingest_bench.jvm.process import Launch, serve
 from ingest_bench.load import LoadPlan, Progress, Remote
 from ingest_bench.load.fleet import keys, told
 from ingest_bench.model.load import LoadOptions, Wire
 from ingest_bench.model.samples import SAMPLE
 from ingest_bench.model.target import Endpoint, TargetOptions
-from ingest_bench.rates import parse_arrivals
 from ingest_bench.targets.http import Http, ask
 
 WITHIN_MS = 20.0

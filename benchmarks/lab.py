@@ -11,16 +11,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ingest_bench import catalog, load, network, targets
-from ingest_bench.analysis import compare
-from ingest_bench.analysis.samples import Samples
+from ingest_bench import load, network, targets
+from ingest_bench.analysis.compare import comparison
+from ingest_bench.analysis.run.samples import Samples
 from ingest_bench.documents import source
+from ingest_bench.experiment import catalog
 from ingest_bench.jvm.process import Launch, serve
 from ingest_bench.load import LoadPlan
 from ingest_bench.model.load import LoadOptions, Wire, WorkerReport
 from ingest_bench.model.target import Endpoint, TargetOptions
 from ingest_bench.protocols.bulk import Bulk
-from ingest_bench.store import RunFolder
+from ingest_bench.results.run_folder import RunFolder
 from ingest_bench.targets.http import Http, ask
 
 WORKLOAD = catalog.workload("nyc_taxis")
@@ -134,7 +135,7 @@ def poster(base: Any, body: Path, host: str, **own: Any) -> Any:
 def interval(values: Sequence[float]) -> tuple[float, float, float]:
     """The mean of some rounds and its 95% interval."""
     mean = statistics.fmean(values)
-    half = compare.t_quantile(len(values) - 1) * statistics.stdev(values) / len(values) ** 0.5
+    half = comparison.t_quantile(len(values) - 1) * statistics.stdev(values) / len(values) ** 0.5
     return mean, mean - half, mean + half
 
 

@@ -24,7 +24,7 @@ from typing import Any
 from lab import WORKLOAD, Bench, Verdict, opened
 
 from ingest_bench import load
-from ingest_bench.analysis import compare
+from ingest_bench.analysis.compare import comparison
 from ingest_bench.documents.export import write
 from ingest_bench.documents.pool import POOL_BYTES
 from ingest_bench.model.load import Arrivals, Rate
@@ -109,7 +109,7 @@ def slope(seen: Sequence[tuple[float, int]]) -> Slope:
     mean = statistics.fmean(minutes)
     rest = sum((held - offset - middle * at) ** 2 for at, held in zip(minutes, held_mb, strict=True))
     error = (rest / (BLOCKS - 2) / sum((at - mean) ** 2 for at in minutes)) ** 0.5
-    half = compare.t_quantile(BLOCKS - 2) * error
+    half = comparison.t_quantile(BLOCKS - 2) * error
     return Slope(middle, middle - half, middle + half)
 
 

@@ -27,14 +27,16 @@ from pathlib import Path
 
 from lab import Verdict, served
 
-from ingest_bench import catalog, load, probes, procedure, targets
-from ingest_bench.analysis import samples
+from ingest_bench import load, probes, targets
+from ingest_bench.analysis.run import samples
+from ingest_bench.experiment import catalog
 from ingest_bench.jvm.attach import Attached, attach
+from ingest_bench.lab import steps
 from ingest_bench.load import LoadPlan
 from ingest_bench.model.experiment import Cell
 from ingest_bench.model.load import LoadOptions, WorkerReport
 from ingest_bench.model.target import Place, TargetOptions
-from ingest_bench.store import RunFolder
+from ingest_bench.results.run_folder import RunFolder
 
 DEFAULT_PROBES = ("reads", "gc")
 # What the project promises (README): the largest allowed ratio of CPU time with the probes to that without.
@@ -119,9 +121,9 @@ def measure(target: str, rounds: int, seconds: int) -> dict[str, list[Seen]]:
                 return [told.result()]
 
         out = here.folder / "load"
-        to_do = procedure.of(chosen, Place(endpoint=here.listen), out, may_delete=True)
+        to_do = steps.of(chosen, Place(endpoint=here.listen), out, may_delete=True)
         asks = functools.partial(targets.named(chosen.target.name).ask, here.http)
-        procedure.carry_out(to_do, asks, send, lambda _: contextlib.nullcontext(), out)
+        steps.carry_out(to_do, asks, send, lambda _: contextlib.nullcontext(), out)
         sent = RunFolder(here.folder).samples().whole()
     return {side: [seen(sent, one) for one in those] for side, those in looks.items()}
 

@@ -19,8 +19,8 @@ import subprocess
 import sys
 from collections.abc import Callable
 
-from ingest_bench import records
 from ingest_bench.errors import IngestBenchError
+from ingest_bench.inputs import records
 from ingest_bench.ledger import watchdog
 from ingest_bench.model.network import Impairment, Profile, RealLink
 from ingest_bench.network.act import interface, ssh

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from ingest_bench import nearest_rank
-from ingest_bench.analysis import columns, histogram, per_gb
+from ingest_bench.analysis.numbers import histogram
+from ingest_bench.analysis.run import columns, per_gb
 from ingest_bench.model.results import Happened, Series, Summary
 
 KIB = 1024

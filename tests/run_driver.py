@@ -22,7 +22,7 @@ def watch(event: str, arguments: Any) -> None:
     """Python itself says what it is about to do."""
     if event == "subprocess.Popen":
         tell("start " + " ".join(map(str, arguments[1])))
-    elif event == "import" and arguments[0] == "ingest_bench.conduct":
+    elif event == "import" and arguments[0] == "ingest_bench.lab.campaign":
         tell("loading")
 
 

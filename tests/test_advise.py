@@ -9,10 +9,12 @@ import made_summaries as made
 import numpy as np
 import pytest
 
-from ingest_bench import advise, plan, spec, store
+from ingest_bench.experiment import order, spec
+from ingest_bench.lab import buffer_advice
 from ingest_bench.model.results import Summary
-from ingest_bench.report import whatif
-from ingest_bench.store import Results
+from ingest_bench.report.tables import whatif_table
+from ingest_bench.results import layout, run_folder
+from ingest_bench.results.layout import Results
 
 KIB = 1024
 # The sizes of four reads of one connection, for each level of the receive buffer; 50,000 bytes lay there each time.
@@ -21,15 +23,15 @@ READS = {"16KiB": [16 * KIB, 16 * KIB, 16 * KIB, 848], "64KiB": [50_000] * 4}
 
 @pytest.fixture
 def results(tmp_path: Path) -> Results:
-    ordered = plan.order(
+    ordered = order.order(
         spec.load("verify-recommendation", ["receive_predictor=16KiB,64KiB", "network=loopback"], replicates=2)
     )
-    made_results = store.create(tmp_path, ordered, {})
+    made_results = layout.create(tmp_path, ordered, {})
     for run in ordered.runs:
         folder = made_results.run(run)
         folder.create()
         sizes = READS[run.cell.levels["receive_predictor"]]
-        reads = np.zeros(len(sizes), dtype=store.READ)
+        reads = np.zeros(len(sizes), dtype=run_folder.READ)
         reads["end_ns"], reads["bytes"], reads["port"] = range(len(sizes)), sizes, 40_000
         reads.tofile(folder.raw / "reads.bin")
     return made_results
@@ -47,7 +49,7 @@ def summaries(results: Results, **values: Any) -> list[Summary]:
 
 
 def test_each_cell_has_the_costs_of_all_its_runs_and_a_recommendation(results: Results) -> None:
-    small, large = advise.advice(results, summaries(results))
+    small, large = buffer_advice.advice(results, summaries(results))
     assert {cost.ingested_bytes for cost in large.costs} == {2 * 4 * 50_000}
     by_size = {str(cost.buffers): cost for cost in large.costs}
     assert by_size["16KiB"].allocations == 2 * 4 * 4
@@ -57,7 +59,7 @@ def test_each_cell_has_the_costs_of_all_its_runs_and_a_recommendation(results: R
 
 
 def test_what_does_not_fit_a_tlab_is_known_when_tlabs_were_measured(results: Results) -> None:
-    advice = advise.advice(results, summaries(results, tlab_mean_bytes=100_000))[1]
+    advice = buffer_advice.advice(results, summaries(results, tlab_mean_bytes=100_000))[1]
     over = {str(cost.buffers): cost.over_limit_bytes for cost in advice.costs}
     assert over["64KiB"] == 0
     assert over["128KiB"] == 2 * 4 * 128 * KIB
@@ -67,23 +69,23 @@ def test_without_recorded_reads_it_says_so_and_recommends_nothing(results: Resul
     unknown = summaries(results, bytes_read=None)
     invalid = [made.changed(row, state="invalid") for row in summaries(results)]
     for rows in (unknown, invalid):
-        for advice in advise.advice(results, rows):
+        for advice in buffer_advice.advice(results, rows):
             assert advice.recommendation is None
             assert "add the probe reads" in advice.problem
 
 
 def test_the_largest_buffer_predicts_the_others_and_the_error_is_said(results: Results) -> None:
-    small, large = advise.predictions(results, summaries(results))
+    small, large = buffer_advice.predictions(results, summaries(results))
     assert small.source == large.source == large.cell
     # 50,000 bytes are four buffers of 16 KiB; this sink says that it took four for each 50,000.
     assert small.cost.share == pytest.approx(16 * KIB * 4 / 50_000)
     assert large.error == 0
-    rows = whatif.predicted([small, large])
+    rows = whatif_table.predicted([small, large])
     assert rows[1][2] == large.cell
     assert rows[2][2:] == ["its own reads", "1.31", "1.31", "+0.0%"]
 
 
 def test_a_server_that_does_not_count_has_no_predictions_beside_it(results: Results) -> None:
     rows = summaries(results, sink_buffer_bytes=None)
-    assert advise.predictions(results, rows) == []
-    assert whatif.predicted([]) == []
+    assert buffer_advice.predictions(results, rows) == []
+    assert whatif_table.predicted([]) == []

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from ingest_bench import records
 from ingest_bench.errors import SpecError
+from ingest_bench.inputs import records
+from ingest_bench.inputs.rates import parse_arrivals, parse_rate
 from ingest_bench.load.arrivals import parse_recorded, schedule, striped
 from ingest_bench.model.load import Arrivals, LoadOptions, Rate
-from ingest_bench.rates import parse_arrivals, parse_rate
 
 MS = 10**6
 S = 10**9

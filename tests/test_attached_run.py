@@ -21,13 +21,17 @@ from commands import NOBODY, fill_cache, place
 from running import running
 from servers import served
 
-from ingest_bench import analyse, attaching, ledger, plan, records, serving, spec, system
+from ingest_bench import ledger, system
 from ingest_bench.errors import MissingCapability, SpecError
+from ingest_bench.experiment import order, spec
+from ingest_bench.inputs import records
 from ingest_bench.jvm.attach import Attached, attach, began
 from ingest_bench.jvm.listening import endpoints
+from ingest_bench.lab import evaluation
+from ingest_bench.lab.server import attaching, running_server
 from ingest_bench.model.experiment import Plan
 from ingest_bench.model.target import TargetOptions, Url
-from ingest_bench.store import open_results
+from ingest_bench.results.layout import open_results
 from ingest_bench.targets.http import ask
 
 SHORT = ("--warm-up", "1s", "--measure", "2s", "--out", "out")
@@ -38,7 +42,7 @@ def sink(java: int = 17) -> TargetOptions:
 
 
 def of_pid(pid: int, *sets: str) -> Plan:
-    return attaching.pinned(plan.order(spec.load("attached", sets, running={"attach": pid})))
+    return attaching.pinned(order.order(spec.load("attached", sets, running={"attach": pid})))
 
 
 def test_the_plan_keeps_which_process_it_was() -> None:
@@ -99,7 +103,7 @@ def test_a_run_reads_what_the_sink_counted_itself(java: int, user: int | None) -
         after = it.expect("GET", "/_counters")["by_peer_port"]
         (results,) = where.results
         found = open_results(results)
-        (summary,) = analyse.summaries(found)
+        (summary,) = evaluation.summaries(found)
         (run,) = found.plan.runs
         record = found.records()[run.id]
         used = [str(port) for port in json.loads((found.run(run).load / "load.json").read_text())["local_ports"]]
@@ -140,7 +144,7 @@ def test_an_opensearch_that_runs_is_measured_whole_and_keeps_nothing_of_it() -> 
         assert switched_on(server.jvm_pid) == was_on
         assert it.request("GET", "/geonames").status == 404
         (results,) = where.results
-        (summary,) = analyse.summaries(open_results(results))
+        (summary,) = evaluation.summaries(open_results(results))
     values: dict[str, Any] = summary.values
     assert values["bytes_read"] == values["bytes_sent"] > 100_000
     assert values["documents_acked"] == values["documents_counted"] > 0
@@ -246,7 +250,7 @@ def test_where_it_listens_is_found_also_in_another_network_namespace(tmp_path: P
             with pytest.raises(MissingCapability, match="another network namespace"):
                 attaching.way_to(attaching.jvm_of(options, None))
             return
-        with serving.reached(options) as found:
+        with running_server.reached(options) as found:
             assert found.target.name == "sink"
             assert str(found.asked.url) == f"http://{server.listen}"
             assert found.http.expect("GET", "/_counters")["reads"] > 0

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from ingest_bench import catalog
 from ingest_bench.documents import source
 from ingest_bench.documents.body import Body
 from ingest_bench.documents.ids import Ids, Template
 from ingest_bench.documents.pool import Bodies, BodyPool, IdPool
 from ingest_bench.errors import SpecError
+from ingest_bench.experiment import catalog
 from ingest_bench.model.load import LoadOptions, Wire
 from ingest_bench.model.workload import BulkAction, Conflicts, DocumentField
 from ingest_bench.protocols.bulk import Bulk

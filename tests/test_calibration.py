@@ -6,8 +6,9 @@ from pathlib import Path
 import made_runs as made
 import pytest
 
-from ingest_bench import calibration, plan, spec
-from ingest_bench.calibration import Sent
+from ingest_bench.experiment import order, spec
+from ingest_bench.lab import calibration
+from ingest_bench.lab.calibration import Sent
 from ingest_bench.model.experiment import Plan, Run
 from ingest_bench.model.results import Summary
 
@@ -59,7 +60,7 @@ def asking(folder: Path, arrivals: str, more: str = "") -> Plan:
         f'[target]\nname = "sink"\n[load]\nworkload = "nyc_taxis"\nbulk = "4000"\n{more}'
         f'[factors]\narrivals = ["{arrivals}"]\n'
     )
-    return plan.order(spec.load(str(folder / "x.toml")))
+    return order.order(spec.load(str(folder / "x.toml")))
 
 
 @pytest.mark.parametrize("arrivals", ["6000/s", "ramp 10/s..6000/s 5s", "24MB/s", "sine 4000/s 50% 1s"])

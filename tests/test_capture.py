@@ -20,8 +20,8 @@ from scapy.layers.l2 import ARP, Dot1Q, Ether
 from scapy.utils import PcapWriter
 from test_net_exec import net
 
-from ingest_bench import catalog
 from ingest_bench.errors import MissingCapability, RunFailed, SpecError
+from ingest_bench.experiment import catalog
 from ingest_bench.network import frame_sizes, link, watch_wire
 from ingest_bench.network.act import ring
 from ingest_bench.network.measure import capture

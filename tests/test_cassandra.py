@@ -14,9 +14,10 @@ import pytest
 from test_run import carried_out
 from thrift_server import StoreServer
 
-from ingest_bench import idl, procedure, targets
+from ingest_bench import idl, targets
 from ingest_bench.errors import RunFailed, SpecError
 from ingest_bench.jvm.java import Java
+from ingest_bench.lab import steps
 from ingest_bench.model.experiment import Cell
 from ingest_bench.model.load import LoadOptions
 from ingest_bench.model.target import Endpoint, TargetOptions
@@ -124,7 +125,7 @@ def test_a_column_family_has_a_name_that_it_takes() -> None:
 
 def test_the_keyspace_is_made_before_the_load_with_a_column_family_for_each_index() -> None:
     load = LoadOptions(workload="geopoint", action=BulkAction(indices=3))
-    to_do = procedure.check(Cell(name="c", levels={}, network=None, target=CASSANDRA, load=load))
+    to_do = steps.check(Cell(name="c", levels={}, network=None, target=CASSANDRA, load=load))
     (request,) = to_do.requests
     assert request.path == "/ingest_bench"
     assert request.body is not None

@@ -15,10 +15,12 @@ import pytest
 from cql_server import cql_server, frame, raised
 from test_run import carried_out
 
-from ingest_bench import catalog, idl, procedure, targets
+from ingest_bench import idl, targets
 from ingest_bench.errors import InvalidRun, SpecError
+from ingest_bench.experiment import catalog
 from ingest_bench.idl import cql
 from ingest_bench.jvm.java import Java
+from ingest_bench.lab import steps
 from ingest_bench.model.experiment import Cell
 from ingest_bench.model.load import LoadOptions
 from ingest_bench.model.target import Endpoint, TargetOptions
@@ -138,7 +140,7 @@ def test_its_jvm_has_the_heap_and_the_collector_that_were_asked_for_and_reads_by
 @pytest.mark.parametrize(("options", "copies"), [({}, 1), ({"nodes": 3}, 3), ({"nodes": 3, "replicas": 1}, 2)])
 def test_the_keyspace_is_made_before_the_load_with_a_table_for_each_index(options: dict[str, Any], copies: int) -> None:
     load = LoadOptions(workload="geopoint", action=BulkAction(indices=3))
-    to_do = procedure.check(Cell(name="c", levels={}, network=None, target=told(**options), load=load))
+    to_do = steps.check(Cell(name="c", levels={}, network=None, target=told(**options), load=load))
     (request,) = to_do.requests
     assert request.path == "/ingest_bench"
     assert request.body == {"tables": [f"osmgeopoints_{number}" for number in range(3)], "copies": copies}

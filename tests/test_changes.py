@@ -13,11 +13,12 @@ import made_summaries as made
 import pytest
 from test_page import Tags
 
-from ingest_bench.analysis import changes
-from ingest_bench.analysis.comparable import Results
+from ingest_bench.analysis.compare import changes
+from ingest_bench.analysis.compare.comparable import Results
 from ingest_bench.cli import app
 from ingest_bench.model.results import Summary
-from ingest_bench.report import page, tables
+from ingest_bench.report.page import page
+from ingest_bench.report.tables import text_tables
 
 MACHINE = {"cpu": "A", "kernel": "6.1"}
 
@@ -105,7 +106,7 @@ def test_the_command_writes_table_and_page_and_ends_as_a_gate_does(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name, found in (("a", BEFORE), ("b", runs([15_000, 15_100, 14_900])), ("one", BEFORE[:1])):
-        (tmp_path / f"{name}.csv").write_text(tables.summary_csv(found))
+        (tmp_path / f"{name}.csv").write_text(text_tables.summary_csv(found))
     a, b, one = (str(tmp_path / f"{name}.csv") for name in ("a", "b", "one"))
     table, shown = tmp_path / "new" / "c.csv", tmp_path / "c.html"
     assert app.run(["compare", a, b, "--column", "docs_per_s_mean", "--csv", str(table), "--html", str(shown)]) == 0
@@ -117,8 +118,8 @@ def test_the_command_writes_table_and_page_and_ends_as_a_gate_does(
     assert "-25.1%" in shown.read_text()
     assert app.run(["compare", one, one]) == 3
     assert "No verdict: one run a side" in capsys.readouterr().out
-    (tmp_path / "other.csv").write_text(tables.summary_csv(runs([1.0], "x", heap="9g")))
-    (tmp_path / "more.csv").write_text(tables.summary_csv([*BEFORE, *runs([1.0], "heap=2g", heap="2g")]))
+    (tmp_path / "other.csv").write_text(text_tables.summary_csv(runs([1.0], "x", heap="9g")))
+    (tmp_path / "more.csv").write_text(text_tables.summary_csv([*BEFORE, *runs([1.0], "heap=2g", heap="2g")]))
     assert app.run(["compare", str(tmp_path / "more.csv"), str(tmp_path / "other.csv")]) == 3
     assert "these two cannot be compared: no cell is in both" in capsys.readouterr().out
     assert app.run(["compare", a, b, "--column", "docs_per_s"]) == 2

@@ -76,7 +76,7 @@ def test_a_full_disk_is_one_message_with_the_remedy(typed: Typed, monkeypatch: p
     def full(_path: Path) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("ingest_bench.catalog.table", full)
+    monkeypatch.setattr("ingest_bench.experiment.catalog.table", full)
     code, said = typed("plan quickstart")
     assert code == 3
     assert said == (

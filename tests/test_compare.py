@@ -4,16 +4,16 @@ import made_summaries as made
 import numpy as np
 import pytest
 
-from ingest_bench.analysis import compare
-from ingest_bench.analysis.columns import COLUMNS
-from ingest_bench.analysis.compare import Comparison
+from ingest_bench.analysis.compare import comparison
+from ingest_bench.analysis.compare.comparison import Comparison
+from ingest_bench.analysis.run.columns import COLUMNS
 
 
 def compared(
     ones: list[float], others: list[float], *, paired: bool = False, column: str = "docs_per_s_mean"
 ) -> Comparison:
     sides = [("a", dict(enumerate(ones))), ("b", dict(enumerate(others)))]
-    found = compare.numbers(column, sides[0], sides[1], paired=paired)
+    found = comparison.numbers(column, sides[0], sides[1], paired=paired)
     assert found is not None
     return found
 
@@ -63,13 +63,13 @@ def test_of_tables_in_which_nothing_differs_few_call_anything_distinct() -> None
             made.changed(
                 run,
                 values={
-                    name: int(random.poisson(20)) if name in compare._COUNTS else float(random.normal(100, 5))
+                    name: int(random.poisson(20)) if name in comparison._COUNTS else float(random.normal(100, 5))
                     for name in columns
                 },
             )
             for run in runs
         ]
-        tables.append(compare.table(found, columns))
+        tables.append(comparison.table(found, columns))
     assert all(len(table) == len(columns) >= 20 for table in tables)
     assert sum(any(each.is_distinct for each in table) for table in tables) <= 5
 
@@ -89,7 +89,7 @@ def test_a_table_finds_what_differs_beside_what_does_not() -> None:
             )
             for run in runs
         ]
-        names = [each.column for each in compare.table(rows, list(rows[0].values)) if each.is_distinct]
+        names = [each.column for each in comparison.table(rows, list(rows[0].values)) if each.is_distinct]
         found += "docs_per_s_mean" in names
     assert found >= 48
 
@@ -121,7 +121,7 @@ def test_a_change_from_nothing_has_no_share() -> None:
 
 def test_cells_are_compared_when_one_factor_differs_and_never_across_two() -> None:
     runs = made.experiment(replicates=3, network=["loopback", "ethernet"], receive_predictor=["32KiB", "512KiB"])
-    found = compare.table(runs, ["read_bytes_mean"])
+    found = comparison.table(runs, ["read_bytes_mean"])
     assert len(found) == 4
     assert all(item.paired and item.first_runs == 3 for item in found)
     first = found[0]
@@ -132,6 +132,6 @@ def test_cells_are_compared_when_one_factor_differs_and_never_across_two() -> No
 def test_invalid_runs_are_not_compared() -> None:
     runs = made.experiment(replicates=3, network=["loopback", "ethernet"])
     runs[0] = made.changed(runs[0], state="invalid", values={"docs_per_s_mean": 1.0})
-    (found,) = compare.table(runs, ["docs_per_s_mean"])
+    (found,) = comparison.table(runs, ["docs_per_s_mean"])
     assert found.first_runs == 2
     assert found.first_mean > 10_000

@@ -14,15 +14,19 @@ from typing import Any
 import made_runs
 import pytest
 
-from ingest_bench import analyse, network, plan, spec, store, system
-from ingest_bench.analysis import cells
+from ingest_bench import network, system
+from ingest_bench.analysis.compare import cells
 from ingest_bench.cli import app
 from ingest_bench.errors import SpecError
+from ingest_bench.experiment import order, spec
+from ingest_bench.lab import evaluation
 from ingest_bench.load import reports
-from ingest_bench.probes import gc, host, nodestats, proc, recording
+from ingest_bench.probes import host, nodestats, proc, recording
 from ingest_bench.probes.context import ReadContext
+from ingest_bench.probes.pauses import gc
 from ingest_bench.report import REPORTS
-from ingest_bench.store import Results
+from ingest_bench.results import layout
+from ingest_bench.results.layout import Results
 
 Said = Callable[..., tuple[int, str]]
 Path_ = tuple[str | int, ...]
@@ -33,7 +37,7 @@ def results(tmp_path: Path) -> Results:
     """Two runs of the same cell, both measured."""
     experiment = tmp_path / "x.toml"
     experiment.write_text("replicates = 2\n")
-    made = store.create(tmp_path / "results", plan.order(spec.load(str(experiment))), {})
+    made = layout.create(tmp_path / "results", order.order(spec.load(str(experiment))), {})
     report = made_runs.report()
     offset_ns = report.realtime_minus_monotonic_ns
     for run in made.plan.runs:
@@ -310,6 +314,6 @@ def test_no_odd_value_ends_in_a_traceback(results: Results) -> None:
         for keys, value in chosen.sample(tries, 60):
             path.write_text(json.dumps(changed(whole, keys, value)))
             with contextlib.suppress(SpecError):
-                opened = store.open_results(results.path)
-                REPORTS["tables"](cells.in_order(analyse.summaries(opened), opened.plan.factors))
+                opened = layout.open_results(results.path)
+                REPORTS["tables"](cells.in_order(evaluation.summaries(opened), opened.plan.factors))
         path.write_text(json.dumps(whole))

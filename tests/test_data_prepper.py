@@ -14,10 +14,11 @@ import pytest
 from test_forwarder import number
 from test_run import carried_out
 
-from ingest_bench import catalog, targets
-from ingest_bench.analysis import delivery
+from ingest_bench import targets
+from ingest_bench.analysis.run import delivery
 from ingest_bench.documents.body import Body
 from ingest_bench.errors import RunFailed, SpecError
+from ingest_bench.experiment import catalog
 from ingest_bench.jvm.java import Java
 from ingest_bench.model.load import LoadOptions
 from ingest_bench.model.results import RunRecord, Summary

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ingest_bench.analysis import delivery
+from ingest_bench.analysis.run import delivery
 from ingest_bench.model.results import RunRecord
 from ingest_bench.model.samples import SAMPLE
 

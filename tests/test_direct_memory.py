@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from test_run import carried_out
 
-from ingest_bench import spec, targets
+from ingest_bench import targets
 from ingest_bench.errors import SpecError
+from ingest_bench.experiment import spec
 from ingest_bench.model.results import Summary
 from ingest_bench.report import direct_rows
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import made_summaries as made
 import pytest
 
-from ingest_bench import data
-from ingest_bench.analysis import cells, integrity, summary
+from ingest_bench.analysis.compare import cells
+from ingest_bench.analysis.run import integrity, summary
+from ingest_bench.inputs import data
 from ingest_bench.model.results import Series, Summary
-from ingest_bench.report import REPORTS, direct_memory, published_rows
+from ingest_bench.report import REPORTS, published_rows
+from ingest_bench.report.tables import direct_memory_table
 
-PUBLISHED = direct_memory.read((data.folder("results/reference/published") / "jdk-6857566.csv").read_text())
+PUBLISHED = direct_memory_table.read((data.folder("results/reference/published") / "jdk-6857566.csv").read_text())
 
 
 def ours(threads: str = "1", limit: str = "128m", **values: object) -> Summary:
@@ -46,14 +48,14 @@ def test_the_published_row_of_the_same_threads_and_limit_stands_beneath_ours(
     threads: str, limit: str, allocations: int | None
 ) -> None:
     (row,) = cells.group([ours(threads, limit)])
-    found = direct_memory.matching(row, PUBLISHED)
+    found = direct_memory_table.matching(row, PUBLISHED)
     assert (None if found is None else found.allocations) == allocations
 
 
 def test_a_server_that_the_network_feeds_has_no_published_row() -> None:
     fed = made.changed(ours(), levels={**ours().levels, "setting.mode": "fed"})
     (row,) = cells.group([fed])
-    assert direct_memory.matching(row, PUBLISHED) is None
+    assert direct_memory_table.matching(row, PUBLISHED) is None
 
 
 def test_the_table_has_both_rows_and_the_screen_shows_it_only_then() -> None:

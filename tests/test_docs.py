@@ -10,8 +10,10 @@ import pytest
 import typer
 
 import ingest_bench
-from ingest_bench import catalog, data, probes, records, spec, targets
+from ingest_bench import probes, targets
 from ingest_bench.cli.app import app
+from ingest_bench.experiment import catalog, spec
+from ingest_bench.inputs import data, records
 from ingest_bench.model.experiment import Fault
 from ingest_bench.model.host import HostSettings
 from ingest_bench.model.load import LoadOptions

@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 
-from ingest_bench import catalog, data, records
 from ingest_bench.documents import export
 from ingest_bench.documents.generate import GENERATORS
 from ingest_bench.documents.lines import chunks
 from ingest_bench.documents.synthetic import BLOCK, KINDS, SPECIAL, Documents, check
 from ingest_bench.errors import SpecError
+from ingest_bench.experiment import catalog
+from ingest_bench.inputs import data, records
 from ingest_bench.model.workload import DocumentField, Workload
 
 WORKLOADS = sorted(data.files("workloads"))

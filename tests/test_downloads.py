@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 from file_server import Served, file_server
 
-from ingest_bench import downloads, resumed
 from ingest_bench.cli import app
 from ingest_bench.documents import tracks
 from ingest_bench.errors import MissingCapability, RunFailed, SpecError
+from ingest_bench.lab.steps import downloads, resumed
 from ingest_bench.model.track import Origin, TrackFile
 
 TEXT = b"".join(b'{"n": %d, "text": "%s"}\n' % (number, b"%x" % (number * 7919)) for number in range(20_000))

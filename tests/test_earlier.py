@@ -8,15 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from ingest_bench import earlier, procedure, serving
 from ingest_bench.errors import InvalidRun, RunFailed, SpecError
+from ingest_bench.lab import earlier, steps
+from ingest_bench.lab.server import running_server
+from ingest_bench.lab.steps.parts import Ask, Procedure
 from ingest_bench.model.experiment import Cell
 from ingest_bench.model.load import LoadOptions, TrackChoice
 from ingest_bench.model.network import Profile
 from ingest_bench.model.target import Endpoint, Place, TargetOptions
 from ingest_bench.model.workload import BulkAction, Conflicts
-from ingest_bench.parts import Ask, Procedure
-from ingest_bench.store import RunFolder
+from ingest_bench.results.run_folder import RunFolder
 
 DOCUMENTS = 3000
 OPENSEARCH = pytest.param("opensearch", None, marks=[pytest.mark.opensearch, pytest.mark.netns])
@@ -40,8 +41,10 @@ def test_documents_of_an_earlier_run_are_there_at_the_start(tmp_path: Path, name
     report = folder.earlier.load_report()
     assert report is not None
     assert not report.errors
-    with serving.opened(asked, folder, _untimed, lambda _jdk, _raw: (), netem="kernel", java_home=None) as server:
-        to_do = procedure.of(asked, server.place, folder.load, may_delete=True, target=server.target)
+    with running_server.opened(
+        asked, folder, _untimed, lambda _jdk, _raw: (), netem="kernel", java_home=None
+    ) as server:
+        to_do = steps.of(asked, server.place, folder.load, may_delete=True, target=server.target)
         assert not any(isinstance(part, Ask) for part in to_do.parts)
         assert len(to_do.indices) == 2
         each = [server.target.count(server.nodes, (index,)) or 0 for index in to_do.indices]
@@ -73,8 +76,10 @@ def test_of_several_nodes_all_copies_are_there_before_the_load_and_the_first_on_
     target, plain = dataclasses.replace(asked.target, nodes=2), Profile(name="unshaped")
     asked = dataclasses.replace(asked, target=target, peers=plain)
     earlier.leave(asked, folder, netem="kernel", java_home=None)
-    with serving.opened(asked, folder, _untimed, lambda _jdk, _raw: (), netem="kernel", java_home=None) as server:
-        to_do = procedure.of(asked, server.place, folder.load, may_delete=True, target=server.target)
+    with running_server.opened(
+        asked, folder, _untimed, lambda _jdk, _raw: (), netem="kernel", java_home=None
+    ) as server:
+        to_do = steps.of(asked, server.place, folder.load, may_delete=True, target=server.target)
         for request in to_do.requests:
             server.target.ask(server.http, request)
         shards = server.http.expect("GET", "/_cat/shards/geonames?format=json")
@@ -91,10 +96,10 @@ def _untimed(_: str) -> contextlib.AbstractContextManager[None]:
 
 def test_what_keeps_no_files_has_none_of_an_earlier_run() -> None:
     with pytest.raises(SpecError, match=r"^target\.earlier_documents: sink cannot be told to write them to files"):
-        procedure.check(cell("sink"))
+        steps.check(cell("sink"))
     tracked = dataclasses.replace(cell("opensearch"), load=LoadOptions(track=TrackChoice(path="nowhere")))
     with pytest.raises(SpecError, match="a track says itself"):
-        procedure._check_files(tracked)
+        steps._check_files(tracked)
 
 
 def test_documents_that_are_asked_for_are_all_there_or_the_run_is_invalid() -> None:
@@ -117,7 +122,7 @@ def test_an_index_is_made_by_the_run_that_is_the_first() -> None:
     place = Place(endpoint=Endpoint("server", 9200))
 
     def makes(documents: int) -> bool:
-        to_do = procedure.of(cell("opensearch", documents=documents), place, Path(), may_delete=False)
+        to_do = steps.of(cell("opensearch", documents=documents), place, Path(), may_delete=False)
         return bool(to_do.requests)
 
     assert (makes(0), makes(1)) == (True, False)

@@ -5,10 +5,11 @@ import csv
 import made_summaries as made
 import pytest
 
-from ingest_bench import data
-from ingest_bench.analysis import published
+from ingest_bench.analysis.buffers import published
+from ingest_bench.inputs import data
 from ingest_bench.model.results import Summary
-from ingest_bench.report import REPORTS, es23185
+from ingest_bench.report import REPORTS
+from ingest_bench.report.tables import es23185_table
 
 FOLDER = data.folder("results/reference/published")
 PMC = published.rows((FOLDER / "es-23185-pmc.csv").read_text(), "pmc")
@@ -64,7 +65,7 @@ def test_a_row_matches_only_its_own_heap_buffer_and_network() -> None:
 
 
 def test_the_published_row_stands_beneath_ours_for_each_gb_ingested() -> None:
-    head, mine, theirs = es23185.table(ours(), ALL)
+    head, mine, theirs = es23185_table.table(ours(), ALL)
     place = head.index("network layer/GB")
     assert (mine[0], mine[place]) == ("ours", "35 GB")
     assert (theirs[0], theirs[place]) == ("published", "29.3 GB")
@@ -78,23 +79,23 @@ def test_a_published_row_claims_only_the_levels_that_the_issue_says() -> None:
         for run in ours(receive_predictor_bytes=64 << 10)
     ]
     runs = [made.changed(run, values={"receive_predictor_bytes": 64 << 10}) for run in runs]
-    rows = [row[:2] for row in es23185.table(runs, ALL)]
+    rows = [row[:2] for row in es23185_table.table(runs, ALL)]
     assert rows == [["", "allocator"], ["ours", "pooled"], ["published", ""], ["ours", "unpooled"], ["published", ""]]
 
 
 def test_rates_come_from_the_run_without_costly_probes() -> None:
-    head, mine, _ = es23185.table(ours(docs_per_s_mean=1.0), ALL)
+    head, mine, _ = es23185_table.table(ours(docs_per_s_mean=1.0), ALL)
     assert int(mine[head.index("docs/s (theirs: median)")].replace(",", "")) > 1000
 
 
 def test_a_cell_that_the_issue_does_not_have_stands_alone() -> None:
     runs = [made.changed(run, values={"heap_bytes": 3 << 30, "network": "jumbo"}) for run in ours()]
-    assert [row[0] for row in es23185.table(runs, ALL)[1:]] == ["ours"]
+    assert [row[0] for row in es23185_table.table(runs, ALL)[1:]] == ["ours"]
 
 
 def test_our_own_run_out_of_memory_is_named_in_its_row() -> None:
     runs = [made.changed(run, state="oom") for run in ours()]
-    assert es23185.table(runs, ALL)[1][3] == "OOM"
+    assert es23185_table.table(runs, ALL)[1][3] == "OOM"
 
 
 def test_the_files_are_there_only_when_allocations_were_measured() -> None:

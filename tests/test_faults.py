@@ -17,11 +17,11 @@ from typing import Any, ClassVar
 
 import pytest
 
-from ingest_bench import procedure
 from ingest_bench.errors import RunFailed, SpecError
 from ingest_bench.faults import FAULTS, checks, timeline
 from ingest_bench.faults.kind import Begun
 from ingest_bench.faults.stage import Node, Stage
+from ingest_bench.lab import steps
 from ingest_bench.model.experiment import Cell, Fault
 from ingest_bench.model.load import LoadOptions
 from ingest_bench.model.network import Impairment, LinkName, Profile
@@ -499,7 +499,7 @@ LAYOUT = Layout(medium="veth", backend="plain", largest_mtu_bytes=1500, has_ipv6
 def on_a_link() -> tuple[Any, Stage]:
     def run(argv: tuple[str, ...], **_: Any) -> str:
         Shown.told.append(" ".join(argv[:3]))
-        return '{"ports": [], "left": 0}' if "ingest_bench.faults.forged_resets" in argv else ""
+        return '{"ports": [], "left": 0}' if "ingest_bench.faults.links.forged_resets" in argv else ""
 
     place: Any = SimpleNamespace(run=run)
     made = Shown(profile=Profile(name="plain"), client=place, server=place, layout=LAYOUT)
@@ -587,8 +587,8 @@ def test_a_number_of_documents_goes_with_faults_that_are_repeated() -> None:
 def test_a_server_that_cannot_flush_is_named_before_anything_starts() -> None:
     cell = dataclasses.replace(CELL, target=TargetOptions(name="sink"), faults=(Fault(kind="flush", at_ns=1),))
     with pytest.raises(SpecError, match="fault flush: sink cannot be told"):
-        procedure.check(cell)
-    procedure.check(dataclasses.replace(cell, target=TargetOptions(name="opensearch")))
+        steps.check(cell)
+    steps.check(dataclasses.replace(cell, target=TargetOptions(name="opensearch")))
 
 
 def test_no_sender_is_told_of_an_mtu_that_it_would_not_take() -> None:

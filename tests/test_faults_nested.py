@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from test_faults import Sleeper, lasting, with_nodes
 
-from ingest_bench import catalog
+from ingest_bench.experiment import catalog
 from ingest_bench.faults import FAULTS, checks, timeline
 from ingest_bench.faults.stage import Stage
 from ingest_bench.model.experiment import Cell, Fault

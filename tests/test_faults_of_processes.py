@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from test_run import carried_out
 
-from ingest_bench.faults import clients
+from ingest_bench.faults.clients import misbehaving
 from ingest_bench.model.results import Happened, RunRecord
 
 LOAD = """
@@ -60,7 +60,7 @@ def test_a_jvm_collects_dumps_its_heap_and_has_few_files_while_it_is_loaded(tmp_
 
 @pytest.mark.jvm
 @pytest.mark.netns
-@pytest.mark.parametrize("kind", clients.CLIENTS)
+@pytest.mark.parametrize("kind", misbehaving.CLIENTS)
 def test_the_load_stays_exact_beside_clients_that_misbehave(tmp_path: Path, kind: str) -> None:
     text = 'probes = ["reads"]' + LOAD.format(name="sink", seconds=5)
     record, values = happened(tmp_path, text + f'[[fault]]\nkind = "{kind}"\nat = "1s"\nfor = "3s"\nconnections = 8\n')

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from ingest_bench import files, plan, spec, store
 from ingest_bench.cli import app
 from ingest_bench.errors import SpecError
+from ingest_bench.experiment import order, spec
+from ingest_bench.inputs import files
+from ingest_bench.results import layout
 
 SINK = '[target]\nname = "sink"\n'
 
@@ -69,19 +71,19 @@ def test_a_device_in_the_place_of_a_file_is_one_sentence(
 @pytest.mark.parametrize("name", ["only/1/load/samples-1.bin", "only/1/run.json", "summary.csv", "report"])
 def test_a_pipe_in_a_results_folder_is_named_before_anything_is_read(tmp_path: Path, name: str) -> None:
     (tmp_path / "x.toml").write_text(SINK)
-    made = store.create(tmp_path / "results", plan.order(spec.load(str(tmp_path / "x.toml"))), {})
+    made = layout.create(tmp_path / "results", order.order(spec.load(str(tmp_path / "x.toml"))), {})
     pipe = made.path / name
     pipe.parent.mkdir(parents=True, exist_ok=True)
     os.mkfifo(pipe)
     with pytest.raises(SpecError, match=f"{pipe}: it is a named pipe, and no file; take it out"):
-        store.open_results(made.path)
+        layout.open_results(made.path)
 
 
 def test_a_socket_that_a_load_left_in_a_results_folder_hides_no_results(tmp_path: Path) -> None:
     (tmp_path / "x.toml").write_text(SINK)
-    made = store.create(tmp_path / "results", plan.order(spec.load(str(tmp_path / "x.toml"))), {})
+    made = layout.create(tmp_path / "results", order.order(spec.load(str(tmp_path / "x.toml"))), {})
     os.mknod(made.path / "master", stat.S_IFSOCK | 0o600)
-    assert store.open_results(made.path).plan == made.plan
+    assert layout.open_results(made.path).plan == made.plan
 
 
 def test_a_recording_of_arrivals_is_read_before_anything_starts(

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from ingest_bench import fingerprints, plan, spec, store
 from ingest_bench.cli.app import app
 from ingest_bench.errors import SpecError
-from ingest_bench.facts import facts
+from ingest_bench.experiment import fingerprints, order, spec
 from ingest_bench.model.experiment import Plan
+from ingest_bench.results import layout
+from ingest_bench.results.facts import facts
 
 LINE = '{"a": 1}\n'
 
@@ -27,7 +28,7 @@ def planned(folder: Path) -> Plan:
         f'[network]\nprofile = "{folder}/net.toml"\n'
         f'[[fault]]\nkind = "profile"\nprofile = "{folder}/net.toml"\nat = "1s"\nfor = "1s"\n'
     )
-    return plan.order(spec.load(str(folder / "x.toml"), fixed={"documents": str(folder / "docs.ndjson")}))
+    return order.order(spec.load(str(folder / "x.toml"), fixed={"documents": str(folder / "docs.ndjson")}))
 
 
 def test_each_file_of_a_plan_has_a_fingerprint_that_changes_with_any_piece_of_it(tmp_path: Path) -> None:
@@ -65,7 +66,7 @@ def test_a_file_that_is_new_in_a_folder_is_noticed(tmp_path: Path) -> None:
     track.mkdir()
     (track / "track.json").write_text("{}")
     planned(tmp_path)
-    made = plan.order(spec.load(str(tmp_path / "x.toml"), fixed={"track": {"path": str(track)}}))
+    made = order.order(spec.load(str(tmp_path / "x.toml"), fixed={"track": {"path": str(track)}}))
     first = fingerprints.of(made)
     fingerprints.check(first, made)
     (track / "more.json").write_text("{}")
@@ -88,7 +89,7 @@ def test_a_large_file_is_read_in_pieces_at_even_distances(tmp_path: Path) -> Non
 
 def test_no_run_is_resumed_with_other_documents(tmp_path: Path) -> None:
     made = planned(tmp_path)
-    results = store.create(tmp_path, made, {**facts(), "files": fingerprints.of(made)})
+    results = layout.create(tmp_path, made, {**facts(), "files": fingerprints.of(made)})
     kept = json.loads((results.path / "facts.json").read_text())["files"]
     assert str(tmp_path / "docs.ndjson") in kept
     (tmp_path / "docs.ndjson").write_text(LINE * 2)

@@ -23,12 +23,12 @@ from bulk_server import bulk_server
 from test_load_process import plan_for, samples_of
 
 from ingest_bench.errors import RunFailed
+from ingest_bench.inputs.rates import parse_arrivals
 from ingest_bench.load import Fleet, Progress, Remote, joined, start
 from ingest_bench.load.fleet import keys
 from ingest_bench.model.samples import CPU_MARK, SAMPLE
 from ingest_bench.model.target import Endpoint, Place
 from ingest_bench.model.track import Step, TrackFile
-from ingest_bench.rates import parse_arrivals
 
 pytestmark = pytest.mark.processes
 

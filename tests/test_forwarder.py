@@ -14,15 +14,17 @@ import pytest
 from running import free_port
 from test_run import carried_out
 
-from ingest_bench import gate, spec, targets
-from ingest_bench.analysis import delivery
-from ingest_bench.analysis.comparable import Results
+from ingest_bench import targets
+from ingest_bench.analysis.compare.comparable import Results
+from ingest_bench.analysis.run import delivery
 from ingest_bench.errors import RunFailed, SpecError
+from ingest_bench.experiment import spec
 from ingest_bench.jvm.process import Launch, serve
 from ingest_bench.model.results import Summary
 from ingest_bench.model.target import Endpoint, TargetOptions
-from ingest_bench.targets.forwarder import Forwarder
+from ingest_bench.report import gate
 from ingest_bench.targets.http import ask
+from ingest_bench.targets.small.forwarder import Forwarder
 
 FORWARDER = Forwarder()
 

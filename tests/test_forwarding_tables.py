@@ -5,12 +5,13 @@ from __future__ import annotations
 import made_summaries as made
 import pytest
 
-from ingest_bench import data
-from ingest_bench.analysis import cells
+from ingest_bench.analysis.compare import cells
+from ingest_bench.inputs import data
 from ingest_bench.model.results import Summary
-from ingest_bench.report import REPORTS, forwarding, published_rows
+from ingest_bench.report import REPORTS, published_rows
+from ingest_bench.report.tables import forwarding_table
 
-PUBLISHED = forwarding.read((data.folder("results/reference/published") / "data-prepper-6394.csv").read_text())
+PUBLISHED = forwarding_table.read((data.folder("results/reference/published") / "data-prepper-6394.csv").read_text())
 TRIP = "peers.to_server.delay"
 
 
@@ -48,9 +49,9 @@ def test_what_was_published_is_read() -> None:
 
 def test_a_cell_that_does_not_wait_stands_beside_the_one_that_does() -> None:
     rows = cells.group(by_trip())
-    times = [forwarding.times_faster(row, rows) for row in rows]
+    times = [forwarding_table.times_faster(row, rows) for row in rows]
     assert times == [None, None, 2, 8]
-    table = forwarding.table(by_trip(), PUBLISHED)
+    table = forwarding_table.table(by_trip(), PUBLISHED)
     assert {len(row) for row in table} == {len(table[0])}
     assert [(row[0], row[-1]) for row in table[1:]] == [
         ("ours", ""),
@@ -68,7 +69,7 @@ def test_a_cell_that_does_not_wait_stands_beside_the_one_that_does() -> None:
 def test_the_published_cap_stands_beneath_the_same_delay_and_cap_of_each_node(
     delay: str, cap: float, published: str | None
 ) -> None:
-    head, row, *beneath = forwarding.table([ours(cap=cap, batch_delay=delay)], PUBLISHED)
+    head, row, *beneath = forwarding_table.table([ours(cap=cap, batch_delay=delay)], PUBLISHED)
     place = head.index("forwards/s, node to peer")
     # A hundred forwards of two nodes, of which each has one peer.
     assert row[place] == "50"

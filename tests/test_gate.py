@@ -10,12 +10,12 @@ import made_summaries as made
 import numpy as np
 import pytest
 
-from ingest_bench import gate
-from ingest_bench.analysis import compare
-from ingest_bench.analysis.comparable import Results
+from ingest_bench.analysis.compare import comparison
+from ingest_bench.analysis.compare.comparable import Results
 from ingest_bench.errors import SpecError
-from ingest_bench.gate import Verdict
 from ingest_bench.model.results import Summary
+from ingest_bench.report import gate
+from ingest_bench.report.gate import Verdict
 
 THRESHOLDS = """
 [[threshold]]
@@ -94,9 +94,9 @@ def test_an_interval_from_within_to_beyond_is_no_verdict_and_asks_for_replicates
 def test_so_many_replicates_as_it_asks_for_tell() -> None:
     """Of noise of 6% it knows how many runs show that a change of 4% is below 10%."""
     sides = (("before", {1: 94.0, 2: 100, 3: 106}), ("now", {1: 90.0, 2: 96, 3: 102}))
-    found = compare.numbers("docs_per_s_mean", *sides, paired=False)
+    found = comparison.numbers("docs_per_s_mean", *sides, paired=False)
     assert found is not None
-    enough = compare.replicates(found, 6)
+    enough = comparison.replicates(found, 6)
     # t = 2.1 for 10 runs a side: 2.1 * 6 * sqrt(2 / 10) = 5.6, and for 9 it is 6.0.
     assert enough == 9
     random, text = np.random.default_rng(5), '[[threshold]]\ncolumn = "docs_per_s_mean"\nmay_fall = "10%"\n'

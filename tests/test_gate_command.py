@@ -9,10 +9,11 @@ import made_summaries as made
 import pytest
 from typer.testing import CliRunner
 
-from ingest_bench import plan, spec, store
 from ingest_bench.cli.app import app
 from ingest_bench.errors import SpecError
-from ingest_bench.report import tables
+from ingest_bench.experiment import order, spec
+from ingest_bench.report.tables import text_tables
+from ingest_bench.results import layout
 
 GATE = '[[threshold]]\ncolumn = "docs_per_s_mean"\nat_least = {}\n'
 
@@ -28,13 +29,13 @@ def gate(folder: Path, *more: str) -> tuple[int, str]:
 @pytest.fixture
 def written(tmp_path: Path) -> Path:
     """A results folder of quickstart's four cells whose summary.csv holds all of them."""
-    ordered = plan.order(spec.load("quickstart", replicates=3))
-    results = store.create(tmp_path, ordered, {"cpu": "A", "kernel": "6.1"})
+    ordered = order.order(spec.load("quickstart", replicates=3))
+    results = layout.create(tmp_path, ordered, {"cpu": "A", "kernel": "6.1"})
     rows = [
         made.summary(run.cell.levels, run.replicate, run=run.id, cell=run.cell.name, experiment="quickstart")
         for run in ordered.runs
     ]
-    results.write({"summary.csv": tables.summary_csv(rows).encode()})
+    results.write({"summary.csv": text_tables.summary_csv(rows).encode()})
     for name, limit in (("low", 1), ("high", 10**9)):
         (tmp_path / f"{name}.toml").write_text(GATE.format(limit))
     (tmp_path / "fall.toml").write_text('[[threshold]]\ncolumn = "docs_per_s_mean"\nmay_fall = "20%"\n')

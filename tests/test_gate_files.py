@@ -14,10 +14,10 @@ import made_summaries as made
 import pytest
 from commands import fill_cache
 
-from ingest_bench import gate
 from ingest_bench.cli import app
-from ingest_bench.gate import Check, Verdict, job, junit
-from ingest_bench.report import tables
+from ingest_bench.report import gate
+from ingest_bench.report.gate import Check, Verdict, job, junit
+from ingest_bench.report.tables import text_tables
 
 CI = Path(__file__).parent.parent / "docs" / "ci"
 GATE = """
@@ -106,7 +106,7 @@ def test_numbers_for_a_chart_are_smaller_where_the_server_is_better() -> None:
 
 def test_the_command_writes_all_three_also_when_it_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = made.experiment(network=["loopback", "ethernet"])
-    (tmp_path / "summary.csv").write_text(tables.summary_csv(runs))
+    (tmp_path / "summary.csv").write_text(text_tables.summary_csv(runs))
     files = {name: tmp_path / "new" / name for name in ("junit", "markdown", "json")}
     options = [word for name, path in files.items() for word in (f"--{name}", str(path))]
     for limit, code in ((10**9, 1), (1, 3)):

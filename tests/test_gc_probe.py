@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from ingest_bench.model.results import Measured, Reading, Remark, Series
-from ingest_bench.probes import PROBES, ReadContext, gcagree, gclog, recording
+from ingest_bench.probes import PROBES, ReadContext, recording
 from ingest_bench.probes.context import ATTACHED
+from ingest_bench.probes.pauses import gcagree, gclog
 
 DATA = Path(__file__).parent / "data" / "gc"
 RUNS = sorted(path.name.removesuffix(".log.gz") for path in DATA.glob("*.log.gz"))

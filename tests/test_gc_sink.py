@@ -16,7 +16,8 @@ from ingest_bench.jvm.java import find
 from ingest_bench.model.results import Reading, Remark
 from ingest_bench.model.server import Collector
 from ingest_bench.model.target import TargetOptions
-from ingest_bench.probes import ReadContext, gclog, jvm_options, read, recording
+from ingest_bench.probes import ReadContext, jvm_options, read, recording
+from ingest_bench.probes.pauses import gclog
 
 pytestmark = [pytest.mark.jvm, pytest.mark.netns]
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 import made_runs as made
 import pytest
 
-from ingest_bench.analysis.health import Cpu, busiest, generator_bound, remarks, values
-from ingest_bench.analysis.samples import Window, window_of
+from ingest_bench.analysis.run.generator_health import Cpu, busiest, generator_bound, remarks, values
+from ingest_bench.analysis.run.samples import Window, window_of
 
 MS = 10**6
 MEASURED = window_of(made.report())

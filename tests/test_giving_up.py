@@ -9,10 +9,10 @@ import made_runs as made
 import numpy as np
 import pytest
 
-from ingest_bench import records, thresholds
 from ingest_bench.errors import SpecError
-from ingest_bench.load.figures import EDGES_NS, Figures, Reader, Seen, figures_of, from_lines, to_line
-from ingest_bench.load.giving_up import Patience
+from ingest_bench.inputs import records, thresholds
+from ingest_bench.load.live.figures import EDGES_NS, Figures, Reader, Seen, figures_of, from_lines, to_line
+from ingest_bench.load.live.giving_up import Patience
 from ingest_bench.model.load import Abort, LoadOptions
 from ingest_bench.model.samples import SAMPLE
 

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from ingest_bench import nearest_rank
-from ingest_bench.analysis import histogram
+from ingest_bench.analysis.numbers import histogram
 
 
 def test_a_percentile_is_a_value_that_really_occurred() -> None:

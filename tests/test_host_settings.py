@@ -15,14 +15,18 @@ from generated import SPECIAL, VALUES, examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingest_bench import conduct, host, key_paths, plan, records, spec, store, system
+from ingest_bench import host, system
 from ingest_bench.errors import InvalidRun, MissingCapability, RunFailed, SpecError
+from ingest_bench.experiment import key_paths, order, spec
 from ingest_bench.host import machine, settings
 from ingest_bench.host.settings import SETTINGS, Setting
+from ingest_bench.inputs import records
+from ingest_bench.lab import campaign
+from ingest_bench.lab.runner import RunOptions
 from ingest_bench.ledger import sessions, steps
 from ingest_bench.load import Progress
 from ingest_bench.model.host import HostSettings
-from ingest_bench.runner import RunOptions
+from ingest_bench.results import layout
 
 EXPERIMENT = '[target]\nname = "sink"\n[load]\nworkload = "nyc_taxis"\n'
 SWAPPINESS = SETTINGS["swappiness"].path
@@ -88,7 +92,7 @@ def test_settings_are_factors_and_levels_and_part_of_the_plan(tmp_path: Path) ->
     assert {(one.swappiness, one.dirty_bytes_bytes, one.tcp_mem) for one in found} == {
         (1, 64 << 20, (1000, 2000, 3000)),
     }
-    ordered = plan.order(spec.load(str(tmp_path / "x.toml")))
+    ordered = order.order(spec.load(str(tmp_path / "x.toml")))
     again = records.from_json(type(ordered), records.to_json(ordered))
     assert again == ordered
 
@@ -160,10 +164,10 @@ def test_an_ordinary_user_is_told_before_anything_starts_and_can_plan(
 ) -> None:
     monkeypatch.setattr(system, "is_root", lambda: False)
     (tmp_path / "x.toml").write_text(EXPERIMENT + "[host]\nswappiness = 1\n")
-    ordered = plan.order(spec.load(str(tmp_path / "x.toml")))
-    conduct.check(ordered)
+    ordered = order.order(spec.load(str(tmp_path / "x.toml")))
+    campaign.check(ordered)
     with pytest.raises(MissingCapability, match=r"host\.swappiness = 1: only root may set it"):
-        conduct.preflight(ordered, RunOptions())
+        campaign.preflight(ordered, RunOptions())
     host.require(HostSettings())
 
 
@@ -304,11 +308,11 @@ def test_a_run_says_what_it_was_measured_under_and_leaves_the_machine_as_it_was(
     value, own = another(SWAPPINESS), says(SETTINGS["somaxconn"].path)
     text = EXPERIMENT + 'users = 1\nbulk_documents = 100\nwarm_up = "0s"\nmeasure = "1s"\n'
     (tmp_path / "x.toml").write_text(text + f'[host]\nswappiness = {value}\n[factors]\n"host.somaxconn" = [7, 9]\n')
-    ordered = plan.order(spec.load(str(tmp_path / "x.toml")))
+    ordered = order.order(spec.load(str(tmp_path / "x.toml")))
     with unchanged(SWAPPINESS, SETTINGS["somaxconn"].path):
-        conduct.preflight(ordered, RunOptions())
-        results = store.create(tmp_path / "results", ordered, {})
-        found = conduct.carry_out(results, RunOptions(), Silent())
+        campaign.preflight(ordered, RunOptions())
+        results = layout.create(tmp_path / "results", ordered, {})
+        found = campaign.carry_out(results, RunOptions(), Silent())
     assert [summary.state for summary in found] == ["measured", "measured"], [summary.reason for summary in found]
     kept = [results.records()[f"somaxconn={number}/1"].host for number in (7, 9)]
     assert [(one["swappiness"], one["somaxconn"]) for one in kept] == [(str(value), "7"), (str(value), "9")]

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ingest_bench import plan, spec
 from ingest_bench.errors import SpecError
+from ingest_bench.experiment import order, spec
 
 # Measured on 2 cores: what a run of Elasticsearch 5 takes outside warm-up and measurement, its analysis included.
 AROUND_S = 15
@@ -21,7 +21,7 @@ def test_the_whole_issue_stands_for_its_experiments() -> None:
 
 @pytest.mark.parametrize("name", spec.included("es-23185"))
 def test_each_of_them_takes_less_than_twenty_minutes(name: str) -> None:
-    runs = plan.order(spec.load(name)).runs
+    runs = order.order(spec.load(name)).runs
     lasts_ns = sum(run.cell.load.longest_warm_up_ns + run.cell.load.measure_ns for run in runs)
     assert lasts_ns / 1e9 + AROUND_S * len(runs) < 1200
     assert {run.cell.target.version for run in runs} == {"5.6.16"}

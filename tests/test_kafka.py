@@ -19,9 +19,10 @@ from running import free_port
 from test_load_process import loaded, plan_for
 from test_users import PLANNED_NS, documents, outcome, started
 
-from ingest_bench import catalog, spec, targets
+from ingest_bench import targets
 from ingest_bench.documents.body import Body
 from ingest_bench.errors import SpecError
+from ingest_bench.experiment import catalog, spec
 from ingest_bench.jvm import artifacts
 from ingest_bench.jvm.java import Java
 from ingest_bench.model.load import LoadOptions, Wire

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from ingest_bench.analysis import goals
-from ingest_bench.analysis.knees import Knee
-from ingest_bench.analysis.search import Found, Outcome, Tried
+from ingest_bench.analysis.search import goals
+from ingest_bench.analysis.search.knees import Knee
+from ingest_bench.analysis.search.next_step import Found, Outcome, Tried
 from ingest_bench.model.results import Summary
-from ingest_bench.report import knee
+from ingest_bench.report.tables import knee_table
 
 GOAL = goals.parse("p99 < 500ms, errors < 0.1%")
 
@@ -38,7 +38,7 @@ def searched(cell: str, beyond: Outcome = "missed") -> Knee:
 
 
 def test_every_step_is_a_row_in_the_order_in_which_it_was_decided() -> None:
-    head, first, *rest = knee.rows([searched("ethernet")])
+    head, first, *rest = knee_table.rows([searched("ethernet")])
     assert head[2] == "requests/s"
     assert first == ["ethernet", "estimate", "closed", "1,000", "12,346", "30", "0.50%", ""]
     assert [row[2] for row in rest] == ["500", "1,000", "710"]
@@ -46,7 +46,7 @@ def test_every_step_is_a_row_in_the_order_in_which_it_was_decided() -> None:
 
 
 def test_a_search_leaves_a_table_and_a_picture_of_every_cell() -> None:
-    files = knee.files([searched("ethernet"), searched("wan-50ms", "generator")])
+    files = knee_table.files([searched("ethernet"), searched("wan-50ms", "generator")])
     assert set(files) == {"report/knee.png", "report/knee.md", "report/steps.csv"}
     assert files["report/knee.png"].startswith(b"\x89PNG")
     assert b"wan-50ms: 710 requests/s meets the goal" in files["report/knee.md"]
@@ -54,10 +54,10 @@ def test_a_search_leaves_a_table_and_a_picture_of_every_cell() -> None:
 
 
 def test_where_nothing_was_searched_there_is_no_file() -> None:
-    assert knee.files([]) == {}
+    assert knee_table.files([]) == {}
 
 
 @pytest.mark.parametrize("goal", ["errors < 1%", "service p99 < 1s"])
 def test_a_search_without_a_number_still_has_its_picture(goal: str) -> None:
     empty = Knee(cell="", goal=goals.parse(goal), steps=(), found=Found(None, None, "not finished"))
-    assert knee.files([empty])["report/knee.png"].startswith(b"\x89PNG")
+    assert knee_table.files([empty])["report/knee.png"].startswith(b"\x89PNG")

@@ -19,12 +19,12 @@ from running import free_port
 from test_load_process import plan_for, samples_of
 
 from ingest_bench.errors import RunAborted, RunFailed
+from ingest_bench.inputs.rates import parse_arrivals
+from ingest_bench.inputs.thresholds import parse_abort
 from ingest_bench.load import LoadPlan, Progress, exported, start
-from ingest_bench.load.exporter import Exporter
+from ingest_bench.load.live.exporter import Exporter
 from ingest_bench.model.samples import OUTCOMES
 from ingest_bench.model.target import Endpoint
-from ingest_bench.rates import parse_arrivals
-from ingest_bench.thresholds import parse_abort
 
 pytestmark = pytest.mark.processes
 

@@ -21,15 +21,15 @@ import pytest
 from bulk_server import accept_all, answer, bulk_answer, bulk_server, documents_in
 from numpy.typing import NDArray
 
-from ingest_bench import catalog
 from ingest_bench.errors import RunFailed, SpecError
+from ingest_bench.experiment import catalog
+from ingest_bench.inputs.rates import parse_arrivals
 from ingest_bench.load import LoadPlan, Progress, start
 from ingest_bench.load.arrivals import schedule
 from ingest_bench.model.load import Arrivals, LoadOptions, Wire, WorkerReport
 from ingest_bench.model.samples import CPU_MARK, OUTCOMES, SAMPLE
 from ingest_bench.model.target import Endpoint
 from ingest_bench.model.workload import BulkAction, Workload
-from ingest_bench.rates import parse_arrivals
 
 pytestmark = pytest.mark.processes
 

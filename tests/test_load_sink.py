@@ -13,14 +13,15 @@ import pytest
 from numpy.typing import NDArray
 from servers import Served, served
 
-from ingest_bench import catalog, load
+from ingest_bench import load
+from ingest_bench.experiment import catalog
+from ingest_bench.inputs.rates import parse_arrivals
 from ingest_bench.load import LoadPlan
 from ingest_bench.model.load import LoadOptions, WorkerReport
 from ingest_bench.model.samples import OUTCOMES, SAMPLE
 from ingest_bench.model.target import TargetOptions
 from ingest_bench.model.workload import BulkAction
-from ingest_bench.rates import parse_arrivals
-from ingest_bench.targets.sink import Sink
+from ingest_bench.targets.small.sink import Sink
 
 pytestmark = [pytest.mark.jvm, pytest.mark.netns, pytest.mark.processes]
 

@@ -21,11 +21,11 @@ from test_load_process import plan_for
 
 from ingest_bench.documents.body import Body
 from ingest_bench.errors import RunFailed
+from ingest_bench.inputs.rates import parse_arrivals
 from ingest_bench.load import LoadPlan
 from ingest_bench.load.supervisor import start_delay_ns
 from ingest_bench.model.samples import SAMPLE
 from ingest_bench.model.target import Endpoint
-from ingest_bench.rates import parse_arrivals
 
 with pytest.MonkeyPatch.context() as patched:
     # As in `test_users`: Locust would let gevent patch the whole process.

@@ -20,11 +20,12 @@ from machines import Machine, machines
 from running import free_port, running
 from test_fleet_load import keys_in, sender_in
 
-from ingest_bench import store, targets
+from ingest_bench import targets
 from ingest_bench.cli import app
 from ingest_bench.jvm.process import Launch, serve
 from ingest_bench.model.results import RunRecord
 from ingest_bench.model.target import Endpoint, TargetOptions
+from ingest_bench.results import layout
 from ingest_bench.targets.http import Http, ask
 
 pytestmark = [pytest.mark.processes, pytest.mark.jvm]
@@ -78,7 +79,7 @@ class Supervisor:
     @property
     def record(self) -> RunRecord:
         """Of the one run in the newest folder of results."""
-        (record,) = store.open_results(self._newest).records().values()
+        (record,) = layout.open_results(self._newest).records().values()
         return record
 
     @property

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from ingest_bench import catalog, data
+from ingest_bench.experiment import catalog
+from ingest_bench.inputs import data
 from ingest_bench.network import check, link, readings
 from ingest_bench.network.act import uml
 from ingest_bench.network.act.link import Link

@@ -13,7 +13,7 @@ import ordinary_user
 import pytest
 from readied import ready
 
-from ingest_bench import catalog
+from ingest_bench.experiment import catalog
 from ingest_bench.model.network import Impairment, Profile
 from ingest_bench.network import capabilities, check, link, readings, watch_wire
 from ingest_bench.network.act import box

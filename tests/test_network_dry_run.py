@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
-from ingest_bench import catalog, data, network, system
+from ingest_bench import network, system
 from ingest_bench.errors import MissingCapability
+from ingest_bench.experiment import catalog
+from ingest_bench.inputs import data
 from ingest_bench.ledger import Action, Step
 from ingest_bench.model.network import Impairment, Profile
 from ingest_bench.network.act import executor, uml

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 from standing_link import link_of, state
 
-from ingest_bench import catalog
+from ingest_bench.experiment import catalog
 from ingest_bench.model.network import Impairment, Promise
 from ingest_bench.network import check, link, readings
 from ingest_bench.network import start as network_start

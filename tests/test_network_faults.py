@@ -18,13 +18,15 @@ import pytest
 from readied import ready
 from scapy.layers.inet import ICMP
 
-from ingest_bench import catalog, network
-from ingest_bench.faults import forged_icmp, forged_resets, holes, timeline
-from ingest_bench.faults.blackhole import blackhole
-from ingest_bench.faults.layers import other_state
-from ingest_bench.faults.mtu_blackhole import mtu_blackhole, told
-from ingest_bench.faults.partition import partition
-from ingest_bench.faults.reset import reset
+from ingest_bench import network
+from ingest_bench.experiment import catalog
+from ingest_bench.faults import timeline
+from ingest_bench.faults.links import forged_icmp, forged_resets, holes
+from ingest_bench.faults.links.blackhole import blackhole
+from ingest_bench.faults.links.layers import other_state
+from ingest_bench.faults.links.mtu_blackhole import mtu_blackhole, told
+from ingest_bench.faults.links.partition import partition
+from ingest_bench.faults.links.reset import reset
 from ingest_bench.faults.stage import Stage
 from ingest_bench.model.experiment import Fault
 from ingest_bench.model.network import Impairment, LinkName, Profile

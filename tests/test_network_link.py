@@ -14,8 +14,8 @@ import ordinary_user
 import pytest
 from readied import ready
 
-from ingest_bench import catalog
 from ingest_bench.errors import MissingCapability, SpecError
+from ingest_bench.experiment import catalog
 from ingest_bench.model.network import Impairment, Profile
 from ingest_bench.network import link
 from ingest_bench.network.act.link import End, Link

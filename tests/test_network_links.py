@@ -13,8 +13,9 @@ from dataclasses import replace
 import ordinary_user
 import pytest
 
-from ingest_bench import catalog, network
+from ingest_bench import network
 from ingest_bench.errors import MissingCapability
+from ingest_bench.experiment import catalog
 from ingest_bench.faults import timeline
 from ingest_bench.faults.stage import Stage
 from ingest_bench.model.experiment import Fault

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from ingest_bench import catalog, data
 from ingest_bench.errors import SpecError
+from ingest_bench.experiment import catalog
+from ingest_bench.inputs import data
 from ingest_bench.model.network import Impairment
 
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from ingest_bench import catalog, coherence, system
+from ingest_bench import system
 from ingest_bench.errors import MissingCapability, SpecError
+from ingest_bench.experiment import catalog, contradictions
 from ingest_bench.model.network import Impairment, Profile
 from ingest_bench.network.act import box, uml
 from ingest_bench.network.measure import expected, qdiscs
@@ -124,8 +125,8 @@ def test_a_queue_that_cannot_be_meant_is_refused(keys: dict[str, Any], said: str
 def test_a_queue_of_super_packets_is_refused_and_its_bounds_are_those_of_its_plan() -> None:
     with pytest.raises(SpecError, match="queue would count super-packets"):
         catalog.profile("unshaped", {"to_client": {"queue": "cake", "rate": "1mbit"}})
-    assert coherence._RED_BYTES == queues.RED_LARGEST_BYTES
-    assert coherence._RED_FRAMES == netem.SMALLEST_QUEUE_FRAMES
+    assert contradictions._RED_BYTES == queues.RED_LARGEST_BYTES
+    assert contradictions._RED_FRAMES == netem.SMALLEST_QUEUE_FRAMES
 
 
 def test_what_tc_shows_of_a_queue_is_compared_with_what_it_was_told() -> None:

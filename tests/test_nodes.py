@@ -9,17 +9,19 @@ from typing import Any
 import pytest
 from servers import BULK, WORKLOAD, Served, served
 
-from ingest_bench import catalog, data, system, targets
+from ingest_bench import system, targets
 from ingest_bench.documents.synthetic import example
 from ingest_bench.errors import MissingCapability, SpecError
+from ingest_bench.experiment import catalog
+from ingest_bench.inputs import data
 from ingest_bench.jvm import artifacts
 from ingest_bench.jvm.java import Java
 from ingest_bench.model.target import TargetOptions
 from ingest_bench.model.workload import Workload
-from ingest_bench.targets import node_options
-from ingest_bench.targets.elasticsearch import ELASTICSEARCH
-from ingest_bench.targets.node import Node
-from ingest_bench.targets.opensearch import OPENSEARCH
+from ingest_bench.targets.elastic import node_options
+from ingest_bench.targets.elastic.elasticsearch import ELASTICSEARCH
+from ingest_bench.targets.elastic.node import Node
+from ingest_bench.targets.elastic.opensearch import OPENSEARCH
 
 opensearch = [pytest.mark.opensearch, pytest.mark.netns]
 elasticsearch = [pytest.mark.elasticsearch, pytest.mark.netns]

@@ -8,14 +8,15 @@ import io
 import made_runs as made
 import made_summaries
 
-from ingest_bench.analysis import nodes
-from ingest_bench.analysis.columns import COLUMNS
+from ingest_bench.analysis.run import nodes
+from ingest_bench.analysis.run.columns import COLUMNS
 from ingest_bench.model.network import LinkName
 from ingest_bench.model.results import Histogram, Measured, Reading, Remark, Series
 from ingest_bench.network import waited
 from ingest_bench.network.measure.waits import longest
 from ingest_bench.network.measure.wire import Asked, Seen
-from ingest_bench.report import plots_nodes, tables
+from ingest_bench.report.plots import plots_nodes
+from ingest_bench.report.tables import text_tables
 
 MS = 10**6
 TWO = made.report(addresses=("one:9200", "two:9200"))
@@ -107,7 +108,7 @@ def test_where_a_library_picked_the_nodes_nobody_knows_which_had_which_requests(
 
 def test_a_table_has_a_row_for_each_node() -> None:
     run = made_summaries.summary({"network": "ethernet"}, nodes=({"reads": 3, "mss": 1448}, {"reads": None}))
-    rows = list(csv.DictReader(io.StringIO(tables.nodes_csv([run]))))
+    rows = list(csv.DictReader(io.StringIO(text_tables.nodes_csv([run]))))
     assert [(row["node"], row["reads"], row["mss"]) for row in rows] == [("1", "3", "1448"), ("2", "", "")]
     assert {"reads", "mss"} <= {column.name for column in COLUMNS}
 

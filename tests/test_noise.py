@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from ingest_bench import plan, spec
-from ingest_bench.analysis import compare, noise
+from ingest_bench.analysis.compare import comparison, noise
 from ingest_bench.cli.what import What, plans
 from ingest_bench.errors import SpecError
-from ingest_bench.report import noise as shown
+from ingest_bench.experiment import order, spec
+from ingest_bench.report.tables import noise_table as shown
 
 
 @pytest.mark.parametrize("runs", [3, 5, 20])
 def test_what_is_called_detectable_is_found_four_times_of_five(runs: int) -> None:
-    change = compare.detectable(2.0, runs)
-    freedom, bound = 2 * runs - 2, compare.t_quantile(2 * runs - 2)
+    change = comparison.detectable(2.0, runs)
+    freedom, bound = 2 * runs - 2, comparison.t_quantile(2 * runs - 2)
     # A second instrument: the noncentral t, which the sum of two quantiles comes near to.
     assert 1 - stats.nct.cdf(bound, freedom, change / (2.0 * (2 / runs) ** 0.5)) == pytest.approx(0.8, abs=0.06)
     draws = np.random.default_rng(runs).normal(100, 2, (1500, 2, runs))
@@ -29,16 +29,16 @@ def test_what_is_called_detectable_is_found_four_times_of_five(runs: int) -> Non
     found = 0
     for sides in draws.tolist():
         one, other = ((name, dict(enumerate(side))) for name, side in zip(names, sides, strict=True))
-        each = compare.numbers("docs_per_s_mean", one, other, paired=False)
+        each = comparison.numbers("docs_per_s_mean", one, other, paired=False)
         found += each is not None and bool(each.is_distinct)
     assert found / len(draws) == pytest.approx(0.8, abs=0.1)
 
 
 def test_the_replicates_that_are_proposed_show_the_change_and_fewer_do_not() -> None:
-    runs = compare.replicates_for(0.02, 0.03)
+    runs = comparison.replicates_for(0.02, 0.03)
     assert runs is not None
-    assert compare.detectable(0.02, runs) <= 0.03 < compare.detectable(0.02, runs - 1)
-    assert compare.replicates_for(1, 1e-6) is None
+    assert comparison.detectable(0.02, runs) <= 0.03 < comparison.detectable(0.02, runs - 1)
+    assert comparison.replicates_for(1, 1e-6) is None
 
 
 def test_each_run_has_its_twin_beside_it_and_either_is_the_first() -> None:
@@ -57,8 +57,8 @@ def test_each_run_has_its_twin_beside_it_and_either_is_the_first() -> None:
 
 
 def test_an_experiment_without_factors_and_one_too_large() -> None:
-    ordered = plan.order(spec.load("quickstart", ["network=loopback", "receive_predictor=32KiB"], replicates=3))
-    assert {run.id.partition("side=")[2] for run in plan.against_itself(ordered).runs} == {
+    ordered = order.order(spec.load("quickstart", ["network=loopback", "receive_predictor=32KiB"], replicates=3))
+    assert {run.id.partition("side=")[2] for run in order.against_itself(ordered).runs} == {
         f"{side}/{number}" for side, number in itertools.product("AB", (1, 2, 3))
     }
     with pytest.raises(SpecError, match=r"that makes 12,000 runs, and at most 10,000 are done"):

@@ -25,7 +25,7 @@ from ingest_bench.jvm.observed import observed
 from ingest_bench.model.results import Histogram, Measured, Reading, Remark
 from ingest_bench.model.target import TargetOptions
 from ingest_bench.probes import ReadContext, recording
-from ingest_bench.targets.sink import Sink
+from ingest_bench.targets.small.sink import Sink
 
 pytestmark = [pytest.mark.jvm, pytest.mark.netns]
 

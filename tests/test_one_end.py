@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ingest_bench import spec
-from ingest_bench.analysis import integrity
+from ingest_bench.analysis.run import integrity
 from ingest_bench.errors import SpecError
+from ingest_bench.experiment import spec
 from ingest_bench.model.network import Impairment, Profile
 from ingest_bench.model.results import RunRecord
 from ingest_bench.model.target import Endpoint

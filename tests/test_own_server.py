@@ -15,14 +15,18 @@ import pytest
 from running import free_port
 from servers import WORKLOAD
 
-from ingest_bench import conduct, plan, procedure, records, spec, store, targets
-from ingest_bench.analysis import delivery
+from ingest_bench import targets
+from ingest_bench.analysis.run import delivery
 from ingest_bench.errors import IngestBenchError, RunFailed, SpecError
+from ingest_bench.experiment import order, spec
+from ingest_bench.inputs import records
 from ingest_bench.jvm import artifacts
 from ingest_bench.jvm.java import Java
+from ingest_bench.lab import campaign, steps
 from ingest_bench.model.experiment import Plan
 from ingest_bench.model.server import Count
 from ingest_bench.model.target import Endpoint, TargetOptions
+from ingest_bench.results import layout
 from ingest_bench.targets import counting, running
 from ingest_bench.targets.http import Http, ask
 
@@ -44,7 +48,7 @@ def written(folder: Path, text: str = PROTOCOL + JAR) -> str:
 def planned(file: str, *sets: str, **fixed: Any) -> Plan:
     at = {"url": fixed.pop("url")} if "url" in fixed else None
     experiment = "own-server" if at is None else "running"
-    return plan.order(spec.load(experiment, sets, fixed={"file": file, **fixed}, running=at))
+    return order.order(spec.load(experiment, sets, fixed={"file": file, **fixed}, running=at))
 
 
 def asked(file: str, *sets: str) -> TargetOptions:
@@ -63,16 +67,16 @@ def launched(folder: Path, text: str, *sets: str) -> tuple[tuple[str, ...], dict
 def test_the_example_is_planned_like_any_server() -> None:
     found = planned(str(EXAMPLE))
     assert {run.cell.target.name for run in found.runs} == {"jetty"}
-    conduct.check(found)
-    (part,) = procedure.check(found.runs[0].cell).parts
+    campaign.check(found)
+    (part,) = steps.check(found.runs[0].cell).parts
     assert part.name == "load"
 
 
 def test_a_plan_keeps_the_whole_server_so_that_nothing_else_is_measured_when_it_goes_on(tmp_path: Path) -> None:
     found = planned(written(tmp_path))
-    folder = store.create(tmp_path / "out", found, {}).path
+    folder = layout.create(tmp_path / "out", found, {}).path
     (tmp_path / "mine.toml").unlink()
-    assert store.open_results(folder).plan == found
+    assert layout.open_results(folder).plan == found
 
 
 def test_a_key_of_the_file_is_a_factor(tmp_path: Path) -> None:
@@ -81,7 +85,7 @@ def test_a_key_of_the_file_is_a_factor(tmp_path: Path) -> None:
     )
     cells = {run.cell.name: run.cell for run in found.runs}
     assert len(cells) == 4
-    formats = {procedure.check(cell).parts[0].plan.speaks().keys.format for cell in cells.values()}  # type: ignore[union-attr]
+    formats = {steps.check(cell).parts[0].plan.speaks().keys.format for cell in cells.values()}  # type: ignore[union-attr]
     assert formats == {"array", "lines"}
 
 
@@ -90,7 +94,7 @@ def test_servers_of_ones_own_are_levels_of_a_factor(tmp_path: Path) -> None:
     (tmp_path / "other.toml").write_text((tmp_path / "mine.toml").read_text().replace("/events", "/other"))
     files = [str(tmp_path / name) for name in ("mine.toml", "other.toml")]
     (tmp_path / "x.toml").write_text(f'[target]\nheap = "2g"\n[factors]\n"target.file" = {files}\n')
-    found = plan.order(spec.load(str(tmp_path / "x.toml"))).runs
+    found = order.order(spec.load(str(tmp_path / "x.toml"))).runs
     assert {run.cell.target.name: run.cell.target.heap_bytes for run in found} == {"mine": 2 << 30, "other": 2 << 30}
     paths = {targets.of(run.cell.target).wire(run.cell.target, WORKLOAD).keys["path"] for run in found}
     assert paths == {"/events", "/other"}
@@ -236,7 +240,7 @@ def test_a_file_that_cannot_be_is_refused_in_one_sentence_before_anything_starts
     tmp_path: Path, text: str, said: str
 ) -> None:
     with pytest.raises(SpecError, match=said) as refused:
-        conduct.check(planned(written(tmp_path, text)))
+        campaign.check(planned(written(tmp_path, text)))
     assert "\n" not in str(refused.value)
 
 
@@ -254,7 +258,7 @@ def test_a_file_that_cannot_be_is_refused_in_one_sentence_before_anything_starts
 )
 def test_what_only_a_server_with_an_index_has_is_refused(tmp_path: Path, key: str, said: str) -> None:
     with pytest.raises(SpecError) as refused:
-        conduct.check(planned(written(tmp_path), key))
+        campaign.check(planned(written(tmp_path), key))
     assert said in str(refused.value)
 
 
@@ -266,16 +270,16 @@ def test_a_file_that_is_not_there_is_named() -> None:
 def test_a_track_is_for_servers_with_indices(tmp_path: Path) -> None:
     track = str(Path(__file__).parent / "data" / "track")
     fixed: dict[str, Any] = {"file": written(tmp_path), "track": {"path": track}}
-    (run,) = plan.order(spec.load("track", ["network=loopback"], fixed=fixed)).runs
+    (run,) = order.order(spec.load("track", ["network=loopback"], fixed=fixed)).runs
     with pytest.raises(SpecError, match="mine has no indices; send the track's documents by --documents"):
-        procedure.check(run.cell)
+        steps.check(run.cell)
 
 
 def test_a_server_that_runs_already_needs_no_start(tmp_path: Path) -> None:
     for each in (PROTOCOL, PROTOCOL + '[start]\njar = "gone.jar"\nheap = "64m"\n'):
         (run,) = planned(written(tmp_path, each), url="http://127.0.0.1:8080").runs
         assert run.cell.target.runs_already
-        conduct.check(Plan(experiment="x", description="", seed=1, factors=(), runs=(run,)))
+        campaign.check(Plan(experiment="x", description="", seed=1, factors=(), runs=(run,)))
 
 
 @pytest.mark.parametrize(

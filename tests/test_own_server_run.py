@@ -12,7 +12,9 @@ import pytest
 from commands import USERS, Place, nothing_left
 from running import running
 
-from ingest_bench import analyse, spec, targets
+from ingest_bench import targets
+from ingest_bench.experiment import spec
+from ingest_bench.lab import evaluation
 from ingest_bench.model.target import Endpoint
 
 pytestmark = [pytest.mark.jvm, pytest.mark.netns, pytest.mark.processes]
@@ -28,7 +30,7 @@ def _cache() -> None:
     """What only root can fetch is there for everybody."""
     commands.fill_cache()
     asked = spec.target_options({"file": str(EXAMPLE / "jetty.toml")}, "target")
-    analyse.reader(targets.fetch(targets.of(asked).requirements(asked)))
+    evaluation.reader(targets.fetch(targets.of(asked).requirements(asked)))
 
 
 @pytest.fixture

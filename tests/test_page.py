@@ -8,9 +8,10 @@ from urllib.parse import unquote
 import made_summaries as made
 import pytest
 
-from ingest_bench.analysis import cells
+from ingest_bench.analysis.compare import cells
 from ingest_bench.model.results import Series
-from ingest_bench.report import REPORTS, charts, distributions, page
+from ingest_bench.report import REPORTS
+from ingest_bench.report.page import charts, distributions, page
 
 FOUR = made.experiment(replicates=2, network=["loopback", "ethernet"], receive_predictor=["32KiB", "512KiB"])
 

@@ -14,7 +14,7 @@ from typing import Any
 import made_summaries as made
 import pytest
 
-from ingest_bench.report import page
+from ingest_bench.report.page import page
 
 # Runs in the page after its own script, and leaves what it saw as JSON.
 TRY = """<script>

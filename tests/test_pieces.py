@@ -11,13 +11,14 @@ import made_runs as made
 import numpy as np
 import pytest
 
-from ingest_bench import sample_files
-from ingest_bench.analysis import quantiles, steady
-from ingest_bench.analysis import samples as load
-from ingest_bench.analysis.samples import Samples
-from ingest_bench.analysis.summary import summarise
+from ingest_bench.analysis.numbers import quantiles
+from ingest_bench.analysis.run import samples as load
+from ingest_bench.analysis.run import steady
+from ingest_bench.analysis.run.samples import Samples
+from ingest_bench.analysis.run.summary import summarise
 from ingest_bench.model.samples import OUTCOMES, SAMPLE
-from ingest_bench.sample_files import SampleFiles
+from ingest_bench.results import sample_files
+from ingest_bench.results.sample_files import SampleFiles
 
 SECONDS = made.WARM_UP_S + made.MEASURE_S
 

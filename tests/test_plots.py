@@ -13,8 +13,9 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from ingest_bench.model.results import Happened, Series, Summary
-from ingest_bench.report import headline, plots, plots_large, plots_layers, plots_style, plots_time
-from ingest_bench.report.words import separated
+from ingest_bench.report.plots import plots, plots_large, plots_layers, plots_style, plots_time
+from ingest_bench.report.tables import headline
+from ingest_bench.report.tables.words import separated
 
 FOUR = made.experiment(replicates=2, network=["loopback", "ethernet"], receive_predictor=["32KiB", "512KiB"])
 MANY = made.experiment(

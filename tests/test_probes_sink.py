@@ -14,7 +14,7 @@ from ingest_bench.jvm.java import find
 from ingest_bench.model.results import Histogram, Measured, Reading, Remark
 from ingest_bench.model.target import TargetOptions
 from ingest_bench.probes import PROBES, ReadContext, jvm_options, read, recording
-from ingest_bench.targets.sink import Sink
+from ingest_bench.targets.small.sink import Sink
 
 pytestmark = [pytest.mark.jvm, pytest.mark.netns]
 

@@ -11,16 +11,20 @@ from typing import Any
 import made_runs
 import pytest
 
-from ingest_bench import catalog, conduct, plan, procedure, rates, records, spec, targets
+from ingest_bench import targets
 from ingest_bench.documents.tracks import admin
 from ingest_bench.documents.tracks.declared import Declared
 from ingest_bench.errors import SpecError
+from ingest_bench.experiment import catalog, order, spec
+from ingest_bench.inputs import rates, records
+from ingest_bench.lab import campaign
+from ingest_bench.lab import steps as procedure
+from ingest_bench.lab.steps.parts import Ask, Procedure, Send, Together
 from ingest_bench.load import reports
 from ingest_bench.model.experiment import Cell, Fault, Plan
 from ingest_bench.model.load import LoadOptions, TrackChoice
 from ingest_bench.model.target import Endpoint, Place, TargetOptions
 from ingest_bench.model.workload import BulkAction
-from ingest_bench.parts import Ask, Procedure, Send, Together
 from ingest_bench.protocols.bulk import Bulk
 
 FOLDER = Path(__file__).parent / "data" / "track"
@@ -214,7 +218,7 @@ def test_a_damaged_corpus_of_a_track_is_found_before_anything_starts(tmp_path: P
 
 def ordered(*overrides: str) -> Plan:
     fixed = {"track": {"path": str(FOLDER), "parameters": {"bulk_size": 7}}}
-    return plan.order(spec.load("track", overrides, fixed=fixed))
+    return order.order(spec.load("track", overrides, fixed=fixed))
 
 
 def test_the_plan_of_a_track_holds_all_that_repeats_it() -> None:
@@ -222,7 +226,7 @@ def test_the_plan_of_a_track_holds_all_that_repeats_it() -> None:
     assert again == ordered("heap=1g,2g")
     assert again.runs[0].cell.load.track == TrackChoice(path=str(FOLDER), parameters={"bulk_size": 7})
     assert [sent(procedure.check(run.cell), "index-rides").plan.options.bulk_documents for run in again.runs] == [7, 7]
-    assert conduct.check(again) == ("skipped: recent (search)", "skipped: sleep")
+    assert campaign.check(again) == ("skipped: recent (search)", "skipped: sleep")
 
 
 def test_a_parameter_of_a_track_may_be_a_factor() -> None:

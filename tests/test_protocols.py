@@ -23,13 +23,13 @@ from test_load_process import loaded, outcomes, plan_for
 from test_users import PLANNED_NS, started
 from thrift_server import THRIFT, returned, rows, thrift_server
 
-from ingest_bench import catalog
-from ingest_bench.analysis import integrity
+from ingest_bench.analysis.run import integrity
 from ingest_bench.documents import source
 from ingest_bench.documents.body import Body
 from ingest_bench.documents.corpus import Corpus
 from ingest_bench.documents.ids import Ids
 from ingest_bench.errors import SpecError
+from ingest_bench.experiment import catalog
 from ingest_bench.load.work import Work
 from ingest_bench.model.load import LoadOptions, Wire
 from ingest_bench.model.results import RunRecord

@@ -5,12 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ingest_bench.analysis import receive_buffers
-from ingest_bench.analysis.netty import Adaptive, Fixed
-from ingest_bench.analysis.receive_buffers import KIB, Bytes, Cost
+from ingest_bench.analysis.buffers import receive_buffers
+from ingest_bench.analysis.buffers.netty import Adaptive, Fixed
+from ingest_bench.analysis.buffers.receive_buffers import KIB, Bytes, Cost
 from ingest_bench.model.results import READ_FIELDS
 from ingest_bench.model.target import TargetOptions
-from ingest_bench.report import whatif
+from ingest_bench.report.tables import whatif_table
 
 # Reads of the sink (Netty 4.1.94) over the profile "ethernet": 118 MB in bulks of 1.2 MB on four connections.
 RECORDED = Path(__file__).parent / "data" / "adaptive-reads.npz"
@@ -197,7 +197,7 @@ def test_costs_of_several_runs_add_up() -> None:
 
 
 def test_the_table_marks_extrapolated_sizes_and_leaves_out_what_nobody_knows() -> None:
-    head, *rows = whatif.table(receive_buffers.what_if(reads(65536, 9)))
+    head, *rows = whatif_table.table(receive_buffers.what_if(reads(65536, 9)))
     assert head == ["receive buffer", "buffers/GB", "allocated/GB", "wasted/GB"]
     assert [row[0] for row in rows][3:6] == ["32KiB", "64KiB", "128KiB (extrapolated)"]
-    assert "over a TLAB/GB" in whatif.table(receive_buffers.what_if(reads(65536, 9), tlab_bytes=1e5))[0]
+    assert "over a TLAB/GB" in whatif_table.table(receive_buffers.what_if(reads(65536, 9), tlab_bytes=1e5))[0]

@@ -11,14 +11,14 @@ import pytest
 from servers import Served, served
 
 from ingest_bench import system
-from ingest_bench.analysis import receive_buffers
-from ingest_bench.analysis.netty import Fixed
+from ingest_bench.analysis.buffers import receive_buffers
+from ingest_bench.analysis.buffers.netty import Fixed
 from ingest_bench.jvm.compile import classes
 from ingest_bench.jvm.java import find
 from ingest_bench.model.results import READ_FIELDS
 from ingest_bench.model.target import TargetOptions
 from ingest_bench.probes import ReadContext, jvm_options, recording
-from ingest_bench.targets.sink import Sink
+from ingest_bench.targets.small.sink import Sink
 
 pytestmark = [pytest.mark.jvm, pytest.mark.netns]
 

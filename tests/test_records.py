@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from ingest_bench import records
 from ingest_bench.errors import SpecError
+from ingest_bench.inputs import records
 from ingest_bench.model.load import LoadOptions
 from ingest_bench.model.network import Impairment, Profile
 from ingest_bench.model.target import TargetOptions

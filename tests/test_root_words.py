@@ -16,8 +16,9 @@ from generated import SPECIAL, TEXTS, VALUES, examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingest_bench import catalog, records, spec
 from ingest_bench.errors import SpecError
+from ingest_bench.experiment import catalog, spec
+from ingest_bench.inputs import records
 from ingest_bench.model.network import FarEnd, Impairment, PortRange, Profile, RealLink
 from ingest_bench.network.plan import commands, interface_plan, link_plan, netem, queues
 from ingest_bench.network.plan.flows import Flow

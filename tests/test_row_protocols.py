@@ -20,7 +20,7 @@ from test_protocols import DOCUMENTS, Sent, Spoken, replies, sent, whole
 from test_users import PLANNED_NS, started
 
 from ingest_bench import idl
-from ingest_bench.analysis import integrity
+from ingest_bench.analysis.run import integrity
 from ingest_bench.documents.ids import Ids
 from ingest_bench.errors import SpecError
 from ingest_bench.idl import cql

@@ -13,7 +13,7 @@ import pytest
 
 from ingest_bench import system
 from ingest_bench.errors import RunFailed
-from ingest_bench.faults import clients, rude_clients
+from ingest_bench.faults.clients import misbehaving, rude_clients
 
 LONG_S = 60
 
@@ -36,13 +36,13 @@ def program(
 def test_clients_that_nobody_answers_end_all_the_same() -> None:
     # Who is not accepted fills the backlog; whoever comes then waits, as in a partition.
     with program("connection-flood", 40, 0) as (_, child):
-        assert '"opened": ' in child.rest(clients._END_LIMIT_S / 2)
+        assert '"opened": ' in child.rest(misbehaving._END_LIMIT_S / 2)
 
 
 def test_as_many_connections_as_were_asked_for_are_open_at_a_time() -> None:
     with program("slow-bodies", 100, 128, ("prlimit", "--nofile=40:1000")) as (listener, child):
         accepted = [listener.accept()[0] for _ in range(100)]
-        assert "slow-bodies" not in clients._ended("slow-bodies", child)
+        assert "slow-bodies" not in misbehaving._ended("slow-bodies", child)
         for one in accepted:
             one.close()
 
@@ -52,7 +52,7 @@ def test_more_connections_than_this_process_may_open_are_an_error() -> None:
         program("slow-bodies", 100, 128, ("prlimit", "--nofile=40:60")) as (_, child),
         pytest.raises(RunFailed, match="100 connections need 116 file descriptors, and the limit is 60"),
     ):
-        clients._ended("slow-bodies", child)
+        misbehaving._ended("slow-bodies", child)
 
 
 def test_a_window_is_closed_by_answers_that_fill_it_and_not_by_a_server_that_stands_still() -> None:
@@ -63,7 +63,7 @@ def test_a_window_is_closed_by_answers_that_fill_it_and_not_by_a_server_that_sta
             filling.settimeout(1)
             with pytest.raises(TimeoutError):
                 filling.sendall(bytes(100_000_000))
-            said = clients._ended("zero-window", child)
+            said = misbehaving._ended("zero-window", child)
     assert said == "2 connections, 1 closed windows at a time"
 
 
@@ -86,7 +86,7 @@ def test_whoever_vanished_answers_nothing_until_the_fault_ends() -> None:
         assert all(port in rude_clients.OWN_PORTS for _, (_, port) in accepted)
         for one, _ in accepted:
             eventually(functools.partial(asked_again, one), True)
-        assert clients._ended("half-open", child) == "2 connections"
+        assert misbehaving._ended("half-open", child) == "2 connections"
         for one, _ in accepted:
             with one, pytest.raises(ConnectionResetError):
                 one.recv(1)
@@ -105,6 +105,6 @@ def test_handshakes_that_nobody_ends_stand_at_the_server_and_are_gone_afterwards
         listener.settimeout(0.1)
         with pytest.raises(TimeoutError):
             listener.accept()
-        assert clients._ended("syn-flood", child) == "20 connections"
+        assert misbehaving._ended("syn-flood", child) == "20 connections"
         # The next answer to the SYN finds nobody, and is told so.
         eventually(lambda: under_way(port), 0)

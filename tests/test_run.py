@@ -9,15 +9,17 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from ingest_bench import advise, analyse, conduct, plan, spec, store
 from ingest_bench.cli.app import app
 from ingest_bench.errors import SpecError
+from ingest_bench.experiment import order, spec
+from ingest_bench.lab import buffer_advice, campaign, evaluation
+from ingest_bench.lab.runner import RunOptions
 from ingest_bench.load import Progress
 from ingest_bench.model.results import RunRecord, Summary
 from ingest_bench.model.samples import OUTCOMES, SAMPLE
 from ingest_bench.network.measure import capture
-from ingest_bench.runner import RunOptions
-from ingest_bench.store import Results
+from ingest_bench.results import layout, run_folder
+from ingest_bench.results.layout import Results
 
 SINK = """
 probes = ["reads", "gc"]
@@ -46,10 +48,10 @@ class Silent:
 
 def carried_out(folder: Path, text: str, options: RunOptions | None = None) -> tuple[Results, list[Summary]]:
     (folder / "x.toml").write_text(text)
-    ordered = plan.order(spec.load(str(folder / "x.toml")))
-    conduct.preflight(ordered, RunOptions())
-    results = store.create(folder / "results", ordered, {})
-    return results, conduct.carry_out(results, options or RunOptions(), Silent())
+    ordered = order.order(spec.load(str(folder / "x.toml")))
+    campaign.preflight(ordered, RunOptions())
+    results = layout.create(folder / "results", ordered, {})
+    return results, campaign.carry_out(results, options or RunOptions(), Silent())
 
 
 @pytest.mark.jvm
@@ -76,13 +78,13 @@ def test_what_the_sink_allocated_stands_beside_what_its_reads_predict(tmp_path: 
     text = SINK + 'measure = "2s"\n[factors]\nreceive_predictor = ["16KiB", "64KiB", "64KiB..256KiB"]\n'
     results, found = carried_out(tmp_path, text)
     assert {summary.state for summary in found} == {"measured"}, [summary.reason for summary in found]
-    small, large, adaptive = advise.predictions(results, found)
+    small, large, adaptive = buffer_advice.predictions(results, found)
     assert small.source == large.source == large.cell
     assert abs(small.error) < 0.10
     # From its own reads the prediction is exact: the same buffers, counted twice.
     assert large.error == pytest.approx(0, abs=1e-9)
     assert adaptive.cost.is_extrapolated
-    analyse.write_report(results, found)
+    evaluation.write_report(results, found)
     assert (results.path / "report/predicted.csv").read_text().count("its own reads") == 1
     answer = CliRunner().invoke(app, ["recommend", str(results.path)], standalone_mode=False)
     assert answer.return_value == 0
@@ -138,7 +140,7 @@ for = "1s"
 def test_a_fault_that_cannot_happen_is_refused_before_anything_starts(tmp_path: Path, fault: str, message: str) -> None:
     (tmp_path / "x.toml").write_text(f'{SINK}measure = "9s"\n[network]\nprofile = "loopback"\n[[fault]]\n{fault}\n')
     with pytest.raises(SpecError, match=message):
-        conduct.preflight(plan.order(spec.load(str(tmp_path / "x.toml"))), RunOptions())
+        campaign.preflight(order.order(spec.load(str(tmp_path / "x.toml"))), RunOptions())
 
 
 @pytest.mark.jvm
@@ -166,7 +168,7 @@ def test_a_measurement_begins_where_its_own_data_say(tmp_path: Path) -> None:
         assert any("second half" in remark.text for remark in summary.remarks)
     else:
         assert after_s == pytest.approx(record.warm_up_ns / 1e9, abs=1e-6)
-    assert analyse.summaries(results) == [summary]
+    assert evaluation.summaries(results) == [summary]
 
 
 @pytest.mark.jvm
@@ -188,7 +190,7 @@ def test_a_server_that_runs_out_of_memory_is_a_result_with_its_kind_and_its_numb
     monkeypatch.chdir(tmp_path)
     answer = CliRunner().invoke(app, ["run", "x.toml"], standalone_mode=False, terminal_width=300)
     assert answer.exception is None
-    (row,) = analyse.kept(next((tmp_path / "results" / "x").iterdir()))
+    (row,) = evaluation.kept(next((tmp_path / "results" / "x").iterdir()))
     assert (row.state, row.reason.split(":")[0], row.values["out_of_memory"]) == ("oom", kind, kind)
     assert f"OOM ({kind})" in " ".join(answer.output.split())
     for name in ("bytes_sent", "reads", "gc_pauses", "heap_after_gc_max_bytes", "out_of_memory_after_s"):
@@ -209,7 +211,7 @@ def test_an_out_of_memory_error_that_a_server_survived_is_told_beside_what_was_m
     monkeypatch.chdir(tmp_path)
     answer = CliRunner().invoke(app, ["run", "x.toml"], standalone_mode=False, terminal_width=300)
     assert answer.exception is None
-    (row,) = analyse.kept(next((tmp_path / "results" / "x").iterdir()))
+    (row,) = evaluation.kept(next((tmp_path / "results" / "x").iterdir()))
     assert (row.state, row.values["out_of_memory"]) == ("measured", "direct"), row.reason
     acked, after_s = row.values["documents_acked"], row.values["out_of_memory_after_s"]
     assert isinstance(acked, int)
@@ -232,7 +234,7 @@ def test_a_hopeless_run_is_aborted_while_it_runs_and_says_why_and_ends_with_thre
     said = " ".join(answer.output.split())
     assert "aborted: only/1: aborted by errors > 5% for 2s: errors " in said
     folder = next((tmp_path / "results" / "x").iterdir())
-    (row,) = analyse.kept(folder)
+    (row,) = evaluation.kept(folder)
     assert (row.state, row.reason.partition(":")[0]) == ("aborted", "aborted by errors > 5% for 2s")
     for name in ("requests", "requests_failed", "docs_per_s_mean", "response_ms_p99", "generator_cpu_percent"):
         value = row.values[name]
@@ -242,7 +244,7 @@ def test_a_hopeless_run_is_aborted_while_it_runs_and_says_why_and_ends_with_thre
     (path,) = folder.rglob("*.pcap")
     assert f"{path.relative_to(path.parents[1])} (" in said
     seen = capture.read(path)
-    (report,) = (store.RunFolder(each.parent.parent).load_report() for each in folder.rglob("load/load.json"))
+    (report,) = (run_folder.RunFolder(each.parent.parent).load_report() for each in folder.rglob("load/load.json"))
     assert report is not None
     ended_s = (report.measure_end_ns + report.realtime_minus_monotonic_ns) / 1e9
     assert seen.ended_s == pytest.approx(ended_s, abs=3)
@@ -311,7 +313,7 @@ def test_a_track_is_run_as_it_is_and_again_from_its_plan(tmp_path: Path) -> None
     names = [stage.name for stage in record.stages]
     assert names[3:8] == ["delete-index", "create-index", "check-cluster-health", "index-rides", "index-places"]
     shutil.rmtree(results.run(results.plan.runs[0]).path)
-    (again,) = conduct.carry_out(store.open_results(results.path), RunOptions(), Silent())
+    (again,) = campaign.carry_out(layout.open_results(results.path), RunOptions(), Silent())
     assert (again.state, again.values["documents_counted"]) == ("measured", 1500)
 
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from ingest_bench.analysis import goals
-from ingest_bench.analysis.search import Found, Next, Outcome, Tried, decide, judge
+from ingest_bench.analysis.search import goals
+from ingest_bench.analysis.search.next_step import Found, Next, Outcome, Tried, decide, judge
 from ingest_bench.model.experiment import Search
 from ingest_bench.model.results import Summary
 

@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 from test_run import Silent
 
-from ingest_bench import analyse, plan, seek, spec, store
-from ingest_bench.analysis import knees
+from ingest_bench.analysis.search import knees
 from ingest_bench.errors import SpecError
+from ingest_bench.experiment import order, spec
+from ingest_bench.lab import evaluation, find_max
+from ingest_bench.lab.runner import RunOptions
 from ingest_bench.model.experiment import Plan, Search
-from ingest_bench.runner import RunOptions
+from ingest_bench.results import layout
 
 GOAL = Search(goal="p99 < 400ms, errors < 0.1%", tolerance_ppm=200_000, most_runs=10)
 
@@ -34,21 +36,21 @@ measure = "3s"
 
 def ordered(folder: Path, text: str) -> Plan:
     (folder / "x.toml").write_text(text)
-    return plan.order(spec.load(str(folder / "x.toml")))
+    return order.order(spec.load(str(folder / "x.toml")))
 
 
 def test_a_search_begins_with_the_estimate_of_each_cell(tmp_path: Path) -> None:
-    began = seek.plan_of(ordered(tmp_path, SLOW + '[factors]\nnetwork = ["loopback", "ethernet"]\n'), GOAL)
+    began = find_max.plan_of(ordered(tmp_path, SLOW + '[factors]\nnetwork = ["loopback", "ethernet"]\n'), GOAL)
     assert {run.id for run in began.runs} == {
         "network=loopback+arrivals=closed/1",
         "network=ethernet+arrivals=closed/1",
     }
     assert all(run.step == "estimate" and not run.cell.load.arrivals.is_open for run in began.runs)
-    assert seek.most_runs(began) == 20
+    assert find_max.most_runs(began) == 20
 
 
 def test_a_search_keeps_its_goal_in_full(tmp_path: Path) -> None:
-    began = seek.plan_of(ordered(tmp_path, SLOW), Search(goal="p99 <  400 ms"))
+    began = find_max.plan_of(ordered(tmp_path, SLOW), Search(goal="p99 <  400 ms"))
     assert began.search is not None
     assert began.search.goal == "p99 < 400ms, errors < 0.1%"
 
@@ -63,13 +65,13 @@ def test_a_search_keeps_its_goal_in_full(tmp_path: Path) -> None:
 )
 def test_a_search_that_cannot_be_says_why(goal: str, more: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=message):
-        seek.plan_of(ordered(tmp_path, SLOW + more), Search(goal=goal))
+        find_max.plan_of(ordered(tmp_path, SLOW + more), Search(goal=goal))
 
 
 def test_arrivals_without_one_rate_cannot_be_searched(tmp_path: Path) -> None:
     text = SLOW.replace("users = 2", 'users = 2\narrivals = "ramp 1/s..9/s 5s"')
     with pytest.raises(SpecError, match='"ramp" arrivals have no one rate'):
-        seek.plan_of(ordered(tmp_path, text), GOAL)
+        find_max.plan_of(ordered(tmp_path, text), GOAL)
 
 
 @pytest.mark.jvm
@@ -80,13 +82,13 @@ def test_a_search_finds_the_rate_of_a_slow_server_and_goes_on_where_it_was_inter
             if number == 3:
                 raise KeyboardInterrupt
 
-    results = store.create(tmp_path, seek.plan_of(ordered(tmp_path, SLOW), GOAL), {})
+    results = layout.create(tmp_path, find_max.plan_of(ordered(tmp_path, SLOW), GOAL), {})
     with pytest.raises(KeyboardInterrupt):
-        seek.carry_out(results, RunOptions(), Impatient())
+        find_max.carry_out(results, RunOptions(), Impatient())
     assert [run.step for run in results.plan.runs] == ["estimate", "ramp", results.plan.runs[2].step]
     first_two = {name: results.records()[name].started_utc for name in list(results.records())[:2]}
 
-    found = seek.carry_out(results, RunOptions(), Silent())
+    found = find_max.carry_out(results, RunOptions(), Silent())
     assert {name: results.records()[name].started_utc for name in first_two} == first_two
     (knee,) = knees.knees(results.plan, found)
     assert knee.found.per_s is not None, knee.found.said
@@ -94,10 +96,10 @@ def test_a_search_finds_the_rate_of_a_slow_server_and_goes_on_where_it_was_inter
     assert 5 <= knee.found.per_s <= 21
     assert len(found) == len(results.plan.runs) == len(knee.steps)
     assert knee.steps[-1][0].step == "confirm"
-    written = {path.name for path in analyse.write_report(results, found)}
+    written = {path.name for path in evaluation.write_report(results, found)}
     assert "knee.png" in written
     assert knee.found.said in (results.report / "knee.md").read_text()
 
     # What is done is done: nothing runs again.
-    again = seek.carry_out(results, RunOptions(), Silent())
+    again = find_max.carry_out(results, RunOptions(), Silent())
     assert [dataclasses.asdict(each)["run"] for each in again] == [each.run for each in found]

@@ -7,7 +7,7 @@ import time
 import made_runs
 import numpy as np
 
-from ingest_bench.analysis.samples import Samples, series
+from ingest_bench.analysis.run.samples import Samples, series
 
 SECOND = made_runs.SECOND
 DAY_S = 24 * 3600

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from ingest_bench import spec
 from ingest_bench.errors import SpecError
+from ingest_bench.experiment import spec
 from ingest_bench.faults import checks
 from ingest_bench.jvm.java import Java
 from ingest_bench.model.experiment import Cell
@@ -16,11 +16,11 @@ from ingest_bench.model.network import LinkName
 from ingest_bench.model.target import Endpoint, TargetOptions
 from ingest_bench.model.track import AdminRequest
 from ingest_bench.network.plan import places
-from ingest_bench.targets import node_answers, node_options
-from ingest_bench.targets.elasticsearch import ELASTICSEARCH
+from ingest_bench.targets.elastic import node_answers, node_options
+from ingest_bench.targets.elastic.elasticsearch import ELASTICSEARCH
+from ingest_bench.targets.elastic.opensearch import OPENSEARCH
 from ingest_bench.targets.http import Answer
-from ingest_bench.targets.opensearch import OPENSEARCH
-from ingest_bench.targets.sink import Sink
+from ingest_bench.targets.small.sink import Sink
 
 NODES = tuple(Endpoint(places.node_address(number), 9200) for number in (1, 2, 3))
 JAVA = Java(home=Path("/java"), version=17, source="")

@@ -21,7 +21,7 @@ from ingest_bench.jvm.process import Launch, serve
 from ingest_bench.jvm.server_user import SERVER_UID
 from ingest_bench.model.target import Endpoint, LaunchPlan, TargetOptions
 from ingest_bench.targets.http import Answer, NoAnswer, ask
-from ingest_bench.targets.sink import Sink
+from ingest_bench.targets.small.sink import Sink
 
 pytestmark = [pytest.mark.jvm, pytest.mark.netns]
 

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from ingest_bench import catalog, data, plan, spec
 from ingest_bench.errors import SpecError
+from ingest_bench.experiment import catalog, order, spec
+from ingest_bench.inputs import data
 
 EXPERIMENT = """
 description = "x"
@@ -83,8 +84,8 @@ def test_a_file_that_is_not_toml_is_named_with_its_line(here: Path) -> None:
 @pytest.mark.usefixtures("here")
 def test_each_replicate_holds_every_cell_once_in_an_order_that_the_seed_gives() -> None:
     experiment = spec.load("x.toml", replicates=3)
-    ordered = plan.order(experiment)
-    assert ordered == plan.order(experiment)
+    ordered = order.order(experiment)
+    assert ordered == order.order(experiment)
     for replicate in (1, 2, 3):
         names = sorted(run.cell.name for run in ordered.runs if run.replicate == replicate)
         assert names == sorted(cell.name for cell in spec.cells(experiment))
@@ -93,7 +94,7 @@ def test_each_replicate_holds_every_cell_once_in_an_order_that_the_seed_gives() 
 @pytest.mark.usefixtures("here")
 def test_costly_probes_run_in_replicates_of_their_own(here: Path) -> None:
     (here / "x.toml").write_text('probes = ["reads"]\ncostly_probes = ["allocations"]\n' + EXPERIMENT)
-    runs = plan.order(spec.load("x.toml")).runs
+    runs = order.order(spec.load("x.toml")).runs
     assert {(run.instrumented, run.cell.probes) for run in runs} == {
         (False, ("reads",)),
         (True, ("reads", "allocations")),
@@ -103,7 +104,7 @@ def test_costly_probes_run_in_replicates_of_their_own(here: Path) -> None:
 
 @pytest.mark.parametrize("name", sorted(data.files(catalog.EXPERIMENTS)))
 def test_every_shipped_experiment_can_be_planned(name: str) -> None:
-    assert all(plan.order(spec.load(each)).runs for each in spec.included(name))
+    assert all(order.order(spec.load(each)).runs for each in spec.included(name))
 
 
 @pytest.mark.parametrize(

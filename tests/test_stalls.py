@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from ingest_bench import network
-from ingest_bench.analysis import stall_sources, stalls, summary
-from ingest_bench.analysis.samples import Samples, Window
+from ingest_bench.analysis.run import summary
+from ingest_bench.analysis.run.samples import Samples, Window
+from ingest_bench.analysis.stalls import attribution, sources
 from ingest_bench.model.results import Happened, Interval, Measured, Stall, Watched
-from ingest_bench.report import stall_table
+from ingest_bench.report.tables import stall_table
 
 SECOND = made.SECOND
 ZERO = made.START + made.OFFSET
@@ -52,7 +53,7 @@ def watched(spans: dict[str, list[tuple[float, float]]]) -> list[Watched]:
 
 def found(samples: Samples, spans: dict[str, list[tuple[float, float]]], length_s: float = 20) -> tuple[Stall, ...]:
     window = Window(made.START, made.START + round(length_s * SECOND))
-    return stalls.find(samples, window, SERVICE_S * 1000, watched(spans), made.OFFSET)
+    return attribution.find(samples, window, SERVICE_S * 1000, watched(spans), made.OFFSET)
 
 
 def test_a_stall_has_its_span_its_requests_and_its_cause() -> None:
@@ -67,17 +68,19 @@ def test_a_stall_has_its_span_its_requests_and_its_cause() -> None:
     assert [cause for cause, _ in one.causes] == ["quota"]
     assert [cause for cause, _ in one.ruled_out] == ["garbage collection"]
     assert (other.requests, other.at_once, other.causes[0][0]) == (USERS, USERS, "garbage collection")
-    assert stalls.sentence(one, ZERO, USERS).startswith("4.98-8.42 s: ")
-    assert "1 of 4 users waited, the longest request 3.4" in stalls.sentence(one, ZERO, USERS)
-    assert stalls.sentence(one, ZERO, USERS).endswith("ruled out: garbage collection (0.00 s)")
+    assert attribution.sentence(one, ZERO, USERS).startswith("4.98-8.42 s: ")
+    assert "1 of 4 users waited, the longest request 3.4" in attribution.sentence(one, ZERO, USERS)
+    assert attribution.sentence(one, ZERO, USERS).endswith("ruled out: garbage collection (0.00 s)")
 
 
 def test_what_nothing_covers_is_unexplained() -> None:
     (one,) = found(load([(5, 8)], 20), {"garbage collection": [(5.1, 5.2)], "quota": [(9, 10)]})
     assert (one.causes, one.unexplained_ns) == ((), one.end_ns - one.start_ns)
-    assert "unexplained; ruled out: garbage collection (0.10 s), quota (0.00 s)" in stalls.sentence(one, ZERO, USERS)
-    assert stalls.values([one])["stall_cause_top"] == "unexplained"
-    assert stalls.values([one])["stalled_unexplained_s"] == stalls.values([one])["stalls_s"]
+    assert "unexplained; ruled out: garbage collection (0.10 s), quota (0.00 s)" in attribution.sentence(
+        one, ZERO, USERS
+    )
+    assert attribution.values([one])["stall_cause_top"] == "unexplained"
+    assert attribution.values([one])["stalled_unexplained_s"] == attribution.values([one])["stalls_s"]
 
 
 def test_what_is_always_there_explains_no_stall() -> None:
@@ -135,16 +138,16 @@ def test_a_load_in_pieces_has_the_same_stalls() -> None:
 
 def test_a_generator_that_stood_still_is_a_cause_and_one_that_did_not_is_ruled_out() -> None:
     marks = made.cpu(0.1, 0.1, 0.1)
-    (none,) = stall_sources.generator([marks], made.report())
+    (none,) = sources.generator([marks], made.report())
     marks["at_ns"][2:] += SECOND // 2
-    (late,) = stall_sources.generator([marks], made.report())
+    (late,) = sources.generator([marks], made.report())
     assert none.spans == ()
     assert [(span.start_ns - ZERO, span.end_ns - ZERO) for span in late.spans] == [(2 * SECOND, 2.5 * SECOND)]
-    assert stall_sources.generator([], made.report()) == []
+    assert sources.generator([], made.report()) == []
 
 
 def test_a_fault_that_lasts_to_the_end_covers_all_that_is_left() -> None:
-    (one,) = stall_sources.faults([Happened(kind="pause", started=5)], 9)
+    (one,) = sources.faults([Happened(kind="pause", started=5)], 9)
     assert [(span.start_ns, span.end_ns) for span in one.spans] == [(5, 9)]
 
 

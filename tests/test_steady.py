@@ -7,9 +7,9 @@ import made_runs as made
 import numpy as np
 import pytest
 
-from ingest_bench.analysis import steady
-from ingest_bench.analysis.samples import Samples
-from ingest_bench.analysis.steady import truncation
+from ingest_bench.analysis.run import steady
+from ingest_bench.analysis.run.samples import Samples
+from ingest_bench.analysis.run.steady import truncation
 from ingest_bench.model.load import WorkerReport
 
 

@@ -7,14 +7,14 @@ import pytest
 from made_histories import Made, histories
 from scipy import special
 
-from ingest_bench.analysis import steps
+from ingest_bench.analysis.numbers import level_changes
 
 
 def found(lot: list[Made]) -> tuple[int, int, int]:
     """How many steps were found within one night, how many there were, and how many were said and are none."""
     right = said = 0
     for made in lot:
-        places = [step.place for step in steps.find(made.values).steps]
+        places = [step.place for step in level_changes.find(made.values).steps]
         said += len(places)
         right += sum(any(abs(each - place) <= 1 for each in places) for place in made.places)
     return right, sum(len(made.places) for made in lot), said - right
@@ -22,7 +22,7 @@ def found(lot: list[Made]) -> tuple[int, int, int]:
 
 def test_of_made_up_histories_those_without_a_step_have_none_and_clear_steps_are_found() -> None:
     none = list(histories(200, 101, (0,)))
-    assert sum(bool(steps.find(made.values).steps) for made in none) <= 10
+    assert sum(bool(level_changes.find(made.values).steps) for made in none) <= 10
     # Half of all steps of 3 to 30% are below what noise of 2 to 10% lets anyone see.
     right, there, false = found(list(histories(100, 1, (0, 1, 2), (0.03, 0.3))))
     assert (there, right >= 55, false <= 20) == (99, True, True)
@@ -36,7 +36,7 @@ def test_of_made_up_histories_those_without_a_step_have_none_and_clear_steps_are
 def test_the_interval_holds_the_size_of_the_step_nine_times_of_ten() -> None:
     held = seen = 0
     for made in histories(100, 53, (1,)):
-        for step in steps.find(made.values).steps:
+        for step in level_changes.find(made.values).steps:
             if abs(step.place - made.places[0]) <= 1:
                 half = float(special.stdtrit(step.freedom, 0.975)) * step.error
                 held += abs(step.size - made.shares[0] * step.before) <= half
@@ -50,11 +50,11 @@ def test_a_short_history_has_its_step_too_and_none_without(nights: int, found_of
     random = np.random.default_rng(nights)
     noise = random.normal(1, 0.05, (2, 100, nights))
     places = random.integers(3, nights - 2, 100)
-    assert sum(bool(steps.find(values.tolist()).steps) for values in noise[0]) <= 10
+    assert sum(bool(level_changes.find(values.tolist()).steps) for values in noise[0]) <= 10
     right = 0
     for values, place in zip(noise[1], places, strict=True):
         values[place:] += 0.3
-        right += any(abs(step.place - place) <= 1 for step in steps.find(values.tolist()).steps)
+        right += any(abs(step.place - place) <= 1 for step in level_changes.find(values.tolist()).steps)
     assert right >= found_of_100
 
 
@@ -64,23 +64,23 @@ def test_a_step_is_known_when_it_is_three_nights_old_and_one_odd_night_is_none()
         right = 0
         for values in random.normal(100, 2, (50, 60)):
             values[-nights:] -= 20
-            right += 60 - nights in [step.place for step in steps.find(values.tolist()).steps]
+            right += 60 - nights in [step.place for step in level_changes.find(values.tolist()).steps]
         assert at_least <= right <= at_most, nights
     values = random.normal(100, 2, 60)
     values[30] = 400
-    seen = steps.find(values.tolist())
+    seen = level_changes.find(values.tolist())
     assert (seen.steps, seen.odd) == ((), (30,))
 
 
 def test_numbers_without_noise_are_no_error() -> None:
-    assert steps.find([1448] * 10).steps == ()
-    assert steps.find([0] * 7).steps == ()
-    (step,) = steps.find([1448] * 10 + [8948] * 10).steps
+    assert level_changes.find([1448] * 10).steps == ()
+    assert level_changes.find([0] * 7).steps == ()
+    (step,) = level_changes.find([1448] * 10 + [8948] * 10).steps
     assert step.place == 10
     assert (step.before, step.size) == pytest.approx((1448, 7500))
-    (step,) = steps.find([1e300] * 10 + [1e250] * 10).steps
+    (step,) = level_changes.find([1e300] * 10 + [1e250] * 10).steps
     assert step.size == pytest.approx(-1e300)
     # Counts: as much spread as of so many that come independently.
     counts = [20] * 6 + [22] * 6
-    assert steps.find(counts).steps
-    assert steps.find(counts, least_spread=21**0.5).steps == ()
+    assert level_changes.find(counts).steps
+    assert level_changes.find(counts, least_spread=21**0.5).steps == ()

@@ -7,30 +7,31 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ingest_bench import plan, spec, store
 from ingest_bench.errors import SpecError
+from ingest_bench.experiment import order, spec
 from ingest_bench.model.results import RunRecord
 from ingest_bench.model.samples import SAMPLE
+from ingest_bench.results import layout
 
 
 @pytest.fixture
-def results(tmp_path: Path) -> store.Results:
+def results(tmp_path: Path) -> layout.Results:
     (tmp_path / "x.toml").write_text('[factors]\nheap = ["1g", "2g"]\n')
     (tmp_path / "net.toml").write_text("mtu = 1500\n")
-    ordered = plan.order(spec.load(str(tmp_path / "x.toml"), fixed={"network": str(tmp_path / "net.toml")}))
-    return store.create(tmp_path / "results", ordered, {})
+    ordered = order.order(spec.load(str(tmp_path / "x.toml"), fixed={"network": str(tmp_path / "net.toml")}))
+    return layout.create(tmp_path / "results", ordered, {})
 
 
-def test_a_plan_and_a_record_come_back_as_they_were_written(results: store.Results) -> None:
+def test_a_plan_and_a_record_come_back_as_they_were_written(results: layout.Results) -> None:
     run = results.plan.runs[0]
     folder = results.run(run)
     folder.create()
     record = RunRecord(run=run.id, replicate=1, cell=run.cell.name, levels=run.cell.levels, state="started")
     folder.write(record)
-    assert store.open_results(results.path).records() == {run.id: record}
+    assert layout.open_results(results.path).records() == {run.id: record}
 
 
-def test_samples_of_several_workers_are_one_array_and_a_cut_record_is_left_out(results: store.Results) -> None:
+def test_samples_of_several_workers_are_one_array_and_a_cut_record_is_left_out(results: layout.Results) -> None:
     folder = results.run(results.plan.runs[0])
     folder.create()
     one = (5, 5, 8, 9, 100, 0, 10, 10, 0, 1, 200, 0, 1, 0, 40000)
@@ -40,7 +41,7 @@ def test_samples_of_several_workers_are_one_array_and_a_cut_record_is_left_out(r
     assert folder.samples().whole()["user"].tolist() == [2, 1]
 
 
-def test_what_a_broken_try_left_is_kept_beside_the_next(results: store.Results) -> None:
+def test_what_a_broken_try_left_is_kept_beside_the_next(results: layout.Results) -> None:
     folder = results.run(results.plan.runs[0])
     folder.create()
     folder.log.write_text("the first try")
@@ -52,9 +53,9 @@ def test_what_a_broken_try_left_is_kept_beside_the_next(results: store.Results) 
     assert not (kept / "home").exists()
 
 
-def test_two_that_write_the_same_report_at_once_both_write_it_whole(results: store.Results) -> None:
+def test_two_that_write_the_same_report_at_once_both_write_it_whole(results: layout.Results) -> None:
     program = (
-        "import sys; from pathlib import Path; from ingest_bench.store import Results\n"
+        "import sys; from pathlib import Path; from ingest_bench.results.layout import Results\n"
         "for _ in range(300): Results(Path(sys.argv[1])).write({'summary.csv': sys.argv[2].encode() * 20_000})"
     )
     both = [subprocess.Popen([sys.executable, "-c", program, str(results.path), letter]) for letter in "ab"]
@@ -63,8 +64,8 @@ def test_two_that_write_the_same_report_at_once_both_write_it_whole(results: sto
     assert not list(results.path.glob(".*.new"))
 
 
-def test_runs_that_somebody_carries_out_are_nobody_elses(results: store.Results) -> None:
-    other = store.open_results(results.path)
+def test_runs_that_somebody_carries_out_are_nobody_elses(results: layout.Results) -> None:
+    other = layout.open_results(results.path)
     with results.held():
         refused = other.held()
         with pytest.raises(SpecError, match="another ingest-bench carries out these runs now"):
@@ -75,10 +76,10 @@ def test_runs_that_somebody_carries_out_are_nobody_elses(results: store.Results)
 
 def test_a_folder_without_a_plan_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="no results"):
-        store.open_results(tmp_path)
+        layout.open_results(tmp_path)
 
 
-def test_a_damaged_file_is_named(results: store.Results) -> None:
+def test_a_damaged_file_is_named(results: layout.Results) -> None:
     (results.path / "plan.json").write_text("{")
     with pytest.raises(SpecError, match=r"plan.json: this file is damaged"):
         _ = results.plan

@@ -8,10 +8,10 @@ import made_runs as made
 import numpy as np
 import pytest
 
-from ingest_bench.analysis import samples as load
-from ingest_bench.analysis.columns import COLUMNS
-from ingest_bench.analysis.samples import Samples
-from ingest_bench.analysis.summary import summarise
+from ingest_bench.analysis.run import samples as load
+from ingest_bench.analysis.run.columns import COLUMNS
+from ingest_bench.analysis.run.samples import Samples
+from ingest_bench.analysis.run.summary import summarise
 from ingest_bench.model.experiment import Cell, RunState
 from ingest_bench.model.network import Profile, Promise
 from ingest_bench.model.results import Happened, Summary

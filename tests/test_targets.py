@@ -11,9 +11,11 @@ from ingest_bench.jvm import options
 from ingest_bench.jvm.java import Java
 from ingest_bench.jvm.process import environment
 from ingest_bench.model.target import Endpoint, LaunchPlan, TargetOptions
-from ingest_bench.targets import TARGETS, index, named, node_answers, node_options, sink
-from ingest_bench.targets.elasticsearch import ELASTICSEARCH
-from ingest_bench.targets.opensearch import OPENSEARCH
+from ingest_bench.targets import TARGETS, named
+from ingest_bench.targets.elastic import index, node_answers, node_options
+from ingest_bench.targets.elastic.elasticsearch import ELASTICSEARCH
+from ingest_bench.targets.elastic.opensearch import OPENSEARCH
+from ingest_bench.targets.small import sink
 
 HOME = Path("/results/run/home")
 DIST = Path("/cache/unpacked/opensearch-2.19.6")

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from ingest_bench import catalog
 from ingest_bench.errors import RunFailed, SpecError
-from ingest_bench.faults import checks, timeline, trace
-from ingest_bench.faults.layers import other_state
+from ingest_bench.experiment import catalog
+from ingest_bench.faults import checks, timeline
+from ingest_bench.faults.links import trace
+from ingest_bench.faults.links.layers import other_state
 from ingest_bench.faults.stage import Stage
 from ingest_bench.model.experiment import Cell, Fault
 from ingest_bench.model.load import LoadOptions

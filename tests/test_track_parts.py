@@ -10,17 +10,19 @@ from typing import Any
 import made_runs
 import pytest
 
-from ingest_bench import downloads, footprint, procedure, track_procedure
 from ingest_bench.documents import tracks
 from ingest_bench.errors import SpecError
-from ingest_bench.footprint import Thing
+from ingest_bench.lab import steps
+from ingest_bench.lab.server import borrowed
+from ingest_bench.lab.server.borrowed import Thing
+from ingest_bench.lab.steps import downloads, track_steps
+from ingest_bench.lab.steps.parts import Procedure, Send, Together
 from ingest_bench.load.arrivals import schedule
 from ingest_bench.load.plan import from_table
 from ingest_bench.model.experiment import Cell
 from ingest_bench.model.load import Arrivals, LoadOptions, Rate, TrackChoice
 from ingest_bench.model.target import Endpoint, Place, TargetOptions
 from ingest_bench.model.track import Step, Track
-from ingest_bench.parts import Procedure, Send, Together
 
 STREAMS = Path(__file__).parent / "data" / "streams"
 PLACE = Place(endpoint=Endpoint("192.0.2.1", 9200))
@@ -50,7 +52,7 @@ def asked(found: Track, operation: str) -> list[tuple[str, str, Any]]:
 def of(folder: Path, *, mark: str = "", target: TargetOptions | None = None) -> Procedure:
     cell = made_runs.cell(load=LoadOptions(track=TrackChoice(path=str(folder))))
     cell = dataclasses.replace(cell, target=target or cell.target)
-    return procedure.of(cell, PLACE, Path("out"), may_delete=True, mark=mark)
+    return steps.of(cell, PLACE, Path("out"), may_delete=True, mark=mark)
 
 
 def test_streams_templates_and_pipelines_are_made_in_the_order_of_the_track() -> None:
@@ -126,7 +128,7 @@ def test_an_operation_that_cannot_be_done_is_named(tmp_path: Path, operation: di
 
 def test_what_is_made_on_a_foreign_server_carries_the_mark_and_goes_in_an_order_that_can_be_deleted() -> None:
     found = of(STREAMS, mark="only-mine")
-    touched = footprint.of(found)
+    touched = borrowed.of(found)
     assert touched.things == (
         Thing("index", "rides-1"),
         Thing("_data_stream", "logs-app"),
@@ -144,7 +146,7 @@ def test_what_is_made_on_a_foreign_server_carries_the_mark_and_goes_in_an_order_
 
 def test_an_index_that_a_track_deletes_and_does_not_declare_must_not_be_there(tmp_path: Path) -> None:
     deletion = {"operation-type": "delete-index", "index": "somebodys"}
-    touched = footprint.of(of(written(tmp_path, [{"operation": deletion}, {"operation": "bulk"}])))
+    touched = borrowed.of(of(written(tmp_path, [{"operation": deletion}, {"operation": "bulk"}])))
     assert Thing("index", "somebodys") in touched.things
     assert Thing("index", "somebodys") not in touched.deleted
 
@@ -257,7 +259,7 @@ def test_a_loop_over_several_files_sends_each_again_and_again(tmp_path: Path, po
     rows = [{"operation": looped, "time-period": 5, "clients": 2}]
     found = tracks.read(written(tmp_path, rows, corpora=[{"name": "c", "documents": documents}]))
     cell = made_runs.cell(load=LoadOptions(track=TrackChoice(path=str(tmp_path))))
-    (part,) = procedure.of(cell, PLACE, Path("out"), may_delete=True).parts
+    (part,) = steps.of(cell, PLACE, Path("out"), may_delete=True).parts
     assert isinstance(part, Send)
     plan = dataclasses.replace(part.plan, pool_bytes=pool_bytes)
     user = plan.source().for_user(0)
@@ -335,11 +337,11 @@ def cell(**options: Any) -> Cell:
 )
 def test_users_that_cannot_start_or_rest_as_asked_are_refused(options: dict[str, Any], said: str) -> None:
     with pytest.raises(SpecError, match=said):
-        procedure.check(cell(**options))
+        steps.check(cell(**options))
 
 
 def test_users_start_evenly_over_the_ramp_the_first_at_once() -> None:
-    found = procedure.check(cell(ramp_up_ns=3 * SECOND, users=3, workload="nyc_taxis"))
+    found = steps.check(cell(ramp_up_ns=3 * SECOND, users=3, workload="nyc_taxis"))
     plan = next(part for part in found.parts if isinstance(part, Send)).plan
     assert [plan.starts_after_ns(user) / SECOND for user in range(3)] == [0, 1, 2]
 
@@ -361,15 +363,15 @@ GROWING = [
 def test_a_template_that_never_ends_or_grows_is_refused_and_harms_nobody(
     tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(track_procedure, "READING_CPU_S", 2)
+    monkeypatch.setattr(track_steps, "READING_CPU_S", 2)
     (tmp_path / "track.json").write_text(text)
     with pytest.raises(SpecError, match=r"did not come to an end|more than 1 GiB|recursion|nested too deeply") as told:
-        track_procedure.read(TrackChoice(path=str(tmp_path)))
+        track_steps.read(TrackChoice(path=str(tmp_path)))
     assert len(str(told.value)) < 1000
 
 
 def test_a_track_is_the_same_read_apart() -> None:
-    assert track_procedure.read(TrackChoice(path=str(STREAMS))) == tracks.read(STREAMS, downloads=downloads.folder())
+    assert track_steps.read(TrackChoice(path=str(STREAMS))) == tracks.read(STREAMS, downloads=downloads.folder())
 
 
 def test_what_a_worker_is_told_of_a_step_is_what_it_gets(tmp_path: Path) -> None:

@@ -16,15 +16,18 @@ import numpy as np
 import pytest
 from test_page import Tags
 
-from ingest_bench import plan, spec, store
-from ingest_bench.analysis import trend
-from ingest_bench.analysis.comparable import Results
-from ingest_bench.analysis.trend import Night, Trend
+from ingest_bench.analysis.compare import trend
+from ingest_bench.analysis.compare.comparable import Results
+from ingest_bench.analysis.compare.trend import Night, Trend
 from ingest_bench.cli import app
+from ingest_bench.experiment import order, spec
+from ingest_bench.inputs.visible import one_line
 from ingest_bench.model.results import RunRecord, Summary
-from ingest_bench.report import page, plots_trend, tables
-from ingest_bench.report import trend as told
-from ingest_bench.visible import one_line
+from ingest_bench.report.page import page
+from ingest_bench.report.plots import plots_trend
+from ingest_bench.report.tables import text_tables
+from ingest_bench.report.tables import trend_table as told
+from ingest_bench.results import layout, run_folder
 
 FACTS = {"cpu": "A", "kernel": "6.1", "ingest_bench": "1"}
 HOSTILE = '<script>alert(1)</script>"\x1b[31m$x$'
@@ -189,14 +192,14 @@ def written(tmp_path: Path) -> Callable[..., Path]:
     """A function that writes one night's results folder."""
     experiment = tmp_path / "x.toml"
     experiment.write_text("replicates = 2\n")
-    ordered = plan.order(spec.load(str(experiment)))
+    ordered = order.order(spec.load(str(experiment)))
 
     def write(name: str, docs: float, facts: Mapping[str, Any] = FACTS, java: str = "17.0.9") -> Path:
-        made_at = store.create(tmp_path / "made", ordered, facts).path
+        made_at = layout.create(tmp_path / "made", ordered, facts).path
         place = tmp_path / "nights" / name
         place.parent.mkdir(parents=True, exist_ok=True)
         made_at.rename(place)
-        results = store.Results(place)
+        results = layout.Results(place)
         rows = []
         for run in ordered.runs:
             common: dict[str, Any] = {"run": run.id, "cell": run.cell.name, "replicate": run.replicate}
@@ -206,7 +209,7 @@ def written(tmp_path: Path) -> Callable[..., Path]:
             started = "2026-09-01T02:00:00+00:00"
             record = RunRecord(**common, levels=run.cell.levels, state="measured", started_utc=started)
             results.run(run).write(dataclasses.replace(record, server={"java": java}))
-        results.write({"summary.csv": tables.summary_csv(rows).encode()})
+        results.write({"summary.csv": text_tables.summary_csv(rows).encode()})
         return place
 
     return write
@@ -251,14 +254,14 @@ def test_what_is_no_result_or_cannot_be_read_is_left_out_with_its_reason(
     (nights / "latest").symlink_to(nights / day(7))
     newer, damaged, unfinished = (nights / day(place) for place in (0, 1, 2))
     record = next(newer.rglob("run.json"))
-    record.write_text(json.dumps(json.loads(record.read_text()) | {"schema": store.SCHEMA + 1}))
+    record.write_text(json.dumps(json.loads(record.read_text()) | {"schema": run_folder.SCHEMA + 1}))
     (damaged / "plan.json").write_text("{")
     (unfinished / "summary.csv").unlink()
     # A name of somebody's own: its first run says when it was.
     (nights / day(3)).rename(nights / "renamed")
     assert app.run(["trend", str(nights), "--column", "docs_per_s_mean"]) == 3
     said = capsys.readouterr().out
-    assert f"schema {store.SCHEMA + 1}; this program reads schema {store.SCHEMA}" in said
+    assert f"schema {run_folder.SCHEMA + 1}; this program reads schema {run_folder.SCHEMA}" in said
     assert "this file is damaged" in said
     assert "cannot be read (No such file or directory)" in said
     assert "there are 5 nights; it takes 6" in said

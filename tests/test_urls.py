@@ -10,15 +10,20 @@ from typing import Any
 
 import pytest
 
-from ingest_bench import conduct, credentials, footprint, plan, procedure, records, spec, targets, urls
+from ingest_bench import targets
 from ingest_bench.errors import RunFailed, SpecError
-from ingest_bench.footprint import Thing
+from ingest_bench.experiment import order, spec
+from ingest_bench.inputs import credentials, records, urls
+from ingest_bench.lab import campaign
+from ingest_bench.lab import steps as procedure
+from ingest_bench.lab.runner import RunOptions
+from ingest_bench.lab.server import borrowed
+from ingest_bench.lab.server.borrowed import Thing
+from ingest_bench.lab.steps.parts import Ask, Procedure
 from ingest_bench.model.experiment import Plan
 from ingest_bench.model.target import Endpoint, Place, TargetOptions
-from ingest_bench.parts import Ask, Procedure
-from ingest_bench.runner import RunOptions
 from ingest_bench.targets import running
-from ingest_bench.targets.elasticsearch import ELASTICSEARCH as ELASTICSEARCH_NODE
+from ingest_bench.targets.elastic.elasticsearch import ELASTICSEARCH as ELASTICSEARCH_NODE
 from ingest_bench.targets.http import Answer, Http
 
 URL = "https://search.example:9243"
@@ -68,7 +73,7 @@ def test_a_password_in_the_url_is_refused_and_not_repeated(text: str) -> None:
 
 
 def of_url(*overrides: str, experiment: str = "running", **fixed: Any) -> Plan:
-    return plan.order(spec.load(experiment, overrides, running={"url": URL}, fixed=fixed))
+    return order.order(spec.load(experiment, overrides, running={"url": URL}, fixed=fixed))
 
 
 def test_the_plan_keeps_the_url_and_takes_the_place_of_target_and_network() -> None:
@@ -77,14 +82,14 @@ def test_the_plan_keeps_the_url_and_takes_the_place_of_target_and_network() -> N
     for run in kept.runs:
         assert str(run.cell.target.url) == URL
         assert run.cell.network is None
-    assert conduct.check(kept) == ()
+    assert campaign.check(kept) == ()
     assert kept.description == "workloads, on a server that runs already, as it is"
     assert of_url().description.startswith("A server that runs already")
 
 
 def test_several_servers_are_a_factor() -> None:
     levels = f"{URL},http://other.example:9200"
-    found = plan.order(spec.load("running", [f"url={levels}"]))
+    found = order.order(spec.load("running", [f"url={levels}"]))
     assert {str(run.cell.target.url) for run in found.runs} == set(levels.split(","))
 
 
@@ -254,7 +259,7 @@ CREATE = {"operation-type": "create-index"}
 
 
 def test_the_footprint_is_every_index_that_is_made_deleted_or_written(tmp_path: Path) -> None:
-    found = footprint.of(of_track(tmp_path, [{"operation-type": "delete-index"}, CREATE, BULK]))
+    found = borrowed.of(of_track(tmp_path, [{"operation-type": "delete-index"}, CREATE, BULK]))
     assert found.things == (Thing("index", "mine"),)
     assert found.made == found.deleted == {Thing("index", "mine")}
 
@@ -269,18 +274,18 @@ def test_an_index_of_a_foreign_server_carries_the_mark_of_its_run(tmp_path: Path
 @pytest.mark.parametrize("name", ["*", "logs-*", "_all", "<x-{now}>", "-x", ".security", "UPPER"])
 def test_a_name_that_may_mean_other_indices_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(SpecError, match=r"no plain name|no index can be called"):
-        footprint.of(of_track(tmp_path, [{"operation-type": "delete-index"}, BULK], (name,)))
+        borrowed.of(of_track(tmp_path, [{"operation-type": "delete-index"}, BULK], (name,)))
 
 
 @pytest.mark.parametrize("operation", ["refresh", "force-merge"])
 def test_what_concerns_all_indices_is_refused(tmp_path: Path, operation: str) -> None:
     with pytest.raises(SpecError, match="more than the indices of this run"):
-        footprint.of(of_track(tmp_path, [BULK, {"operation-type": operation, "index": "_all"}]))
+        borrowed.of(of_track(tmp_path, [BULK, {"operation-type": operation, "index": "_all"}]))
 
 
 def test_a_track_that_deletes_needs_the_users_word(tmp_path: Path) -> None:
     of_track(tmp_path, [{"operation-type": "delete-index"}, CREATE, BULK])
     ordered = of_url(experiment="track", track=str(tmp_path))
     with pytest.raises(SpecError, match="--allow-delete"):
-        conduct.check(ordered, RunOptions())
-    assert not [line for line in conduct.check(ordered, RunOptions(allow_delete=True)) if "delete" in line]
+        campaign.check(ordered, RunOptions())
+    assert not [line for line in campaign.check(ordered, RunOptions(allow_delete=True)) if "delete" in line]

@@ -20,7 +20,7 @@ import pytest
 from bulk_server import Reply, accept_all, answer, bulk_answer, bulk_server, documents_in
 from gevent.event import Event
 
-from ingest_bench.analysis import integrity
+from ingest_bench.analysis.run import integrity
 from ingest_bench.documents.body import Body
 from ingest_bench.errors import RunFailed
 from ingest_bench.load import work as work_of_users

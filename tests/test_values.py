@@ -17,12 +17,14 @@ from generated import TEXTS, VALUES, examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingest_bench import gate, plan, records, rules, spec, store, units
+from ingest_bench import units
 from ingest_bench.cli.app import run
 from ingest_bench.documents.generate import GENERATORS
 from ingest_bench.documents.generate.numbers import Place
 from ingest_bench.documents.synthetic import SPECIAL
 from ingest_bench.errors import SpecError
+from ingest_bench.experiment import order, spec
+from ingest_bench.inputs import records, rules
 from ingest_bench.model.experiment import Experiment, Fault
 from ingest_bench.model.host import HostSettings
 from ingest_bench.model.load import Arrivals, LoadOptions, Rate, TrackChoice
@@ -33,6 +35,8 @@ from ingest_bench.model.values import CONTROL, Between
 from ingest_bench.model.workload import BulkAction, DocumentField, Query, Workload
 from ingest_bench.protocols.bulk import BulkKeys
 from ingest_bench.protocols.json_array import JsonArrayKeys
+from ingest_bench.report import gate
+from ingest_bench.results import layout
 
 FIELD = {"name": "n", "kind": "id", "options": {}}
 # Each record that is read from what a user writes, and a table that it takes.
@@ -199,7 +203,7 @@ def test_any_level_is_taken_or_refused_in_one_sentence(experiment: str, key: str
 def test_any_top_level_value_is_taken_or_refused_in_one_sentence(experiment: str, key: str, value: Any) -> None:
     with pytest.MonkeyPatch.context() as patch:
         for name in (*spec.TOP, key):
-            patch.setattr("ingest_bench.catalog.table", lambda _, name=name: {name: value})
+            patch.setattr("ingest_bench.experiment.catalog.table", lambda _, name=name: {name: value})
             try:
                 spec.load(experiment)
             except SpecError as error:
@@ -368,7 +372,7 @@ def test_includes_that_are_no_names_are_one_sentence(tmp_path: Path, value: str)
 
 
 def test_a_plan_that_is_resumed_holds_nothing_that_a_file_may_not(experiment: str, tmp_path: Path) -> None:
-    results = store.create(tmp_path, plan.order(spec.load(experiment)), {})
+    results = layout.create(tmp_path, order.order(spec.load(experiment)), {})
     kept = (results.path / "plan.json").read_text()
     assert results.plan.runs
     for before, after, said in (

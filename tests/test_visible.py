@@ -21,11 +21,14 @@ import made_runs
 import made_summaries as made
 import pytest
 
-from ingest_bench import data, plan, spec, store
 from ingest_bench.cli import app, screen
+from ingest_bench.experiment import order, spec
+from ingest_bench.inputs import data
+from ingest_bench.inputs.visible import one_line, visible
 from ingest_bench.load import Progress
-from ingest_bench.report import REPORTS, tables
-from ingest_bench.visible import one_line, visible
+from ingest_bench.report import REPORTS
+from ingest_bench.report.tables import text_tables
+from ingest_bench.results import layout
 
 # A title of the terminal, a cleared screen (also by one C1 character), a turned line, a bell, a link, and markup.
 NASTY = "\x1b]0;title\x07\x1b[2J\x9b31m\u202etxt.exe\u2066\x7f\r\x00\x1b]8;;http://x\x1b\\[bold]:smile:[/bold] $x^{$"
@@ -203,7 +206,7 @@ def test_list_shows_descriptions_as_text(typed: Typed, tmp_path: Path, monkeypat
 
 def test_a_run_that_failed_with_a_servers_words_is_reported_as_text(typed: Typed, tmp_path: Path) -> None:
     (tmp_path / "x.toml").write_text("")
-    results = store.create(tmp_path / "results", plan.order(spec.load(str(tmp_path / "x.toml"))), {})
+    results = layout.create(tmp_path / "results", order.order(spec.load(str(tmp_path / "x.toml"))), {})
     (run,) = results.plan.runs
     folder = results.run(run)
     folder.create()
@@ -223,7 +226,7 @@ def test_gate_shows_the_names_of_runs_as_text(typed: Typed, tmp_path: Path) -> N
     (tmp_path / "gate.toml").write_text('[[threshold]]\ncolumn = "gc_pauses"\nat_most = 1\ncells = "*"\n')
     name = NASTY.replace("\r", "")
     row = made.summary({"network": "ethernet"}, run=f"{name}/1", cell=name, state="failed", reason=name)
-    (tmp_path / "runs.csv").write_text(tables.summary_csv([row]), newline="")
+    (tmp_path / "runs.csv").write_text(text_tables.summary_csv([row]), newline="")
     code, said = typed("gate", str(tmp_path / "runs.csv"), "--thresholds", str(tmp_path / "gate.toml"))
     assert code == 3, said
     assert SHOWN.replace(r"\r", "") in said

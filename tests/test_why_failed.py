@@ -8,12 +8,12 @@ from typing import Any, cast
 
 import pytest
 
-from ingest_bench import runner, why_failed
 from ingest_bench.errors import RunAborted, RunFailed
+from ingest_bench.lab import runner, why_failed
+from ingest_bench.lab.server.running_server import RunningServer
 from ingest_bench.model.experiment import Cell
 from ingest_bench.model.results import RunRecord
-from ingest_bench.serving import Serving
-from ingest_bench.store import RunFolder
+from ingest_bench.results.run_folder import RunFolder
 
 THROWN = (
     "[2026-11-22T07:38:4{}.000+0000][info][exceptions] Exception <a 'java/lang/OutOfMemoryError'{{0x1}}: {}> (0x1)\n"
@@ -32,8 +32,8 @@ def folder(tmp_path: Path) -> RunFolder:
     return run
 
 
-def server(nodes: int = 2) -> Serving:
-    return cast(Serving, SimpleNamespace(nodes=(None,) * nodes, is_ours=True, ended=lambda: ()))
+def server(nodes: int = 2) -> RunningServer:
+    return cast(RunningServer, SimpleNamespace(nodes=(None,) * nodes, is_ours=True, ended=lambda: ()))
 
 
 def throws(folder: RunFolder, node: int, second: int, words: str) -> None:

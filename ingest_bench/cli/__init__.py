@@ -10,7 +10,7 @@ import traceback
 from pathlib import Path
 from types import FrameType, TracebackType
 
-from ingest_bench.visible import visible
+from ingest_bench.inputs.visible import visible
 
 
 def main() -> None:

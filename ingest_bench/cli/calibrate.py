@@ -7,11 +7,13 @@ from typing import Annotated
 
 import typer
 
-from ingest_bench import calibration, conduct, plan, spec, store
 from ingest_bench.cli import screen
 from ingest_bench.errors import RunFailed
-from ingest_bench.facts import facts
-from ingest_bench.runner import RunOptions
+from ingest_bench.experiment import order, spec
+from ingest_bench.lab import calibration, campaign
+from ingest_bench.lab.runner import RunOptions
+from ingest_bench.results import layout
+from ingest_bench.results.facts import facts
 
 # The load generator itself was the limit from here on (`analysis.health`).
 _BUSY_PERCENT = 90
@@ -27,16 +29,16 @@ def calibrate(
     out: Annotated[Path, typer.Option(help="The folder for results.")] = Path("results"),
 ) -> int:
     """Measure what this machine can send, against a server that costs little; later runs warn when they ask more."""
-    ordered, options = plan.order(spec.load(calibration.EXPERIMENT, sets)), RunOptions()
-    conduct.preflight(ordered, options)
+    ordered, options = order.order(spec.load(calibration.EXPERIMENT, sets)), RunOptions()
+    campaign.preflight(ordered, options)
     with screen.downloads() as tell:
-        conduct.fetch(ordered, options, tell)
-    results = store.create(out, ordered, facts())
+        campaign.fetch(ordered, options, tell)
+    results = layout.create(out, ordered, facts())
     with screen.run_progress(len(ordered.runs)) as progress:
-        found = conduct.carry_out(results, options, progress)
+        found = campaign.carry_out(results, options, progress)
     sent = calibration.measured(ordered, found)
     if not sent:
-        raise RunFailed(f"calibrate: no run was valid; their reasons are in {results.path / store.SUMMARY}")
+        raise RunFailed(f"calibrate: no run was valid; their reasons are in {results.path / layout.SUMMARY}")
     rows = [
         [
             f"{each.body_bytes / 1000:,.1f} kB",

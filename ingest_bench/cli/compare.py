@@ -7,13 +7,15 @@ from typing import Annotated
 
 import typer
 
-from ingest_bench import analyse, records
-from ingest_bench.analysis import changes as compared
-from ingest_bench.analysis import compare
-from ingest_bench.analysis.columns import COLUMNS
+from ingest_bench.analysis.compare import changes as compared
+from ingest_bench.analysis.compare import comparison
+from ingest_bench.analysis.run.columns import COLUMNS
 from ingest_bench.cli import screen
 from ingest_bench.errors import SpecError
-from ingest_bench.report import changes, page, tables
+from ingest_bench.inputs import records
+from ingest_bench.lab import evaluation
+from ingest_bench.report.page import page
+from ingest_bench.report.tables import changes_table, text_tables
 
 _NO_VERDICT = 3
 
@@ -32,9 +34,9 @@ def show(
 ) -> int:
     """Show what changed from one result to another: exit 0, or 3 where that cannot be known."""
     _check(column)
-    found = compared.between(analyse.judged(before), analyse.judged(now), column or compare.COMPARED)
+    found = compared.between(evaluation.judged(before), evaluation.judged(now), column or comparison.COMPARED)
     for file, text in (
-        (csv, tables.csv_text(changes.values(found))),
+        (csv, text_tables.csv_text(changes_table.values(found))),
         (html, page.compared(str(before), str(now), found)),
     ):
         if file is not None:
@@ -42,11 +44,11 @@ def show(
     if found.refused:
         screen.say(f"no verdict: these two cannot be compared: {'; '.join(found.refused)}")
         return _NO_VERDICT
-    head, *rows = changes.rows(found)
+    head, *rows = changes_table.rows(found)
     screen.table(f"{before} to {now}", head, rows, numbers_from=2)
     for note in found.notes:
         screen.say(f"note: {note}")
-    screen.say(changes.summed_up(found.found))
+    screen.say(changes_table.summed_up(found.found))
     return 0 if found.is_verdict else _NO_VERDICT
 
 

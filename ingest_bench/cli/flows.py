@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from ingest_bench import records
 from ingest_bench.cli import screen
 from ingest_bench.errors import SpecError
+from ingest_bench.inputs import records
 from ingest_bench.model.network import RealLink
 
 To = Annotated[

@@ -7,10 +7,12 @@ from typing import Annotated
 
 import typer
 
-from ingest_bench import analyse, catalog, gate
 from ingest_bench.cli import screen
-from ingest_bench.gate import job
-from ingest_bench.gate import junit as junit_xml
+from ingest_bench.experiment import catalog
+from ingest_bench.lab import evaluation
+from ingest_bench.report import gate
+from ingest_bench.report.gate import job
+from ingest_bench.report.gate import junit as junit_xml
 
 
 def add_to(app: typer.Typer) -> None:
@@ -31,8 +33,8 @@ def judge(
 ) -> int:
     """Judge results: exit 0 pass, 1 fail, 3 no verdict (an invalid or missing run, or noise that hides the answer)."""
     wanted = gate.thresholds(catalog.table(thresholds), str(thresholds))
-    now = analyse.judged(folder)
-    verdict = gate.judge(now, wanted, analyse.judged(baseline) if baseline else None)
+    now = evaluation.judged(folder)
+    verdict = gate.judge(now, wanted, evaluation.judged(baseline) if baseline else None)
     rows = [[check.outcome, check.cell, check.column, check.text] for check in verdict.checks]
     screen.table("", ["", "cell", "column", "found"], rows, numbers_from=3)
     for note in verdict.notes:

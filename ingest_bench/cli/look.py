@@ -7,12 +7,16 @@ from typing import Annotated
 
 import typer
 
-from ingest_bench import analyse, catalog, data, facts, host, network, probes, spec, targets
+from ingest_bench import host, network, probes, targets
 from ingest_bench.cli import screen
+from ingest_bench.experiment import catalog, spec
 from ingest_bench.host import cgroups, disk, machine, syncs, throttle
 from ingest_bench.host.advice import advice
+from ingest_bench.inputs import data
+from ingest_bench.lab import evaluation
 from ingest_bench.model.target import TargetOptions
 from ingest_bench.protocols import PROTOCOLS
+from ingest_bench.results import facts
 from ingest_bench.targets.capabilities import capabilities as server_capabilities
 from ingest_bench.trials import Trial, tried
 
@@ -47,7 +51,7 @@ def fetch(
     needed = targets.of(asked).requirements(asked)
     with screen.downloads() as tell:
         java = targets.fetch(needed, None, tell)
-        analyse.reader(java)
+        evaluation.reader(java)
     screen.say(f"{asked.name}: everything is in the cache")
 
 

@@ -11,16 +11,20 @@ from typing import Annotated
 
 import typer
 
-from ingest_bench import analyse, calibration, conduct, fingerprints, records, seek, store
 from ingest_bench.cli import report, screen, worker
 from ingest_bench.cli.grouped import grouped
 from ingest_bench.cli.what import What, plans
 from ingest_bench.errors import Interrupted, SpecError
-from ingest_bench.facts import facts
+from ingest_bench.experiment import fingerprints
+from ingest_bench.inputs import records
+from ingest_bench.lab import calibration, campaign, evaluation
+from ingest_bench.lab import find_max as search_for_max
+from ingest_bench.lab.runner import NetemBackend, RunOptions
 from ingest_bench.model.experiment import Plan, Search
 from ingest_bench.model.load import LoadOptions
-from ingest_bench.runner import NetemBackend, RunOptions
-from ingest_bench.store import Results
+from ingest_bench.results import layout
+from ingest_bench.results.facts import facts
+from ingest_bench.results.layout import Results
 
 # Outside the warm-up and the measurement a run takes a boot and a few seconds (measured on 2 cores; `run` prints it).
 _AROUND_A_RUN_S = 15
@@ -82,12 +86,12 @@ def run(  # noqa: PLR0917 - typer takes them all by name
     if resume is not None:
         if what != What() or find_max:
             raise SpecError("--resume takes its plan from the folder: give no experiment and no settings beside it")
-        results = store.open_results(resume)
-        fingerprints.check(store.facts(resume).get("files", {}), results.plan)
+        results = layout.open_results(resume)
+        fingerprints.check(layout.facts(resume).get("files", {}), results.plan)
         if download:
             _download([results.plan])
         worker.check(remote, [results.plan])
-        told = conduct.preflight(results.plan, options)
+        told = campaign.preflight(results.plan, options)
         _fetch([results.plan], options)
         with worker.exported(prometheus) as exporter, worker.joined(remote, shown) as fleet:
             return _carried_out(results, dataclasses.replace(options, fleet=fleet, exporter=exporter), told)
@@ -96,18 +100,18 @@ def run(  # noqa: PLR0917 - typer takes them all by name
         if what.against_itself is not None:
             raise SpecError("--aa: a search for a rate has no runs that could be set against each other")
         records.at(Search, ("most_runs",), most_runs, "--most-runs")
-        planned = [seek.plan_of(ordered, Search(goal=find_max, most_runs=most_runs)) for ordered in planned]
+        planned = [search_for_max.plan_of(ordered, Search(goal=find_max, most_runs=most_runs)) for ordered in planned]
     if download:
         _download(planned)
     worker.check(remote, planned)
     watched = any(run.cell.probes and not run.cell.target.runs_already for ordered in planned for run in ordered.runs)
-    store.check_writable(out, by_jvm=watched)
-    known = [conduct.preflight(ordered, options) for ordered in planned]
+    layout.check_writable(out, by_jvm=watched)
+    known = [campaign.preflight(ordered, options) for ordered in planned]
     _fetch(planned, options)
     with worker.exported(prometheus) as exporter, worker.joined(remote, shown) as fleet:
         options = dataclasses.replace(options, fleet=fleet, exporter=exporter)
         codes = [
-            _carried_out(store.create(out, ordered, {**facts(), "files": fingerprints.of(ordered)}), options, told)
+            _carried_out(layout.create(out, ordered, {**facts(), "files": fingerprints.of(ordered)}), options, told)
             for ordered, told in zip(planned, known, strict=True)
         ]
     return max(codes)
@@ -115,13 +119,13 @@ def run(  # noqa: PLR0917 - typer takes them all by name
 
 def _download(plans: Sequence[Plan]) -> None:
     with screen.downloads() as tell:
-        conduct.download(plans, screen.say, tell)
+        campaign.download(plans, screen.say, tell)
 
 
 def _fetch(plans: Sequence[Plan], options: RunOptions) -> None:
     with screen.downloads() as tell:
         for ordered in plans:
-            conduct.fetch(ordered, options, tell)
+            campaign.fetch(ordered, options, tell)
 
 
 def _carried_out(results: Results, options: RunOptions, told: Sequence[str]) -> int:
@@ -134,9 +138,9 @@ def _carried_out(results: Results, options: RunOptions, told: Sequence[str]) -> 
     try:
         searched = results.plan.search is not None
         with results.held():
-            with screen.run_progress(seek.most_runs(results.plan), _run_s(results.plan)) as progress:
-                found = (seek if searched else conduct).carry_out(results, options, progress)
-            pictures = analyse.write_report(results, found)
+            with screen.run_progress(search_for_max.most_runs(results.plan), _run_s(results.plan)) as progress:
+                found = (search_for_max if searched else campaign).carry_out(results, options, progress)
+            pictures = evaluation.write_report(results, found)
         return report.show(results, found, pictures)
     except KeyboardInterrupt:
         rest = shlex.join(("ingest-bench", "run", "--resume", str(results.path)))
@@ -151,7 +155,7 @@ def show_plan(what: What) -> None:
 
 
 def _show(ordered: Plan) -> None:
-    told = conduct.check(ordered)
+    told = campaign.check(ordered)
     seconds = [_seconds(run.cell.load) for run in ordered.runs]
     keys = [factor.key for factor in ordered.factors]
     rows = [

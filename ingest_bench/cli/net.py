@@ -10,11 +10,13 @@ from typing import Annotated, Literal
 
 import typer
 
-from ingest_bench import catalog, network, records, spec, units
+from ingest_bench import network, units
 from ingest_bench.cli import screen
 from ingest_bench.cli.flows import Flows
 from ingest_bench.cli.grouped import grouped
 from ingest_bench.errors import InvalidRun, SpecError
+from ingest_bench.experiment import catalog, spec
+from ingest_bench.inputs import records
 from ingest_bench.ledger import Step
 from ingest_bench.model.network import Profile, Promise, RealLink, TimeLimit
 from ingest_bench.network.act import inside, interface

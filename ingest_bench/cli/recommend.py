@@ -7,9 +7,10 @@ from typing import Annotated
 
 import typer
 
-from ingest_bench import advise, analyse, store
 from ingest_bench.cli import screen
-from ingest_bench.report import whatif
+from ingest_bench.lab import buffer_advice, evaluation
+from ingest_bench.report.tables import whatif_table
+from ingest_bench.results import layout
 from ingest_bench.units import format_bytes
 
 _INVALID = 3
@@ -26,20 +27,20 @@ def recommend(
     """From the recorded reads: what other receive buffers would have cost, and which one to use. It runs nothing."""
     complete = True
     for folder in folders:
-        results = store.open_results(folder)
-        summaries = analyse.summaries(results)
-        for advice in advise.advice(results, summaries):
+        results = layout.open_results(folder)
+        summaries = evaluation.summaries(results)
+        for advice in buffer_advice.advice(results, summaries):
             _show(advice)
             complete = complete and advice.recommendation is not None
     return 0 if complete else _INVALID
 
 
-def _show(advice: advise.Advice) -> None:
+def _show(advice: buffer_advice.Advice) -> None:
     screen.heading(advice.cell)
     if advice.recommendation is None:
         screen.say(f"no recommendation: {advice.problem}\n")
         return
-    head, *rows = whatif.table(advice.costs)
+    head, *rows = whatif_table.table(advice.costs)
     screen.table("", head, rows)
     if advice.tlab_bytes is not None:
         screen.say(f"a TLAB held {format_bytes(advice.tlab_bytes)} on average")

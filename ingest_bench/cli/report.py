@@ -7,12 +7,15 @@ from typing import Annotated
 
 import typer
 
-from ingest_bench import analyse, store
-from ingest_bench.analysis import cells, knees
+from ingest_bench.analysis.compare import cells
+from ingest_bench.analysis.search import knees
 from ingest_bench.cli import screen
+from ingest_bench.lab import evaluation
 from ingest_bench.model.results import Summary
-from ingest_bench.report import knee, noise, published_rows, tables
-from ingest_bench.store import Results
+from ingest_bench.report import published_rows
+from ingest_bench.report.tables import knee_table, noise_table, text_tables
+from ingest_bench.results import layout
+from ingest_bench.results.layout import Results
 
 _INVALID = 3
 
@@ -24,19 +27,19 @@ def add_to(app: typer.Typer) -> None:
 
 def rebuild(folder: Annotated[Path, typer.Argument(help="A results folder: results/<experiment>/<start>.")]) -> int:
     """Rebuild the tables and pictures of a results folder from its raw files."""
-    results = store.open_results(folder)
-    found = analyse.summaries(results)
-    return show(results, found, analyse.write_report(results, found))
+    results = layout.open_results(folder)
+    found = evaluation.summaries(results)
+    return show(results, found, evaluation.write_report(results, found))
 
 
 def show(results: Results, found: list[Summary], pictures: tuple[Path, ...]) -> int:
     """Print the table and where the picture is; the exit code: 3 when a run is not valid."""
-    head, *rows = tables.terminal(found)
+    head, *rows = text_tables.terminal(found)
     screen.table(results.plan.description, head, rows)
-    compared = analyse.predicted(results, found)
+    compared = evaluation.predicted(results, found)
     for title, beside in published_rows(found).items():
         screen.table(title, beside[0], beside[1:], (len(cells.varying(found)) or len(found[0].levels)) + 1)
-    if against_itself := noise.table(found):
+    if against_itself := noise_table.table(found):
         title = "the same against itself: what is noise, and what would not be (95%, four times of five)"
         screen.table(title, against_itself[0], against_itself[1:], against_itself[0].index("column") + 1)
     if compared:
@@ -44,7 +47,7 @@ def show(results: Results, found: list[Summary], pictures: tuple[Path, ...]) -> 
     for summary in found:
         if summary.state not in {"measured", "oom"}:
             screen.say(f"{summary.state}: {summary.run}: {summary.reason}")
-    for note in tables.notes(found):
+    for note in text_tables.notes(found):
         screen.say(f"note: {note}")
     if pictures:
         screen.say(f"picture: {pictures[0]}")
@@ -58,8 +61,8 @@ def show(results: Results, found: list[Summary], pictures: tuple[Path, ...]) -> 
 def _show_search(results: Results, found: list[Summary]) -> int:
     """Print the steps and the knee of each cell; the exit code: 3 when a cell has no knee."""
     searched = knees.knees(results.plan, found)
-    head, *rows = knee.rows(searched)
+    head, *rows = knee_table.rows(searched)
     screen.table(f"steps, goal: {searched[0].goal.text}", head, rows)
-    for line in knee.said(searched):
+    for line in knee_table.said(searched):
         screen.say(line)
     return 0 if all(each.found.is_knee for each in searched) else _INVALID

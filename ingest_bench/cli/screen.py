@@ -29,9 +29,9 @@ from rich.progress import (
 from rich.table import Column, Table
 from rich.text import Text
 
-from ingest_bench import whole_files
+from ingest_bench.inputs.visible import one_line, visible
 from ingest_bench.load import Progress as LoadProgress
-from ingest_bench.visible import one_line, visible
+from ingest_bench.results import whole_files
 
 # Away from a terminal nothing is cut: a log may be as wide as it likes.
 _OUT = Console(width=None if sys.stdout.isatty() else 400)

@@ -7,13 +7,16 @@ from typing import Annotated
 
 import typer
 
-from ingest_bench import nights, records
-from ingest_bench.analysis import compare
-from ingest_bench.analysis import trend as over_nights
-from ingest_bench.analysis.columns import COLUMNS
+from ingest_bench.analysis.compare import comparison
+from ingest_bench.analysis.compare import trend as over_nights
+from ingest_bench.analysis.run.columns import COLUMNS
 from ingest_bench.cli import screen
 from ingest_bench.errors import SpecError
-from ingest_bench.report import page, plots_trend, tables, trend
+from ingest_bench.inputs import records
+from ingest_bench.lab import nights
+from ingest_bench.report.page import page
+from ingest_bench.report.plots import plots_trend
+from ingest_bench.report.tables import text_tables, trend_table
 
 _NO_VERDICT = 3
 
@@ -39,18 +42,18 @@ def show(
         if name not in known:
             raise SpecError(f'--column: unknown column "{name}"; {records.nearest(name, known)}')
     found, left_out = nights.below(folder)
-    judged = over_nights.trend(found, list(dict.fromkeys(column)) or compare.COMPARED)
+    judged = over_nights.trend(found, list(dict.fromkeys(column)) or comparison.COMPARED)
     notes = [*left_out, *judged.notes]
     if csv is not None:
-        screen.keep(csv, tables.csv_text(trend.values(judged)))
+        screen.keep(csv, text_tables.csv_text(trend_table.values(judged)))
     if html is not None:
         screen.keep(html, page.trended(str(folder), judged, notes))
     if png is not None:
         screen.keep(png, plots_trend.trend(judged))
-    head, *rows = trend.rows(judged)
+    head, *rows = trend_table.rows(judged)
     if rows:
         screen.table(str(folder), head, rows, numbers_from=3)
     for note in notes:
         screen.say(f"note: {note}")
-    screen.say(trend.summed_up(judged))
+    screen.say(trend_table.summed_up(judged))
     return 0 if judged.histories else _NO_VERDICT

@@ -9,12 +9,15 @@ from typing import Annotated, Any
 
 import typer
 
-from ingest_bench import attaching, plan, records, spec, store
 from ingest_bench.cli.flows import Flows
 from ingest_bench.documents import tracks
 from ingest_bench.errors import SpecError
+from ingest_bench.experiment import order, spec
+from ingest_bench.inputs import records
+from ingest_bench.lab.server import attaching
 from ingest_bench.model.experiment import Plan
 from ingest_bench.model.load import TrackChoice
+from ingest_bench.results import layout
 
 Experiment = Annotated[str | None, typer.Argument(help="An experiment by name (see `list`), or your own TOML file.")]
 Sets = Annotated[list[str], typer.Option("--set", help="A setting or a factor: heap=1g,2g or network=jumbo.")]
@@ -164,8 +167,8 @@ def _plan(experiment: str | None, what: What) -> Plan:
     found = spec.load(experiment or usual, what.sets, fixed=fixed, running=running or None, replicates=often)
     if experiment is None and what.track is not None:
         found = dataclasses.replace(found, name=what.track.resolve().name)
-    ordered = plan.order(found)
+    ordered = order.order(found)
     if what.against_itself is not None:
-        ordered = plan.against_itself(ordered)
-    store.check_names(ordered)
+        ordered = order.against_itself(ordered)
+    layout.check_names(ordered)
     return attaching.pinned(ordered)

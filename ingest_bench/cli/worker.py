@@ -10,9 +10,11 @@ from typing import Annotated
 
 import typer
 
-from ingest_bench import load, track_procedure, urls
+from ingest_bench import load
 from ingest_bench.cli import screen
 from ingest_bench.errors import SpecError
+from ingest_bench.inputs import urls
+from ingest_bench.lab.steps import track_steps
 from ingest_bench.load import Exporter, Fleet, Remote
 from ingest_bench.load.fleet import join, keys
 from ingest_bench.load.fleet.roster import PORT
@@ -152,7 +154,7 @@ def check(remote: Remote | None, plans: Sequence[Plan]) -> None:
             )
         if cell.load.processes != 1:
             raise SpecError("--workers: each worker is one process; take out processes, and start more workers")
-        if cell.load.track is not None and any(step.group for step in track_procedure.read(cell.load.track).steps):
+        if cell.load.track is not None and any(step.group for step in track_steps.read(cell.load.track).steps):
             raise SpecError("--workers: parallel tasks of a track are sent by processes of this machine only")
 
 

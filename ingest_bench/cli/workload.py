@@ -7,9 +7,10 @@ from typing import Annotated
 
 import typer
 
-from ingest_bench import catalog, records
 from ingest_bench.cli import screen
 from ingest_bench.documents import export
+from ingest_bench.experiment import catalog
+from ingest_bench.inputs import records
 from ingest_bench.model.load import LoadOptions
 
 app = typer.Typer(help="Look at a workload, or write its documents to a file.", no_args_is_help=True)

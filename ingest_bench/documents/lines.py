@@ -14,9 +14,9 @@ from typing import IO
 import numpy as np
 import zstandard
 
-from ingest_bench import files
 from ingest_bench.documents.actions import action_and_index, items
 from ingest_bench.errors import SpecError
+from ingest_bench.inputs import files
 
 CHUNK_BYTES = 4 * 1024**2
 # Servers take requests of 100 MB unless they are told otherwise (http.max_content_length).

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
-from ingest_bench import catalog, records
 from ingest_bench.documents.generate import GENERATORS, make, words
 from ingest_bench.documents.generate.columns import Column, Numbered, Slices, table
 from ingest_bench.documents.generate.values import Rows, Sigma, Vocabulary
 from ingest_bench.errors import SpecError
+from ingest_bench.experiment import catalog
+from ingest_bench.inputs import records
 from ingest_bench.model.values import MIB, Between, Form, Json, Line, Several
 from ingest_bench.model.workload import DocumentField, Workload
 

@@ -32,27 +32,27 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ingest_bench.faults.blackhole import BLACKHOLE
-from ingest_bench.faults.clients import CLIENTS
-from ingest_bench.faults.cpu import CPU
-from ingest_bench.faults.exhausted_ports import EXHAUSTED_PORTS
-from ingest_bench.faults.file_descriptors import FILE_DESCRIPTORS
-from ingest_bench.faults.flush import FLUSH
-from ingest_bench.faults.fragmented_memory import FRAGMENTED_MEMORY
-from ingest_bench.faults.full_disk import FULL_DISK
-from ingest_bench.faults.gc import GC
-from ingest_bench.faults.heap_dump import HEAP_DUMP
-from ingest_bench.faults.kill import KILL
-from ingest_bench.faults.memory import MEMORY
-from ingest_bench.faults.mtu_blackhole import MTU_BLACKHOLE
-from ingest_bench.faults.partition import PARTITION
-from ingest_bench.faults.pause import PAUSE
-from ingest_bench.faults.profile import PROFILE
-from ingest_bench.faults.reset import RESET
-from ingest_bench.faults.slow_disk import SLOW_DISK
-from ingest_bench.faults.slow_fsync import SLOW_FSYNC
-from ingest_bench.faults.throttle import THROTTLE
-from ingest_bench.faults.trace import TRACE
+from ingest_bench.faults.clients.exhausted_ports import EXHAUSTED_PORTS
+from ingest_bench.faults.clients.misbehaving import CLIENTS
+from ingest_bench.faults.hosts.cpu import CPU
+from ingest_bench.faults.hosts.fragmented_memory import FRAGMENTED_MEMORY
+from ingest_bench.faults.hosts.full_disk import FULL_DISK
+from ingest_bench.faults.hosts.memory import MEMORY
+from ingest_bench.faults.hosts.slow_disk import SLOW_DISK
+from ingest_bench.faults.hosts.slow_fsync import SLOW_FSYNC
+from ingest_bench.faults.links.blackhole import BLACKHOLE
+from ingest_bench.faults.links.mtu_blackhole import MTU_BLACKHOLE
+from ingest_bench.faults.links.partition import PARTITION
+from ingest_bench.faults.links.profile import PROFILE
+from ingest_bench.faults.links.reset import RESET
+from ingest_bench.faults.links.throttle import THROTTLE
+from ingest_bench.faults.links.trace import TRACE
+from ingest_bench.faults.processes.file_descriptors import FILE_DESCRIPTORS
+from ingest_bench.faults.processes.flush import FLUSH
+from ingest_bench.faults.processes.gc import GC
+from ingest_bench.faults.processes.heap_dump import HEAP_DUMP
+from ingest_bench.faults.processes.kill import KILL
+from ingest_bench.faults.processes.pause import PAUSE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

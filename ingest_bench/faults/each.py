@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, ExitStack
 from ingest_bench import network
 from ingest_bench.errors import RunFailed, SpecError
 from ingest_bench.faults.kind import Begun
-from ingest_bench.faults.layers import other_state
+from ingest_bench.faults.links.layers import other_state
 from ingest_bench.faults.stage import Act, Node, Stage
 from ingest_bench.model.experiment import Fault
 from ingest_bench.model.network import LinkName, Profile

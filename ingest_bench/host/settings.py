@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ingest_bench import records, system
+from ingest_bench import system
 from ingest_bench.errors import InvalidRun, MissingCapability, RunFailed
 from ingest_bench.host import machine
+from ingest_bench.inputs import records
 from ingest_bench.ledger import session
 from ingest_bench.ledger.steps import Step, chosen, setting_step
 from ingest_bench.trials import Trial, tried

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ingest_bench.errors import RunFailed
+from ingest_bench.inputs.records import from_json, to_json
 from ingest_bench.ledger.steps import Step, Undo
-from ingest_bench.records import from_json, to_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -20,8 +20,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ingest_bench.load.exporter import Exporter, exported
     from ingest_bench.load.fleet.roster import Fleet, Remote, joined, local
+    from ingest_bench.load.live.exporter import Exporter, exported
     from ingest_bench.load.plan import LoadPlan
     from ingest_bench.load.supervisor import LoadProcess, Progress, start
 
@@ -32,7 +32,8 @@ def __getattr__(name: str) -> Any:
     """What is asked for. Each child imports this package too, with nothing of it: a load begins once they have."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from ingest_bench.load import exporter, plan, supervisor  # noqa: PLC0415 - see above
+    from ingest_bench.load import plan, supervisor  # noqa: PLC0415
     from ingest_bench.load.fleet import roster  # noqa: PLC0415
+    from ingest_bench.load.live import exporter  # noqa: PLC0415
 
     return next(getattr(home, name) for home in (plan, roster, supervisor, exporter) if name in vars(home))

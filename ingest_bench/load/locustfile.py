@@ -20,7 +20,8 @@ from weakref import WeakKeyDictionary
 from locust import events, task
 from locust.runners import MasterRunner
 
-from ingest_bench import catalog, urls
+from ingest_bench.experiment import catalog
+from ingest_bench.inputs import urls
 from ingest_bench.load.plan import LoadPlan
 from ingest_bench.load.recorder import sample_of
 from ingest_bench.load.users.ingest import IngestUser

@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ingest_bench import credentials, files
 from ingest_bench.documents import corpus, lines, source
 from ingest_bench.documents.corpus import Corpus
 from ingest_bench.documents.pool import POOL_BYTES
 from ingest_bench.documents.source import Source
 from ingest_bench.errors import RunFailed, SpecError
+from ingest_bench.inputs import credentials, files
+from ingest_bench.inputs.records import from_json, to_json
 from ingest_bench.load.arrivals import parse_recorded
 from ingest_bench.model.load import LoadOptions, Wire
 from ingest_bench.model.target import Endpoint, Place, Tls
@@ -21,7 +22,6 @@ from ingest_bench.model.workload import Workload
 from ingest_bench.protocols import Protocol, spoken
 from ingest_bench.protocols.search import Search
 from ingest_bench.protocols.way import Way, way_to
-from ingest_bench.records import from_json, to_json
 
 # A load that no time ends, and that takes longer than this, is not a benchmark.
 _UNTIL_SENT_LIMIT_NS = 24 * 3600 * 10**9

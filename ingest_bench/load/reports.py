@@ -7,8 +7,8 @@ import json
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from ingest_bench.inputs.records import to_json
 from ingest_bench.model.load import WorkerReport
-from ingest_bench.records import to_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

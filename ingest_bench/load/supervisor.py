@@ -9,19 +9,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ingest_bench.errors import RunAborted, RunFailed
-from ingest_bench.load import figures, reports
+from ingest_bench.load import reports
 from ingest_bench.load.fleet import roster
 from ingest_bench.load.fleet.told import Told
 from ingest_bench.load.fleet.transfer import Clock, report_on_our_clock
-from ingest_bench.load.giving_up import Patience
+from ingest_bench.load.live import figures
+from ingest_bench.load.live.giving_up import Patience
 from ingest_bench.model.load import ClockOffset, WorkerReport
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ingest_bench.load.figures import Seen
     from ingest_bench.load.fleet.member import Member
     from ingest_bench.load.fleet.roster import Enter, Fleet
+    from ingest_bench.load.live.figures import Seen
     from ingest_bench.load.plan import LoadPlan
 
 # From "ready" of the last worker to the first request: a moment that every worker still sees coming.

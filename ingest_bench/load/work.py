@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from gevent.event import Event
 
 from ingest_bench.errors import IngestBenchError
-from ingest_bench.load import figures
+from ingest_bench.load.live import figures
 from ingest_bench.load.tickets import ClosedLoop
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from ingest_bench.documents.body import Body
     from ingest_bench.documents.source import Source
-    from ingest_bench.load.figures import Reader
+    from ingest_bench.load.live.figures import Reader
     from ingest_bench.load.recorder import KeepsSamples
     from ingest_bench.load.tickets import Tickets
     from ingest_bench.model.load import RateUnit

@@ -17,18 +17,18 @@ import gevent
 from gevent.hub import get_hub
 from locust import User
 
-from ingest_bench import credentials
 from ingest_bench.errors import RunFailed
+from ingest_bench.inputs import credentials
+from ingest_bench.inputs.records import to_json
 from ingest_bench.load.arrivals import schedule, striped
-from ingest_bench.load.figures import Reader
 from ingest_bench.load.health import Watch
+from ingest_bench.load.live.figures import Reader
 from ingest_bench.load.recorder import Recorder, record, unsent
 from ingest_bench.load.tickets import OpenLoop
 from ingest_bench.load.users.ingest import TicketUser
 from ingest_bench.load.users.search import SearchUser
 from ingest_bench.load.work import Work
 from ingest_bench.model.load import WorkerReport
-from ingest_bench.records import to_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -20,19 +20,19 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from ingest_bench.errors import MissingCapability, SpecError
+from ingest_bench.inputs.records import nearest
 from ingest_bench.model.results import Remark
 from ingest_bench.probes import nodestats, oom, recording
 from ingest_bench.probes.allocations import ALLOCATIONS
 from ingest_bench.probes.attached import watch_attached
 from ingest_bench.probes.context import Events, Probe, ReadContext
 from ingest_bench.probes.direct_memory import DIRECT_MEMORY
-from ingest_bench.probes.gc import GC
 from ingest_bench.probes.host import HOST
-from ingest_bench.probes.kernel_reads import KERNEL_READS, capability
+from ingest_bench.probes.kernel.kernel_reads import KERNEL_READS, capability
 from ingest_bench.probes.large_allocations import LARGE_ALLOCATIONS
 from ingest_bench.probes.oom import OutOfMemory, find_oom
+from ingest_bench.probes.pauses.gc import GC
 from ingest_bench.probes.reads import READS
-from ingest_bench.records import nearest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -7,7 +7,7 @@ import time
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
-from ingest_bench import records
+from ingest_bench.inputs import records
 from ingest_bench.jvm.attach import told
 from ingest_bench.jvm.observed import observed
 from ingest_bench.probes import oom, recording

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from ingest_bench import records
+from ingest_bench.inputs import records
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ingest_bench.model.results import Histogram, Measured, Reading, Remark, Series
 from ingest_bench.nearest_rank import percentile
 from ingest_bench.probes import recording
-from ingest_bench.probes.gc import DIRECT_BUFFERS, direct_buffers
+from ingest_bench.probes.pauses.gc import DIRECT_BUFFERS, direct_buffers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

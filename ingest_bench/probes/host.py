@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ingest_bench import decoding, system
+from ingest_bench import system
+from ingest_bench.inputs import decoding
 from ingest_bench.model.results import Interval, Measured, Reading, Remark, Series, Watched
 from ingest_bench.probes.proc import FIELDS
 

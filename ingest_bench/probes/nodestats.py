@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ingest_bench import decoding, files
 from ingest_bench.errors import IngestBenchError, SpecError
+from ingest_bench.inputs import decoding, files
 from ingest_bench.model.results import Measured, Reading, Remark, Series
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Literal
 
-from ingest_bench import files
+from ingest_bench.inputs import files
 from ingest_bench.jvm.logs import Log
 
 if TYPE_CHECKING:

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.sax.saxutils import quoteattr
 
-from ingest_bench import jvm, records, system
+from ingest_bench import jvm, system
 from ingest_bench.errors import SpecError
+from ingest_bench.inputs import records
 from ingest_bench.model.results import Remark
 
 if TYPE_CHECKING:

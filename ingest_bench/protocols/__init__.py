@@ -23,12 +23,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ingest_bench.errors import SpecError
+from ingest_bench.inputs.records import nearest
 from ingest_bench.protocols.bulk import Bulk
 from ingest_bench.protocols.cql import Cql
 from ingest_bench.protocols.json_array import JsonArray
 from ingest_bench.protocols.kafka import Kafka
 from ingest_bench.protocols.thrift import Thrift
-from ingest_bench.records import nearest
 
 if typing.TYPE_CHECKING:
     from ingest_bench.documents.body import Body

@@ -13,11 +13,11 @@ from urllib.parse import urlencode
 
 import numpy as np
 
-from ingest_bench import records
 from ingest_bench.documents import actions
 from ingest_bench.documents.body import Body
 from ingest_bench.documents.ids import DIGITS, Template, drawn_old
 from ingest_bench.errors import SpecError
+from ingest_bench.inputs import records
 from ingest_bench.model.values import UrlPath
 from ingest_bench.model.workload import BulkAction
 from ingest_bench.protocols.verdict import (

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import numpy as np
 
-from ingest_bench import records
 from ingest_bench.documents.body import Body
 from ingest_bench.documents.ids import DIGITS, Template
 from ingest_bench.errors import SpecError
+from ingest_bench.inputs import records
 from ingest_bench.model.values import Form, Several, UrlPath
 from ingest_bench.model.workload import BulkAction
 from ingest_bench.protocols.verdict import BROKEN_ANSWER, HTTP_ERROR, REJECTED, SAID_BYTES, Verdict, all_acked

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ingest_bench import credentials
 from ingest_bench.errors import RunFailed
+from ingest_bench.inputs import credentials
 from ingest_bench.protocols.deadlines import Deadlines
 
 if TYPE_CHECKING:

@@ -9,18 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from ingest_bench import data
-from ingest_bench.analysis import cells, published
-from ingest_bench.analysis.published import Published
+from ingest_bench.analysis.buffers import published
+from ingest_bench.analysis.buffers.published import Published
+from ingest_bench.analysis.compare import cells
+from ingest_bench.inputs import data
 from ingest_bench.model.results import Summary
-from ingest_bench.report import (
-    direct_memory,
-    es23185,
-    forwarding,
-    html,
-    machine,
-    noise,
-    page,
+from ingest_bench.report.page import html, page
+from ingest_bench.report.plots import (
     plots,
     plots_direct,
     plots_forwarding,
@@ -28,8 +23,15 @@ from ingest_bench.report import (
     plots_layers,
     plots_nodes,
     plots_time,
+)
+from ingest_bench.report.tables import (
+    direct_memory_table,
+    es23185_table,
+    forwarding_table,
+    machine_table,
+    noise_table,
     stall_table,
-    tables,
+    text_tables,
 )
 
 Files = dict[str, bytes]
@@ -39,40 +41,40 @@ _PUBLISHED = "results/reference/published"
 def csv_tables(summaries: Sequence[Summary]) -> Files:
     """The tables of every experiment."""
     files = {
-        "summary.csv": tables.summary_csv(summaries),
-        "summary.json": tables.summary_json(summaries),
-        "histograms.csv": tables.histograms_csv(summaries),
-        "report/cells.md": tables.markdown(tables.terminal(summaries), len(cells.varying(summaries)) or 1),
+        "summary.csv": text_tables.summary_csv(summaries),
+        "summary.json": text_tables.summary_json(summaries),
+        "histograms.csv": text_tables.histograms_csv(summaries),
+        "report/cells.md": text_tables.markdown(text_tables.terminal(summaries), len(cells.varying(summaries)) or 1),
     }
     if any(summary.nodes for summary in summaries):
-        files["nodes.csv"] = tables.nodes_csv(summaries)
-    compared = tables.comparisons(summaries)
+        files["nodes.csv"] = text_tables.nodes_csv(summaries)
+    compared = text_tables.comparisons(summaries)
     if len(compared) > 1:
-        files["report/comparisons.csv"] = tables.csv_text(compared)
+        files["report/comparisons.csv"] = text_tables.csv_text(compared)
     if any("wire_bytes" in run.histograms for run in summaries):
-        files["report/wire.csv"] = tables.histograms_csv(summaries, "wire_bytes", "frames")
+        files["report/wire.csv"] = text_tables.histograms_csv(summaries, "wire_bytes", "frames")
     stalled = stall_table.rows(summaries)
     if len(stalled) > 1:
-        files["report/stalls.csv"] = tables.csv_text(stalled)
+        files["report/stalls.csv"] = text_tables.csv_text(stalled)
     return {name: text.encode() for name, text in files.items()}
 
 
 def issue_tables(summaries: Sequence[Summary]) -> Files:
     """The table of Elasticsearch issue 23185; nothing when no run measured allocations."""
     known = _published()
-    rows = es23185.table(summaries, known)
+    rows = es23185_table.table(summaries, known)
     if not rows:
         return {}
     return {
-        "report/es-23185.csv": tables.csv_text(es23185.values(summaries, known)).encode(),
-        "report/es-23185.md": tables.markdown(rows, len(cells.varying(summaries)) + 1).encode(),
+        "report/es-23185.csv": text_tables.csv_text(es23185_table.values(summaries, known)).encode(),
+        "report/es-23185.md": text_tables.markdown(rows, len(cells.varying(summaries)) + 1).encode(),
     }
 
 
 def published_rows(summaries: Sequence[Summary]) -> dict[str, list[list[str]]]:
     """The tables for the screen that have published rows beneath ours, by their titles; none without such a row."""
     found = {
-        "beside Elasticsearch issue 23185": es23185.table(summaries, _published()),
+        "beside Elasticsearch issue 23185": es23185_table.table(summaries, _published()),
         "beside JDK-6857566": direct_rows(summaries),
         "beside Data Prepper, pull request 6394": forwarding_rows(summaries),
     }
@@ -85,14 +87,14 @@ def direct_tables(summaries: Sequence[Summary]) -> Files:
     if not rows:
         return {}
     return {
-        "report/direct-memory.csv": tables.csv_text(rows).encode(),
-        "report/direct-memory.md": tables.markdown(rows, len(cells.varying(summaries)) + 1).encode(),
+        "report/direct-memory.csv": text_tables.csv_text(rows).encode(),
+        "report/direct-memory.md": text_tables.markdown(rows, len(cells.varying(summaries)) + 1).encode(),
     }
 
 
 def direct_rows(summaries: Sequence[Summary]) -> list[list[str]]:
     """The table of JDK-6857566."""
-    return direct_memory.table(summaries, _published_direct())
+    return direct_memory_table.table(summaries, _published_direct())
 
 
 def forwarding_tables(summaries: Sequence[Summary]) -> Files:
@@ -101,41 +103,41 @@ def forwarding_tables(summaries: Sequence[Summary]) -> Files:
     if not rows:
         return {}
     return {
-        "report/forwarding.csv": tables.csv_text(rows).encode(),
-        "report/forwarding.md": tables.markdown(rows, len(cells.varying(summaries)) + 1).encode(),
+        "report/forwarding.csv": text_tables.csv_text(rows).encode(),
+        "report/forwarding.md": text_tables.markdown(rows, len(cells.varying(summaries)) + 1).encode(),
     }
 
 
 def forwarding_rows(summaries: Sequence[Summary]) -> list[list[str]]:
     """The table of forwarding between nodes, with what Data Prepper's pull request 6394 published."""
     text = (data.folder(_PUBLISHED) / "data-prepper-6394.csv").read_text(encoding="utf-8")
-    return forwarding.table(summaries, forwarding.read(text))
+    return forwarding_table.table(summaries, forwarding_table.read(text))
 
 
 def machine_tables(summaries: Sequence[Summary]) -> Files:
     """The table of what settings of the machine did; nothing when none of them varies."""
-    rows = machine.table(summaries)
+    rows = machine_table.table(summaries)
     if not rows:
         return {}
     return {
-        "report/machine.csv": tables.csv_text(rows).encode(),
-        "report/machine.md": tables.markdown(rows, len(cells.varying(summaries))).encode(),
+        "report/machine.csv": text_tables.csv_text(rows).encode(),
+        "report/machine.md": text_tables.markdown(rows, len(cells.varying(summaries))).encode(),
     }
 
 
 def noise_tables(summaries: Sequence[Summary]) -> Files:
     """The table of an A/A test; nothing when the experiment did not run against itself."""
-    rows = noise.table(summaries)
+    rows = noise_table.table(summaries)
     if not rows:
         return {}
     return {
-        "report/noise.csv": tables.csv_text(rows).encode(),
-        "report/noise.md": tables.markdown(rows, rows[0].index("column") + 1).encode(),
+        "report/noise.csv": text_tables.csv_text(rows).encode(),
+        "report/noise.md": text_tables.markdown(rows, rows[0].index("column") + 1).encode(),
     }
 
 
-def _published_direct() -> list[direct_memory.Published]:
-    return direct_memory.read((data.folder(_PUBLISHED) / "jdk-6857566.csv").read_text(encoding="utf-8"))
+def _published_direct() -> list[direct_memory_table.Published]:
+    return direct_memory_table.read((data.folder(_PUBLISHED) / "jdk-6857566.csv").read_text(encoding="utf-8"))
 
 
 def _published() -> list[Published]:
@@ -178,11 +180,11 @@ def pictures(summaries: Sequence[Summary]) -> Files:
                 name = f"time-{re.sub('[^A-Za-z0-9.=-]+', '-', cell.name)}.png"
                 files[name], captions[name] = content, f"{run.run} over time"
     more = [
-        ("What is noise", noise.table(summaries)),
+        ("What is noise", noise_table.table(summaries)),
         ("Direct buffers, as in JDK-6857566", direct_rows(summaries)),
         ("Forwarding, as in Data Prepper's pull request 6394", forwarding_rows(summaries)),
-        ("What settings of the machine did", machine.table(summaries)),
-        ("The table of Elasticsearch issue 23185", es23185.table(summaries, _published())),
+        ("What settings of the machine did", machine_table.table(summaries)),
+        ("The table of Elasticsearch issue 23185", es23185_table.table(summaries, _published())),
     ]
     sections = [(title, html.table(rows)) for title, rows in more if len(rows) > 1]
     shown = {name: page.Picture(content, captions[name]) for name, content in files.items()}

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ingest_bench import records
 from ingest_bench.errors import SpecError
+from ingest_bench.inputs import records
 from ingest_bench.jvm import artifacts, java
 from ingest_bench.targets.cassandra import Cassandra
 from ingest_bench.targets.data_prepper import DataPrepper
-from ingest_bench.targets.direct_memory import DirectMemory
-from ingest_bench.targets.elasticsearch import ELASTICSEARCH
-from ingest_bench.targets.forwarder import Forwarder
+from ingest_bench.targets.elastic.elasticsearch import ELASTICSEARCH
+from ingest_bench.targets.elastic.opensearch import OPENSEARCH
 from ingest_bench.targets.kafka import Kafka
-from ingest_bench.targets.opensearch import OPENSEARCH
 from ingest_bench.targets.own import Own
-from ingest_bench.targets.sink import Sink
+from ingest_bench.targets.small.direct_memory import DirectMemory
+from ingest_bench.targets.small.forwarder import Forwarder
+from ingest_bench.targets.small.sink import Sink
 from ingest_bench.targets.version import Requirements
 
 if TYPE_CHECKING:

@@ -10,8 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ingest_bench import files, records, system
+from ingest_bench import system
 from ingest_bench.errors import InvalidRun, RunFailed, SpecError
+from ingest_bench.inputs import files, records
 from ingest_bench.jvm import artifacts, options
 from ingest_bench.jvm.compile import ECJ, classes
 from ingest_bench.model.load import Wire

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ingest_bench.errors import RunFailed, SpecError
+from ingest_bench.targets.elastic.node import Node
 from ingest_bench.targets.http import Answer, NoAnswer
-from ingest_bench.targets.node import Node
 from ingest_bench.targets.own import Own
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import numpy as np
 
-from ingest_bench import records
 from ingest_bench.errors import SpecError
+from ingest_bench.inputs import records
 from ingest_bench.model.values import Between, Several
 
 if TYPE_CHECKING:

@@ -14,15 +14,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ingest_bench import files
 from ingest_bench.documents import corpus
 from ingest_bench.documents.tracks.corpora import Corpora
 from ingest_bench.documents.tracks.declared import declared, listed
 from ingest_bench.documents.tracks.schedule import schedule
 from ingest_bench.documents.tracks.template import Templates
 from ingest_bench.errors import SpecError
+from ingest_bench.inputs import files
+from ingest_bench.inputs.records import nearest
 from ingest_bench.model.track import Track, TrackFile
-from ingest_bench.records import nearest
 from ingest_bench.units import format_bytes, spelled
 
 FILES = ("track.json", "workload.json")

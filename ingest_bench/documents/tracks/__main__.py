@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ingest_bench.documents import tracks
 from ingest_bench.errors import SpecError
-from ingest_bench.records import to_json
+from ingest_bench.inputs.records import to_json
 
 # Of all published tracks elastic/security takes most: 26 MB more than this program.
 _MEMORY_BYTES = 1024**3

@@ -8,11 +8,11 @@ from functools import partial
 from typing import Any
 from urllib.parse import urlencode
 
-from ingest_bench import urls
 from ingest_bench.documents.tracks.declared import Declared
 from ingest_bench.errors import SpecError
+from ingest_bench.inputs import urls
+from ingest_bench.inputs.records import nearest
 from ingest_bench.model.track import AdminRequest, TrackTemplate
-from ingest_bench.records import nearest
 
 Parameters = Mapping[str, Any]
 Requests = tuple[AdminRequest, ...]

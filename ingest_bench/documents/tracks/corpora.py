@@ -15,8 +15,8 @@ from ingest_bench.documents.lines import OPENERS
 from ingest_bench.documents.tracks.declared import Declared, index_name, listed
 from ingest_bench.documents.tracks.template import Templates
 from ingest_bench.errors import SpecError
+from ingest_bench.inputs.records import nearest
 from ingest_bench.model.track import Origin, TrackFile
-from ingest_bench.records import nearest
 from ingest_bench.units import quoted
 
 # What both tools send of each corpus in their test mode.

@@ -6,9 +6,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ingest_bench import records
 from ingest_bench.documents.tracks.corpora import Corpora
 from ingest_bench.errors import SpecError
+from ingest_bench.inputs import records
 from ingest_bench.model.load import LoadOptions, Rate, RateUnit
 from ingest_bench.model.track import Step
 from ingest_bench.model.workload import BulkAction

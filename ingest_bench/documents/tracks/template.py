@@ -16,8 +16,8 @@ from jinja2 import meta
 from jinja2.exceptions import SecurityError
 from jinja2.sandbox import SandboxedEnvironment
 
-from ingest_bench import files
 from ingest_bench.errors import SpecError
+from ingest_bench.inputs import files
 
 T = TypeVar("T")
 

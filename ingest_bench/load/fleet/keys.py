@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import zmq
 
-from ingest_bench import files
 from ingest_bench.errors import SpecError
+from ingest_bench.inputs import files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

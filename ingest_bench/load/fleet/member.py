@@ -8,9 +8,9 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from ingest_bench.errors import RunFailed
+from ingest_bench.inputs.records import from_json
 from ingest_bench.model.load import WorkerReport
 from ingest_bench.model.values import CONTROL
-from ingest_bench.records import from_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

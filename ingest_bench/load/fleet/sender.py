@@ -28,8 +28,8 @@ from gevent.event import AsyncResult, Event
 from gevent.queue import Empty, Queue
 from locust.env import Environment
 
-from ingest_bench import credentials, urls
 from ingest_bench.errors import IngestBenchError, RunFailed
+from ingest_bench.inputs import credentials, urls
 from ingest_bench.load import worker
 from ingest_bench.load.fleet import curve, keys
 from ingest_bench.load.fleet.transfer import pieces

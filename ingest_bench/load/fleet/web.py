@@ -9,7 +9,7 @@ import flask
 import numpy as np
 
 from ingest_bench.errors import RunFailed
-from ingest_bench.load.figures import Tail
+from ingest_bench.load.live.figures import Tail
 from ingest_bench.model.samples import OUTCOMES
 
 if TYPE_CHECKING:

@@ -9,8 +9,9 @@ import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ingest_bench import records, system, urls
+from ingest_bench import system
 from ingest_bench.errors import RunFailed, SpecError
+from ingest_bench.inputs import records, urls
 from ingest_bench.network.act import ssh
 from ingest_bench.network.plan import commands, features
 from ingest_bench.network.plan.flows import Connection, Flow

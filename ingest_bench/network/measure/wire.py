@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ingest_bench import records, system
+from ingest_bench import system
 from ingest_bench.errors import RunFailed
+from ingest_bench.inputs import records
 from ingest_bench.model.results import Histogram
 from ingest_bench.network.measure import diag, frames
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ingest_bench import records, system
+from ingest_bench import system
 from ingest_bench.errors import MissingCapability, SpecError
+from ingest_bench.inputs import records
 from ingest_bench.model.network import Profile
 from ingest_bench.network.plan import features, places
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ingest_bench import records
 from ingest_bench.errors import SpecError
+from ingest_bench.inputs import records
 from ingest_bench.model.network import Impairment
 from ingest_bench.network.plan import features
 from ingest_bench.network.plan.commands import buffers

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from ingest_bench import idl, records
+from ingest_bench import idl
 from ingest_bench.documents.ids import DIGITS, Template
 from ingest_bench.errors import SpecError
 from ingest_bench.idl import cql
+from ingest_bench.inputs import records
 from ingest_bench.protocols.rows import RowKeys, Rows
 
 if TYPE_CHECKING:

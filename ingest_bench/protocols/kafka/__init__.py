@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import numpy as np
 
-from ingest_bench import records
 from ingest_bench.documents.body import Body
 from ingest_bench.errors import SpecError
+from ingest_bench.inputs import records
 from ingest_bench.model.values import HOUR, MIB, MS, Between
 from ingest_bench.model.workload import BulkAction
 from ingest_bench.protocols.verdict import HTTP_ERROR, PARTIAL, REJECTED, SAID_BYTES, Verdict, all_acked

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from ingest_bench import idl, records
+from ingest_bench import idl
 from ingest_bench.documents.ids import DIGITS, Template
+from ingest_bench.inputs import records
 from ingest_bench.protocols.rows import RowKeys, Rows
 
 if TYPE_CHECKING:

@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ingest_bench import files, idl
+from ingest_bench import idl
 from ingest_bench.errors import InvalidRun, RunFailed
+from ingest_bench.inputs import files
 from ingest_bench.jvm import artifacts, mbeans, options
 from ingest_bench.model.load import Wire
 from ingest_bench.model.target import LaunchPlan, Listens, Preparation

@@ -17,7 +17,6 @@ from ingest_bench.errors import InvalidRun, RunFailed, SpecError
 from ingest_bench.jvm import options
 from ingest_bench.model.load import Wire
 from ingest_bench.model.target import LaunchPlan, Listens
-from ingest_bench.targets import settings
 from ingest_bench.targets.data_prepper import account
 from ingest_bench.targets.data_prepper.configuration import (
     API_PORT,
@@ -38,6 +37,7 @@ from ingest_bench.targets.data_prepper.configuration import (
     version,
 )
 from ingest_bench.targets.plain import Plain
+from ingest_bench.targets.small import settings
 from ingest_bench.targets.version import Requirements, chosen
 
 if TYPE_CHECKING:

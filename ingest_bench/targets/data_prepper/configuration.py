@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ingest_bench.targets import peer_forwarder, settings
-from ingest_bench.targets.settings import Settings, time_between
+from ingest_bench.targets import peer_forwarder
+from ingest_bench.targets.small import settings
+from ingest_bench.targets.small.settings import Settings, time_between
 
 if TYPE_CHECKING:
     from ingest_bench.model.target import Endpoint, TargetOptions

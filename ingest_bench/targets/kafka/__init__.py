@@ -17,9 +17,10 @@ from ingest_bench.jvm import artifacts, options
 from ingest_bench.model.load import Wire
 from ingest_bench.model.target import LaunchPlan, Listens, Preparation
 from ingest_bench.model.track import AdminRequest
-from ingest_bench.targets import asking, settings
+from ingest_bench.targets import asking
 from ingest_bench.targets.kafka import jars
 from ingest_bench.targets.plain import Plain
+from ingest_bench.targets.small import settings
 from ingest_bench.targets.version import Requirements, chosen
 
 if TYPE_CHECKING:

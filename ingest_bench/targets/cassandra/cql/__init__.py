@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ingest_bench.jvm import mbeans
 from ingest_bench.jvm.mbeans import Call
-from ingest_bench.targets import settings
 from ingest_bench.targets.cassandra import yaml
 from ingest_bench.targets.cassandra.cql import configuration, jars
+from ingest_bench.targets.small import settings
 from ingest_bench.targets.version import Requirements
 
 if TYPE_CHECKING:

@@ -1,0 +1,1 @@
+"""What receive buffers of other sizes would have cost, and what was published about them."""

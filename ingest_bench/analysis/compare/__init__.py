@@ -1,0 +1,1 @@
+"""Cells and results compared by one number a run."""

@@ -1,0 +1,222 @@
+"""Cells compared by one number a run.
+
+Requests of different runs are never pooled: inside a run they are not independent, and thousands of them would make
+any two runs of the same cell look different.
+
+The method is Welch's t interval on the runs' numbers, or, where both cells ran in the same blocks, the t interval on
+the differences within each block: a drift of the machine meets both and cancels. With three replicates the interval
+is wide (t = 4.3 at 2 degrees of freedom), as it should be. Rejected: a permutation test, whose smallest possible
+p value with three runs a side is 0.1; and the bootstrap, whose intervals are too narrow for so few runs.
+
+What counts events has at least the variance of as many events that come independently (Poisson's): two runs that happen
+to have 22 collections each would otherwise be certain of 22. Each interval stands for itself. What is called distinct
+is so in its whole table, after Holm (1979, "A simple sequentially rejective multiple test procedure"): of all tables in
+which nothing differs, at most one in twenty calls anything distinct.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, variance
+
+from scipy import special
+
+from ingest_bench.analysis.compare import cells
+from ingest_bench.analysis.compare.cells import CellRuns
+from ingest_bench.analysis.run.columns import COLUMNS
+from ingest_bench.model.results import Summary
+
+CONFIDENCE = 0.95
+_POWER = 0.8
+_FEWEST_RUNS = 3
+# What a table compares where nobody says else: the rate, the wait, the reads, and what a GB costs.
+COMPARED = (
+    "docs_per_s_mean",
+    "response_ms_p99",
+    "read_bytes_mean",
+    "gc_pause_ms_total_per_gb",
+    "outside_tlab_network_bytes_per_gb",
+)
+_MOST_RUNS = 1000
+_COUNTS = frozenset(column.name for column in COLUMNS if column.is_count)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """What changes from the first cell to the second, in the mean of one column over runs."""
+
+    column: str
+    first: str
+    second: str
+    first_runs: int
+    second_runs: int
+    first_mean: float
+    second_mean: float
+    paired: bool
+    error: float = 0.0
+    """The standard error of the difference."""
+    freedom: float | None = None
+    """Its degrees of freedom; None with fewer than two runs on a side: nothing is known then of its error."""
+    is_distinct: bool | None = None
+    """Whether runs of one cell would hardly do this, as one of all comparisons of a table; None where nobody knows."""
+
+    @property
+    def difference(self) -> float:
+        """Second minus first."""
+        return self.second_mean - self.first_mean
+
+    @property
+    def relative(self) -> float | None:
+        """The difference as a share of the first; None when that is 0 and the second is not."""
+        if self.first_mean:
+            return self.difference / abs(self.first_mean)
+        return None if self.difference else 0.0
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """Of the difference, at 95%; None where its error is not known."""
+        if self.freedom is None:
+            return None
+        half = t_quantile(self.freedom) * self.error
+        return self.difference - half, self.difference + half
+
+    @property
+    def relative_interval(self) -> tuple[float, float] | None:
+        """The same as shares of the first; None where there is none."""
+        if self.interval is None or not self.first_mean:
+            return None
+        low, high = (end / abs(self.first_mean) for end in self.interval)
+        return low, high
+
+    @property
+    def p_value(self) -> float | None:
+        """How often runs of one cell would differ so much, by Student's t."""
+        if self.freedom is None:
+            return None
+        if not self.error:
+            return 0.0 if self.difference else 1.0
+        return float(2 * special.stdtr(self.freedom, -abs(self.difference) / self.error))
+
+
+def t_quantile(freedom: float) -> float:
+    """The t that |T| stays below with 95%: 4.303 for 2 degrees of freedom."""
+    return float(special.stdtrit(freedom, (1 + CONFIDENCE) / 2))
+
+
+def numbers(
+    column: str, first: tuple[str, Mapping[int, float]], second: tuple[str, Mapping[int, float]], *, paired: bool
+) -> Comparison | None:
+    """The comparison of two cells, each (name, {replicate: number}); None when one of them has no number.
+
+    It is judged by itself, as the only one of its table.
+    """
+    (first_name, ones), (second_name, others) = first, second
+    if not ones or not others:
+        return None
+    blocks = sorted(ones.keys() & others.keys())
+    paired = paired and len(blocks) >= 2
+    if paired:
+        ones, others = ({block: side[block] for block in blocks} for side in (ones, others))
+    sides = list(ones.values()), list(others.values())
+    error, freedom = _paired(column, *sides) if paired else _welch(column, *sides)
+    found = Comparison(
+        column=column,
+        first=first_name,
+        second=second_name,
+        first_runs=len(ones),
+        second_runs=len(others),
+        first_mean=fmean(sides[0]),
+        second_mean=fmean(sides[1]),
+        paired=paired,
+        error=error,
+        freedom=freedom,
+    )
+    return judged([found])[0]
+
+
+def table(summaries: Sequence[Summary], columns: Sequence[str]) -> list[Comparison]:
+    """Every two cells of one experiment that differ in exactly one factor, the first of its levels first, by column.
+
+    All of them are judged together.
+    """
+    rows = cells.group(summaries)
+    couples = [(one, other) for one, other in itertools.combinations(rows, 2) if len(_differing(one, other)) == 1]
+    found = (
+        numbers(column, *((side.name, side.by_replicate(column)) for side in couple), paired=True)
+        for column in columns
+        for couple in couples
+    )
+    return judged([each for each in found if each is not None])
+
+
+def detectable(spread: float, runs: int) -> float:
+    """The least difference that so many runs a side would call distinct four times of five.
+
+    Of two cells whose runs have that standard deviation; Student's t at 95%, and at 80% for the four of five.
+    """
+    freedom = 2 * runs - 2
+    return (t_quantile(freedom) + float(special.stdtrit(freedom, _POWER))) * spread * math.sqrt(2 / runs)
+
+
+def replicates_for(spread: float, difference: float) -> int | None:
+    """How many runs a side make that difference detectable, 3 at least; None where that would be more than 1,000.
+
+    Of two runs a side Welch's degrees of freedom are too few for that (found by simulation: 45% in place of 80%).
+    """
+    return next((runs for runs in range(_FEWEST_RUNS, _MOST_RUNS + 1) if detectable(spread, runs) <= difference), None)
+
+
+def replicates(found: Comparison, distance: float) -> int | None:
+    """How many runs a side would have an interval of at most that much to each side, were they as these are.
+
+    None where that would be more than 1,000.
+    """
+    spread = found.error / (1 / found.first_runs + 1 / found.second_runs) ** 0.5
+    enough = (
+        runs for runs in range(2, _MOST_RUNS + 1) if t_quantile(2 * runs - 2) * spread * (2 / runs) ** 0.5 <= distance
+    )
+    return next(enough, None)
+
+
+def judged(family: Sequence[Comparison]) -> list[Comparison]:
+    """Which of them are distinct, by Holm: the k-th smallest p value is held to 5% divided by all from it on."""
+    known = sorted((each.p_value, place) for place, each in enumerate(family) if each.p_value is not None)
+    distinct: set[int] = set()
+    for done, (p_value, place) in enumerate(known):
+        if p_value > (1 - CONFIDENCE) / (len(known) - done):
+            break
+        distinct.add(place)
+    return [
+        replace(each, is_distinct=None if each.p_value is None else place in distinct)
+        for place, each in enumerate(family)
+    ]
+
+
+def _differing(one: CellRuns, other: CellRuns) -> list[str]:
+    return [key for key in one.levels if one.levels[key] != other.levels.get(key)]
+
+
+def _variance(column: str, values: Sequence[float]) -> float:
+    found = variance(values)
+    return max(found, fmean(values)) if column in _COUNTS else found
+
+
+def _paired(column: str, ones: Sequence[float], others: Sequence[float]) -> tuple[float, float]:
+    found = variance([other - one for one, other in zip(ones, others, strict=True)])
+    if column in _COUNTS:
+        # Two independent counts.
+        found = max(found, fmean(ones) + fmean(others))
+    return (found / len(ones)) ** 0.5, len(ones) - 1
+
+
+def _welch(column: str, ones: Sequence[float], others: Sequence[float]) -> tuple[float, float | None]:
+    if len(ones) < 2 or len(others) < 2:
+        return 0.0, None
+    parts = [(_variance(column, side) / len(side), len(side) - 1) for side in (ones, others)]
+    spread = sum(part for part, _ in parts)
+    # Welch and Satterthwaite's degrees of freedom, at least those of the smaller side.
+    weighed = sum(part**2 / freedom for part, freedom in parts)
+    return spread**0.5, spread**2 / weighed if weighed else min(freedom for _, freedom in parts)

@@ -1,0 +1,1 @@
+"""Statistics of plain numbers: exact percentiles, histograms, changes of a level."""

@@ -1,0 +1,1 @@
+"""One run: from its samples and readings to one summary."""

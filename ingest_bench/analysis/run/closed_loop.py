@@ -1,0 +1,45 @@
+"""What a closed loop hides: a user that awaits a slow answer sends nothing, and what it would have sent waits nowhere.
+
+One of four users waits 3.4 s: of some thousand requests one is slow, and no percentile has those that would have come
+meanwhile (Gil Tene's "coordinated omission").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ingest_bench.analysis.run.samples import Tickets, Window, pieces, under_way
+from ingest_bench.model.load import WorkerReport
+from ingest_bench.model.results import Remark, Value
+
+# An answer is slow that takes longer than so many medians.
+_SLOW = 10
+# Less of the measurement is no news.
+_WORTH = 0.02
+
+
+def values(tickets: Tickets, window: Window, report: WorkerReport, median_ms: Value) -> dict[str, Value]:
+    """The column about it; None for an open loop, and where nobody knows what is slow."""
+    if report.is_open or not isinstance(median_ms, (int, float)):
+        return {"idle_while_waiting_s": None}
+    waited_ns, users = 0, set[int]()
+    for samples, _ in pieces(tickets):
+        own = samples[under_way(samples, window) & (samples["user"] >= 0)]
+        users.update(own["user"].tolist())
+        slow = own[own["done_ns"] - own["sent_ns"] > _SLOW * median_ms * 1e6]
+        ends, begins = slow["done_ns"].clip(max=window.end_ns), slow["sent_ns"].clip(min=window.start_ns)
+        waited_ns += int((ends - begins).clip(min=0).sum())
+    return {"idle_while_waiting_s": waited_ns / 1e9 / len(users) if users else None}
+
+
+def remarks(values: Mapping[str, Value], window: Window) -> list[Remark]:
+    """What a reader should know of it, and the open loop that would show it."""
+    idle_s, requests, length_s = values["idle_while_waiting_s"], values["requests"], window.length_s
+    if not isinstance(idle_s, float) or not isinstance(requests, int) or idle_s <= _WORTH * length_s:
+        return []
+    text = (
+        f"closed loop: each user sent nothing for {idle_s:.1f} of {length_s:.1f} s on average, because an answer took "
+        f"more than {_SLOW} times the median. What would have come meanwhile is in no percentile; an open loop has it: "
+        f"--set arrivals={max(1, round(requests / length_s))}/s"
+    )
+    return [Remark(probe="load", text=text)]

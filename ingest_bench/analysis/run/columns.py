@@ -1,0 +1,299 @@
+"""The columns of `summary.csv`: one line each, in their order; and the names of the histograms and series of a run."""
+
+from __future__ import annotations
+
+from ingest_bench.analysis.run import per_gb
+from ingest_bench.analysis.run.column import Column
+from ingest_bench.analysis.stalls import attribution
+
+_MEASURED: tuple[Column, ...] = (
+    Column("network", "network profile, with overrides"),
+    Column("target", "server and version"),
+    Column("workload", "workload"),
+    Column("receive_predictor_bytes", "receive buffer that the server was told to use; min..max when adaptive"),
+    Column("heap_bytes", "maximum heap"),
+    Column("documents_acked", "documents that the server acknowledged, warm-up included"),
+    Column("documents_counted", "documents that the server has: those in the index after a refresh, where it has one"),
+    Column("documents_check", 'whether these two were compared: "counted", or "cannot be counted"'),
+    Column(
+        "docs_per_s_mean",
+        "documents acknowledged in the measurement's full seconds, by these; those of a request count evenly from its"
+        " sending to its answer",
+    ),
+    Column("docs_per_s_p10", "what a tenth of these seconds does not exceed"),
+    Column("docs_per_s_p90", "what nine tenths of them do not exceed"),
+    Column("bytes_sent", "bytes that the load wrote to its sockets, from start to end"),
+    Column("bytes_read", "bytes that the JVM read from those sockets, from start to end", "sum"),
+    Column("reads", "socket reads of the load's connections within the measurement"),
+    Column("read_bytes_mean", "mean bytes of a read"),
+    Column("read_bytes_p50", "median bytes of a read"),
+    Column("read_bytes_p99", "99th percentile of the bytes of a read"),
+    Column(
+        "response_ms_p50",
+        "median response time (done - planned) of all requests under way within the measurement, whatever became of"
+        " them",
+    ),
+    Column("response_ms_p99", "99th percentile of it"),
+    Column("gc_pauses", "garbage collection pauses within the measurement", "sum"),
+    Column("gc_pause_ms_total", "their sum", "sum"),
+    Column("full_gcs", "full collections within the measurement", "sum"),
+    Column("heap_after_gc_max_bytes", "largest heap in use after a collection", "max"),
+    # Beyond the first table: the load.
+    Column("bytes_measured", "bytes of the requests that were answered within the measurement"),
+    Column("response_ms_p999", "99.9th percentile of it"),
+    Column("response_ms_max", "longest of them"),
+    Column("response_ok_ms_p50", "median response time of the requests of which every document was acknowledged"),
+    Column("response_ok_ms_p99", "99th percentile of it"),
+    Column("response_ok_ms_p999", "99.9th percentile of it"),
+    Column("response_ok_ms_max", "longest of them"),
+    Column(
+        "service_ms_p50",
+        "median service time (done - sent) of what was sent; with several attempts from the first one to the end of the"
+        " last",
+    ),
+    Column("service_ms_p99", "99th percentile of the service time"),
+    Column(
+        "requests",
+        "requests under way within the measurement: due before its end, not ended before its beginning; one that is"
+        " sent again after a 429 is still one",
+    ),
+    Column("requests_failed", "of these, the ones that did not end with every document acknowledged"),
+    Column("attempts", "how often these were sent, each attempt counted; one that was never sent has none"),
+    Column("documents_failed", "documents refused for good that no attempt may have stored, warm-up included"),
+    Column("stalled_s", "full seconds of the measurement in which no request ended that had a document acknowledged"),
+    *attribution.COLUMNS,
+    Column(
+        "idle_while_waiting_s",
+        "closed loop: how long a user on average sent nothing because an answer took more than 10 times the median",
+    ),
+    Column("recovery_s", "from the end of the last fault until throughput was back at 90% of what it was before"),
+    Column("out_of_memory", "what ran out in a run that ended out of memory: heap, direct, metaspace, …"),
+    Column(
+        "out_of_memory_after_s", "seconds from the start of the load until then; other numbers are of the time before"
+    ),
+    # A server that forwards documents, and one that can be read back by their numbers.
+    Column("accepted_per_s", "documents accepted in a second by all nodes, in the full seconds of the measurement"),
+    Column("delivered_per_s", "documents that they delivered in a second"),
+    Column("forwards_per_s", "batches that a peer took, in a second"),
+    Column(
+        "forwards_cap_per_s",
+        "workers / batch delay, of each node to each other one: the forwards where each round lasts the delay",
+    ),
+    Column("delivery_ms_p50", "median time from accepted to delivered, of what was delivered in these seconds"),
+    Column("delivery_ms_p99", "99th percentile of it; both are at most 1% low"),
+    Column("delivered_documents", "acknowledged documents that were delivered, from start to end"),
+    Column("inside_documents", "those that were still inside when all was at rest after the load: neither is lost"),
+    Column("lost_documents", "those of which no node has anything, after a kill at least so many: a result"),
+    Column("delivered_twice", "documents that were delivered more than once"),
+    Column("delivered_unacknowledged", "documents that were delivered though no answer acknowledged them"),
+    Column("forwarded_documents", "documents in the batches that a peer took, from start to end"),
+    Column("dropped_documents", "documents that the nodes say they dropped: no peer took them, and they had no room"),
+    Column("returned_documents", "documents that no peer took, and that were processed where they were"),
+    Column("forwards_failed", "batches that no peer took"),
+    Column("documents_repeated", "acknowledged documents that replaced one with the same id: not in the index again"),
+    Column("documents_resent", "documents sent again after a 429, each time counted"),
+    Column("steady_after_s", "seconds from the start of the load until it was steady (MSER-5); empty: never"),
+    Column("steadiness", '"steady", "late" (not yet when the measurement began) or why it is not known'),
+    Column("generator_cpu_percent", "CPU of the busiest load worker within the measurement, of one core"),
+    Column("generator_cpu_percent_max", "the same in the worst second of any worker"),
+    Column("generator_lag_ms_p99", "99th percentile of the lateness of the generator's event loop"),
+    Column("send_delay_ms_p99", "open loop: 99th percentile from due to a user that was free"),
+    Column("tickets_waited", "open loop: requests that were due when no user was free"),
+    Column("tickets_unsent", "open loop: requests that were due and never sent"),
+    Column("queries_per_s_median", "median of answered queries in each second of the measurement"),
+    Column(
+        "query_ms_p50",
+        "median response time (done - planned) of all queries under way within the measurement, whatever became of"
+        " them",
+    ),
+    Column("query_ms_p99", "99th percentile of it"),
+    Column("query_ok_ms_p50", "median response time of the queries that every shard answered"),
+    Column("query_ok_ms_p99", "99th percentile of it"),
+    Column("queries", "queries under way within the measurement; they are not among the requests"),
+    Column("queries_failed", "of these, the ones that were not answered by every shard"),
+    # The wire.
+    Column("wire_bytes_p50", "median frame on the wire towards the server, headers included"),
+    Column("wire_frames", "how many frames were looked at for it", "sum"),
+    Column("mss", "TCP's maximum segment size"),
+    Column("idle_rtt_ms", "median round trip before the load; far above what is promised: the machine was busy"),
+    Column("rtt_ms", "median round trip during the load, as the client's TCP saw it"),
+    Column("loss_ppm", "packets lost on the link under load"),
+    Column("retransmits", "TCP segments sent again; of several nodes by the clients and all of them, on whatever link"),
+    Column("out_of_order", "segments that came before one that was sent earlier, at either end of the link"),
+    Column("duplicates", "segments that came twice: made two by the link, or sent again needlessly"),
+    Column("overtaken", "how often TCP found that a segment was late, and not lost"),
+    Column("zero_windows", "how often the server told a sender to stop"),
+    Column("ecn_marks", "packets that came with the mark of congestion (CE)"),
+    Column(
+        "waited_for_ms_mean",
+        "of a node: how long a peer waited for answers of it, mean of all looks at the peer that waited longest",
+    ),
+    Column("waited_for_ms_max", "of a node: the longest such wait"),
+    # The heap. Outside TLABs and TLABs as in Elasticsearch issue 23185.
+    Column("gc_pause_ms_p50", "median pause"),
+    Column("gc_pause_ms_p99", "99th percentile of the pauses"),
+    Column("gc_pause_ms_max", "longest pause", "max"),
+    Column("outside_tlab_count", "objects allocated outside TLABs within the measurement", "sum"),
+    Column("outside_tlab_max_bytes", "largest of them", "max"),
+    Column("outside_tlab_min_bytes", "smallest of them", "min"),
+    Column("outside_tlab_mean_bytes", "their mean"),
+    Column("outside_tlab_total_bytes", "their sum", "sum"),
+    Column("outside_tlab_bytes_per_s", "their sum by the length of the measurement", "sum"),
+    Column("tlab_count", "TLABs handed out within the measurement", "sum"),
+    Column("tlab_max_bytes", "largest of them", "max"),
+    Column("tlab_min_bytes", "smallest of them", "min"),
+    Column("tlab_mean_bytes", "their mean"),
+    Column("tlab_total_bytes", "their sum", "sum"),
+    Column("tlab_bytes_per_s", "their sum by the length of the measurement", "sum"),
+    Column("outside_tlab_network_bytes", "outside TLABs by the network layer: first non-JDK frame in io.netty", "sum"),
+    Column("outside_tlab_lucene_bytes", "outside TLABs by Lucene: first non-JDK frame in org.apache.lucene", "sum"),
+    Column("outside_tlab_rest_bytes", "outside TLABs by everything else", "sum"),
+    # What the collections were, and what else the probe `gc` sees.
+    Column("gc_collector", "collector as the GC log names it: g1, cms, parallel, serial, zgc"),
+    Column("gc_pauses_log", "pauses within the measurement by the GC log: the second source of gc_pauses", "sum"),
+    Column("gc_causes", "pauses by cause, the most frequent first"),
+    Column("gc_collections", "collections that ended within the measurement, concurrent cycles included", "sum"),
+    Column(
+        "gc_young_collections", "young collections as the server's stats API counts them: of a server that is a URL"
+    ),
+    Column("gc_old_collections", "old ones: full collections of G1, cycles of CMS"),
+    Column("gc_collection_ms", "time in collections by that API; with CMS and ZGC most of it is no pause"),
+    Column("gc_promotion_failures", "young collections that found no room in the old generation (CMS, serial)", "sum"),
+    Column("gc_evacuation_failures", "collections that found no room to copy to (G1)", "sum"),
+    Column(
+        "gc_concurrent_mode_failures", "concurrent cycles that were overtaken by a full collection (CMS, G1)", "sum"
+    ),
+    Column("gc_allocation_stalls", "threads that had to wait for memory (ZGC)", "sum"),
+    Column("gc_humongous_collections", "collections caused by an allocation of half a region or more (G1)", "sum"),
+    Column("humongous_regions_max", "most humongous regions in use before a collection (G1)", "max"),
+    Column("direct_buffers_max", "most direct buffers of the JVM's own pool; Java 17 and later", "max"),
+    Column("direct_buffer_used_max_bytes", "most memory in them", "max"),
+    Column("direct_buffer_capacity_max_bytes", "their largest capacity", "max"),
+    Column(
+        "direct_allocations", "direct buffers allocated within the measurement, where the server tells of each", "sum"
+    ),
+    Column("direct_allocations_per_s", "the same by the length of the measurement", "sum"),
+    Column("direct_allocation_ms_mean", "mean time that such an allocation took, waiting included"),
+    Column("direct_allocation_ms_p50", "median of it; the percentiles have three digits"),
+    Column("direct_allocation_ms_p99", "99th percentile of it"),
+    Column("direct_allocation_ms_max", "longest of them", "max"),
+    Column(
+        "system_gcs",
+        "calls of System.gc() within the measurement; of Java before 17 the collections that they led to",
+        "sum",
+    ),
+    Column("direct_allocations_per_system_gc", "direct buffers allocated for each of these"),
+    Column("direct_sleeps", "sleeps of threads that waited for room for a direct buffer, by how long they wanted to"),
+    Column("direct_sleep_ms_total", "the sum of what they wanted to sleep", "sum"),
+    Column(
+        "direct_allocations_recorded", "direct buffers allocated from start to end, as the JVM recorded them", "sum"
+    ),
+    Column("server_direct_allocations", "the same, as the server counted it itself"),
+    Column("reads_empty", "reads that found nothing, from start to end: a buffer was allocated for nothing", "sum"),
+    Column("reads_recorded", "reads that gave bytes, from start to end, as the JVM recorded them", "sum"),
+    Column("sink_reads", "the same, as the sink counted it itself"),
+    Column("sink_bytes_read", "bytes of them"),
+    Column("sink_buffers", "receive buffers that the sink allocated for the load's connections, from start to end"),
+    Column("sink_buffer_bytes", "bytes of them"),
+    Column("outside_tlab_network_count", "objects outside TLABs by the network layer", "sum"),
+    Column("outside_tlab_lucene_count", "objects outside TLABs by Lucene", "sum"),
+    Column("outside_tlab_rest_count", "objects outside TLABs by everything else", "sum"),
+    Column("tlab_network_bytes", "TLABs that the network layer asked for: their size", "sum"),
+    Column("tlab_network_count", "their number", "sum"),
+    Column("tlab_lucene_bytes", "TLABs that Lucene asked for: their size", "sum"),
+    Column("tlab_lucene_count", "their number", "sum"),
+    Column("tlab_rest_bytes", "TLABs that everything else asked for: their size", "sum"),
+    Column("tlab_rest_count", "their number", "sum"),
+    Column("outside_tlab_sites", "methods that allocated most outside TLABs, with their bytes"),
+    Column("tlab_sites", "methods that asked for most TLABs, with their bytes"),
+    # Large objects, each a piece of the heap without a gap.
+    Column(
+        "largest_allocation_bytes",
+        "largest object that was allocated within the measurement, beside those in TLABs",
+        "max",
+    ),
+    Column("largest_allocation_stack", "its class, and who asked for it: the innermost frame first"),
+    Column("allocations_1mib", "objects of 1 MiB and more that were allocated within the measurement", "sum"),
+    Column("allocations_1mib_bytes", "their sum", "sum"),
+    Column("allocations_100mib", "those of 100 MiB and more", "sum"),
+    Column(
+        "allocations_humongous", "of those of 1 MiB and more the ones that are larger than half a region (G1)", "sum"
+    ),
+    Column("large_allocation_sites", "methods that asked for most of them: how many, of how many bytes"),
+    Column("flushes", "memtables that began to be written to files within the measurement (Cassandra)"),
+    Column("flush_bytes_mean", "mean bytes of a file that became of one"),
+    Column("compactions", "compactions that began within the measurement (Cassandra)"),
+    # The host, seen each 100 ms.
+    Column("server_cpu_s", "CPU time of the server's process within the measurement", "sum"),
+    Column("server_context_switches_voluntary", "times that its threads gave up their CPU", "sum"),
+    Column("server_context_switches_involuntary", "times that its threads lost their CPU", "sum"),
+    Column("server_minor_faults", "its page faults without a disk", "sum"),
+    Column("server_major_faults", "its page faults with one", "sum"),
+    Column("server_threads_max", "most threads that it had", "max"),
+    Column("server_rss_max_bytes", "most memory that it had resident", "max"),
+    Column("context_switches", "context switches of the whole machine", "machine"),
+    Column("cpu_busy_share", "share of all CPUs that something ran on, 0 to 1", "machine"),
+    Column("cpu_steal_share", "share of all CPUs that the hypervisor gave to others meanwhile, 0 to 1", "machine"),
+    Column("run_queue_mean", "mean number of processes that ran or waited for a CPU", "machine"),
+    Column("run_queue_max", "their largest number", "machine"),
+    Column("pressure_cpu_some_share", "share of time in which something waited for a CPU (PSI)", "machine"),
+    Column("pressure_io_some_share", "share of time in which something waited for a disk (PSI)", "machine"),
+    Column("pressure_io_full_share", "share of time in which everything waited for a disk (PSI)", "machine"),
+    Column("pressure_memory_some_share", "share of time in which something waited for memory (PSI)", "machine"),
+    Column("pressure_memory_full_share", "share of time in which everything waited for memory (PSI)", "machine"),
+    Column("thp_fault_alloc", "huge pages that page faults got, whole machine", "machine"),
+    Column("thp_fault_fallback", "page faults that wanted a huge page and got small ones", "machine"),
+    Column("thp_collapse_alloc", "huge pages that khugepaged made", "machine"),
+    Column("thp_split_page", "huge pages that were split", "machine"),
+    Column("compact_stall", "allocations that had to wait for compaction", "machine"),
+    Column("compact_fail", "compactions without success", "machine"),
+    Column("compact_success", "compactions with success", "machine"),
+    Column("numa_pages_migrated", "pages that were moved between NUMA nodes", "machine"),
+    Column("pgmajfault", "page faults with a disk, of the whole machine", "machine"),
+    Column("allocstall", "allocations that had to free memory themselves before they got any, of all zones", "machine"),
+    # Reads as the kernel saw them.
+    Column(
+        "kernel_bytes_read", "bytes that the kernel gave to reads of the load's connections, from start to end", "sum"
+    ),
+    Column("kernel_reads", "reads of the load's connections within the measurement that gave bytes", "sum"),
+    Column("read_requested_bytes_mean", "mean room that such a read offered"),
+    Column("read_waste_bytes_mean", "mean room that it left empty"),
+    Column("read_fill_share", "bytes of these reads by their room, 0 to 1"),
+)
+
+COLUMNS = tuple(
+    column
+    for total in _MEASURED
+    for column in (
+        total,
+        *(
+            [Column(f"{total.name}_per_gb", "for each GB (10^9 bytes) of requests answered within the measurement")]
+            if total.name in per_gb.TOTALS
+            else []
+        ),
+    )
+)
+
+# What a probe's Histogram and Series are called, and what their values are.
+HISTOGRAMS = {
+    "read_bytes": "bytes of a socket read of the load's connections, within the measurement",
+    "kernel_read_bytes": "the same, as the kernel saw it",
+    "direct_allocation_ns": "time that an allocation of a direct buffer took, within the measurement, to three digits",
+    "wire_bytes": "bytes of a frame on the wire towards the server, headers included",
+}
+SERIES = {
+    "docs_per_s": "acknowledged documents of each second, at its start, counted as for docs_per_s_p10",
+    "response_ms_p50": "median response time of all requests that ended in each second (computed from the samples); "
+    "the last one has those that were due in time and ended later, too",
+    "response_ms_max": "their longest response time (computed from the samples)",
+    "response_ok_ms_p50": "median response time of those of which every document was acknowledged",
+    "response_ok_ms_max": "their longest response time",
+    "heap_bytes": "heap in use, before and after each collection; each second of a server that is a URL",
+    "gc_pause_ms": "each pause, at its start",
+    "large_allocation_bytes": "each object of 1 MiB and more, when it was allocated",
+    "server_cpu_cores": "CPUs that the server used since the last sample",
+    "server_context_switches_per_s": "context switches of all its threads, since the last sample",
+    "run_queue": "processes that ran or waited for a CPU",
+    "direct_wait_ms": "the longest allocations of direct buffers (at most 200), each at its end",
+    "direct_buffer_bytes": "memory in the JVM's own direct buffers, each second",
+}

@@ -1,0 +1,320 @@
+"""Numbers from the load's samples: throughput, response and service time, what was acknowledged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any, Protocol
+
+import numpy as np
+
+from ingest_bench.analysis.numbers import quantiles
+from ingest_bench.model.load import WorkerReport
+from ingest_bench.model.results import Remark, Series, Value
+from ingest_bench.model.samples import OUTCOMES
+from ingest_bench.nearest_rank import rank
+
+Samples = np.ndarray[Any, np.dtype[Any]]
+
+# The drain of a load and what it is cut off in (load.worker), with some room.
+_LATE_S = 30
+# What became of the documents of the last attempt of such a ticket is not known to the sender.
+_UNKNOWN = ("connection-error", "timeout", "cut-off", "broken-answer")
+# Medians of two addresses that are less apart are alike.
+_ALIKE = 1.5
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The measurement, on the clock of the samples (CLOCK_MONOTONIC of the worker), end excluded."""
+
+    start_ns: int
+    end_ns: int
+
+    @property
+    def seconds(self) -> int:
+        """Its full seconds: so many points has a series. One of "1s" may end just before its first is full."""
+        return max(0, self.end_ns - self.start_ns) // 10**9
+
+    @property
+    def length_s(self) -> float:
+        """How long it is."""
+        return max(0, self.end_ns - self.start_ns) / 1e9
+
+
+def window_of(report: WorkerReport) -> Window:
+    """The measurement as the worker saw it."""
+    return Window(report.warm_up_end_ns, report.measure_end_ns)
+
+
+def outcome(samples: Samples, *names: str) -> Samples:
+    """Which samples ended in one of these outcomes, as booleans."""
+    return np.isin(samples["outcome"], [OUTCOMES.index(name) for name in names])
+
+
+class InPieces(Protocol):
+    """More samples than memory may hold (`sample_files`)."""
+
+    def __len__(self) -> int: ...
+
+    def pieces(self) -> Iterator[tuple[Samples, int | None]]:
+        """Samples, and the moment before which no later piece has one that ended; None: there is no later piece."""
+        ...
+
+
+Tickets = Samples | InPieces
+
+
+def pieces(tickets: Tickets) -> Iterator[tuple[Samples, int | None]]:
+    """All samples, a piece after the other: those of an array are one."""
+    if isinstance(tickets, np.ndarray):
+        yield tickets, None
+    else:
+        yield from tickets.pieces()
+
+
+def total(tickets: Tickets, of: Callable[[Samples], Any]) -> int:
+    """The sum of what each sample has of it."""
+    return sum(int(of(samples).sum(dtype=np.int64)) for samples, _ in pieces(tickets))
+
+
+def totals(tickets: Tickets) -> dict[str, Value]:
+    """What was acknowledged and refused from start to end, warm-up included."""
+    return {name: total(tickets, itemgetter(name)) for name in ("documents_acked", "documents_failed")}
+
+
+def stalled_seconds(tickets: Tickets, start_ns: int, seconds: int) -> int:
+    """In how many of so many seconds no document was acknowledged: by the moments of the answers alone."""
+    answered = np.zeros(seconds, dtype=bool)
+    for samples, _ in pieces(tickets):
+        second = (samples["done_ns"][samples["documents_acked"] > 0] - start_ns) // 10**9
+        answered[second[(second >= 0) & (second < seconds)]] = True
+    return seconds - int(answered.sum())
+
+
+def acked_per_second(tickets: Tickets, start_ns: int, seconds: int) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Acknowledged documents in each of so many seconds, those of a request evenly from its sending to its answer.
+
+    Rejected: all in the second of the answer. Two users with bulks of 10,000 documents then have seconds of 0 and of
+    10,000, and no median between them. A server that stalls shows all the same: what is in flight is little beside
+    what it takes in that time; and `stalled_seconds` goes by the answers.
+    """
+    found = np.zeros(seconds)
+    for samples, _ in pieces(tickets):
+        _add_acked(found, samples, start_ns)
+    return found
+
+
+def _add_acked(found: np.ndarray[Any, np.dtype[np.float64]], samples: Samples, start_ns: int) -> None:
+    seconds, acked = len(found), np.flatnonzero(samples["documents_acked"] > 0)
+    end_ns = samples["done_ns"][acked] - start_ns
+    took_ns = np.maximum(end_ns - (samples["sent_ns"][acked] - start_ns), 1)
+    begin_ns, documents = end_ns - took_ns, samples["documents_acked"][acked]
+    second = np.maximum(begin_ns // 10**9, 0)
+    # One round for each second that the longest request lasted.
+    while len(going := np.flatnonzero((second < seconds) & (second * 10**9 < end_ns))):
+        if len(going) < len(second):
+            begin_ns, end_ns, took_ns = begin_ns[going], end_ns[going], took_ns[going]
+            documents, second = documents[going], second[going]
+        inside_ns = np.minimum(end_ns, (second + 1) * 10**9) - np.maximum(begin_ns, second * 10**9)
+        found += np.bincount(second, weights=documents * (inside_ns / took_ns), minlength=seconds)
+        second = second + 1
+
+
+def measured(tickets: Tickets, window: Window) -> Mapping[str, Value]:
+    """The numbers of the measurement; None where nothing was there to measure.
+
+    Times are of the tickets that were *under way* within the window (`under_way`). Each of them has a response time
+    (done - planned), whatever became of it: one that had to wait counts with its wait, one that hung and was reset with
+    the time that it hung, one that was sent again after a 429 until its last answer, one that was never sent until the
+    end of the load. Rejected: to leave out what got no answer. What went worst was then in no percentile. A refusal
+    that comes at once makes the times of all shorter; those of the acknowledged ones (`response_ok_ms`) stand beside
+    them.
+
+    Service time (done - sent) is of the ones that were sent: from the first byte of the first attempt to the end of
+    the last one, the pauses between them included.
+    """
+    counts = _counts(tickets, window)
+    acked = acked_per_second(tickets, window.start_ns, window.seconds)
+    percents = {kind: {"p50": 50, "p99": 99, "p999": 99.9, "max": 100} for kind in ("response", "response_ok")}
+    return {
+        "docs_per_s_mean": _acked(tickets, window) / window.length_s if window.length_s else None,
+        **{f"docs_per_s_p{percent}": _of_seconds(acked, percent) for percent in (10, 90)},
+        "bytes_measured": counts["bytes"],
+        **_percentiles(tickets, window, {**percents, "service": {"p50": 50, "p99": 99}}),
+        **{name: counts[name] for name in ("requests", "requests_failed", "attempts")},
+        "stalled_s": stalled_seconds(tickets, window.start_ns, window.seconds) if window.seconds else None,
+    }
+
+
+def _acked(tickets: Tickets, window: Window) -> float:
+    """Documents that were acknowledged, as much of each request's as of its time lies within."""
+    documents = 0.0
+    for samples, _ in pieces(tickets):
+        begin_ns, end_ns = np.minimum(samples["sent_ns"], samples["done_ns"] - 1), samples["done_ns"]
+        inside_ns = np.minimum(end_ns, window.end_ns) - np.maximum(begin_ns, window.start_ns)
+        documents += float((samples["documents_acked"] * inside_ns.clip(min=0) / (end_ns - begin_ns)).sum())
+    return documents
+
+
+def _of_seconds(acked: Samples, percent: int) -> float | None:
+    place = rank(percent, len(acked))
+    return None if place is None else float(np.sort(acked)[place])
+
+
+def _counts(tickets: Tickets, window: Window) -> dict[str, int]:
+    found = dict.fromkeys(("bytes", "requests", "requests_failed", "attempts"), 0)
+    for samples, _ in pieces(tickets):
+        counted, done = under_way(samples, window), within(samples["done_ns"], window)
+        answered = done & ~outcome(samples, *_UNKNOWN)
+        found["bytes"] += int(samples["bytes_sent"][answered].sum())
+        found["requests"] += int(counted.sum())
+        found["requests_failed"] += int((counted & ~outcome(samples, "ok")).sum())
+        found["attempts"] += int(samples["attempts"][counted].sum())
+    return found
+
+
+def differing_addresses(tickets: Tickets, report: WorkerReport) -> Iterator[Remark]:
+    """What each address of the server did within the measurement, where they did not do alike."""
+    names = report.addresses
+    if len(names) < 2:
+        return
+    window = window_of(report)
+    documents, requests, failed = (np.zeros(len(names), dtype=np.int64) for _ in range(3))
+
+    def times() -> Iterator[Mapping[str, Samples]]:
+        for done in _sent_pieces(tickets, window):
+            sent = done[done["bytes_sent"] > 0]
+            service_ns = sent["done_ns"] - sent["sent_ns"]
+            yield {name: service_ns[sent["address"] == index] for index, name in enumerate(names)}
+
+    for done in _sent_pieces(tickets, window):
+        for of, each in ((documents, done["documents_acked"]), (requests, 1), (failed, ~outcome(done, "ok"))):
+            np.add.at(of, done["address"], each)
+    known = quantiles.percentiles(times, dict.fromkeys(names, (50, 99)))
+    medians_ms = [known[name, 50] / 1e6 for name in names if (name, 50) in known]
+    all_answer = len(medians_ms) == len(names) and not failed.any()
+    if all_answer and max(medians_ms) <= _ALIKE * min(medians_ms):
+        return
+    told = []
+    for index, name in enumerate(names):
+        said = f"{name}: {documents[index]:,} documents in {requests[index]:,} requests"
+        known_ms = {percent: known[name, percent] / 1e6 for percent in (50, 99) if (name, percent) in known}
+        if known_ms:
+            said += f", service time {', '.join(f'p{percent} {time:.1f} ms' for percent, time in known_ms.items())}"
+        told.append(said + (f", {failed[index]:,} failed" if failed[index] else ""))
+    yield Remark(probe="load", text=f"the addresses of the server differ: {'; '.join(told)}")
+
+
+def _sent_pieces(tickets: Tickets, window: Window) -> Iterator[Samples]:
+    """What was under way within the window and went to an address, or was to."""
+    for samples, _ in pieces(tickets):
+        yield samples[under_way(samples, window) & (samples["address"] >= 0)]
+
+
+def queried(tickets: Tickets, window: Window) -> Mapping[str, Value]:
+    """The numbers of the queries that were sent beside the indexing, within the measurement; times as of requests."""
+    counts, answered = _counts(tickets, window), np.zeros(window.seconds, dtype=np.int64)
+    for queries, _ in pieces(tickets):
+        second = (queries["done_ns"][outcome(queries, "ok")] - window.start_ns) // 10**9
+        answered += np.bincount(second[(second >= 0) & (second < window.seconds)], minlength=window.seconds)
+    return {
+        "queries_per_s_median": float(np.median(answered)) if window.seconds else None,
+        **_percentiles(tickets, window, {kind: {"p50": 50, "p99": 99} for kind in ("query", "query_ok")}),
+        "queries": counts["requests"],
+        "queries_failed": counts["requests_failed"],
+    }
+
+
+def within(moments_ns: Samples, window: Window) -> Samples:
+    """Which of these moments are within it, as booleans."""
+    inside: Samples = (moments_ns >= window.start_ns) & (moments_ns < window.end_ns)
+    return inside
+
+
+def under_way(samples: Samples, window: Window) -> Samples:
+    """Which tickets were due before its end and had not ended before its beginning, as booleans.
+
+    Rejected: those that were planned within it. A request that hung from the warm-up on was then in no number: one of
+    four users hung for all 3 s and was reset, yet the longest response time was 11 ms and no request had failed. The
+    price is one ticket more for each user that was busy at the beginning.
+    """
+    found: Samples = (samples["planned_ns"] < window.end_ns) & (samples["done_ns"] >= window.start_ns)
+    return found
+
+
+def _percentiles(
+    tickets: Tickets, window: Window, percents: Mapping[str, Mapping[str, float]]
+) -> dict[str, float | None]:
+    """Percentiles in milliseconds of the times of what was under way within the window, exact; None of too few.
+
+    "service" is the service time of what was sent, anything else the response time: of the acknowledged ones where its
+    name ends with "_ok", else of all.
+    """
+
+    def times() -> Iterator[Mapping[str, Samples]]:
+        for samples, _ in pieces(tickets):
+            counted = under_way(samples, window)
+            response_ns = samples["done_ns"] - samples["planned_ns"]
+            found = {}
+            for kind in percents:
+                if kind == "service":
+                    sent = counted & (samples["bytes_sent"] > 0)
+                    found[kind] = (samples["done_ns"] - samples["sent_ns"])[sent]
+                else:
+                    found[kind] = response_ns[counted & outcome(samples, "ok") if kind.endswith("_ok") else counted]
+            yield found
+
+    known = quantiles.percentiles(times, {kind: tuple(wanted.values()) for kind, wanted in percents.items()})
+    return {
+        f"{kind}_ms_{short}": known[kind, percent] / 1e6 if (kind, percent) in known else None
+        for kind, wanted in percents.items()
+        for short, percent in wanted.items()
+    }
+
+
+def series(tickets: Tickets, report: WorkerReport) -> dict[str, Series]:
+    """Throughput and response time of each second from the load's start, warm-up included, in CLOCK_REALTIME."""
+    if not len(tickets):
+        return {}
+    window = window_of(report)
+    # The seconds are those of the measurement, continued backwards over the warm-up.
+    before = -(-(window.start_ns - report.started_monotonic_ns) // 10**9)
+    start_ns = window.start_ns - before * 10**9
+    seconds = before + window.seconds
+    starts = [start_ns + report.realtime_minus_monotonic_ns + second * 10**9 for second in range(seconds)]
+    acked = acked_per_second(tickets, start_ns, seconds)
+    found = {"docs_per_s": Series("docs_per_s", tuple(starts), tuple(acked.tolist()))}
+    for kind in ("response", "response_ok"):
+        parts = list(_seconds(tickets, start_ns, seconds, only_ok=kind == "response_ok"))
+        present, medians_ns, longest_ns = (np.concatenate(column) for column in zip(*parts, strict=True))
+        moments = tuple(starts[number] for number in present.tolist())
+        found[f"{kind}_ms_p50"] = Series(f"{kind}_ms_p50", moments, tuple((medians_ns / 1e6).tolist()))
+        found[f"{kind}_ms_max"] = Series(f"{kind}_ms_max", moments, tuple((longest_ns / 1e6).tolist()))
+    return found
+
+
+def _seconds(tickets: Tickets, start_ns: int, seconds: int, *, only_ok: bool) -> Iterator[tuple[Samples, ...]]:
+    """Which seconds had a ticket that ended in them, the median and the longest response time of each.
+
+    What was due before the end of the measurement and ended after it is in the last second: the response times of the
+    window have it too. A second is done once no later piece has a sample of it; until then its times are kept.
+    """
+    end_ns = start_ns + seconds * 10**9
+    response_ns = second = np.empty(0, dtype=np.int64)
+    for samples, settled_ns in pieces(tickets):
+        done_ns, planned_ns = samples["done_ns"], samples["planned_ns"]
+        new = np.minimum((done_ns - start_ns) // 10**9, seconds - 1)
+        inside = (new >= 0) & (planned_ns < end_ns)
+        if only_ok:
+            inside &= outcome(samples, "ok")
+        second = np.concatenate((second, new[inside]))
+        response_ns = np.concatenate((response_ns, (done_ns - planned_ns)[inside]))
+        # What was never sent ended with the load and was written after the last answers (load.worker).
+        whole = seconds
+        if settled_ns is not None:
+            whole = min(seconds - 1, (settled_ns - start_ns) // 10**9 - _LATE_S)
+        settled = second < whole
+        yield quantiles.by_second(second[settled], response_ns[settled])
+        second, response_ns = second[~settled], response_ns[~settled]

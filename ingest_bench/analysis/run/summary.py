@@ -1,0 +1,269 @@
+"""One run as one row."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import PurePath
+
+from ingest_bench.analysis.numbers import histogram
+from ingest_bench.analysis.run import closed_loop, delivery, generator_health, integrity, per_gb, recovery, steady
+from ingest_bench.analysis.run import samples as load
+from ingest_bench.analysis.run.columns import COLUMNS
+from ingest_bench.analysis.run.samples import Samples, Tickets
+from ingest_bench.analysis.stalls import attribution, sources
+from ingest_bench.model.experiment import Cell
+from ingest_bench.model.load import LoadOptions, WorkerReport
+from ingest_bench.model.network import Profile
+from ingest_bench.model.results import (
+    Counters,
+    Histogram,
+    Measured,
+    Reading,
+    Remark,
+    RunRecord,
+    Series,
+    Stall,
+    Summary,
+    Value,
+)
+from ingest_bench.model.target import TargetOptions
+
+_CANNOT_BE_COUNTED = "cannot be counted"
+_OWN = {
+    "sink_reads": "reads",
+    "sink_bytes_read": "bytes_read",
+    "sink_buffers": "buffers_allocated",
+    "sink_buffer_bytes": "buffer_bytes_allocated",
+}
+# The same, of all connections together.
+_OWN_IN_ALL = {"server_direct_allocations": "direct_allocations"}
+
+
+def summarise(
+    record: RunRecord,
+    cell: Cell,
+    samples: Tickets,
+    report: WorkerReport | None,
+    measured: Iterable[Measured],
+    *,
+    experiment: str = "",
+    queries: Tickets | None = None,
+    cpu: Sequence[Samples] = (),
+    nodes: Sequence[Mapping[str, Value]] = (),
+    delivered: Mapping[str, Value] | None = None,
+) -> Summary:
+    """Everything that is known of one run: a value for each column, None where a number is unavailable.
+
+    `delivered` is what became of its documents, where the server could be read back (`delivery.values`).
+
+    A measured run whose integrity is broken (`integrity.verdict`) comes back as invalid, with all reasons. Its values
+    stay in it for whoever looks for the cause; tables and plots leave them out.
+    """
+    measured = tuple(measured)
+    readings, histograms, series = _sorted(measured)
+    remarks = tuple(item for item in measured if isinstance(item, Remark))
+    found: tuple[Stall, ...] = ()
+    values: dict[str, Value] = dict.fromkeys(column.name for column in COLUMNS)
+    values |= conditions(record, cell)
+    values["documents_counted"] = record.documents_counted
+    if record.state == "measured":
+        values["documents_check"] = _CANNOT_BE_COUNTED if record.documents_counted is None else "counted"
+    if values["documents_check"] == _CANNOT_BE_COUNTED:
+        text = f"{_server(record, cell.target)} {_CANNOT_BE_COUNTED}: nobody checked that it has what it acknowledged"
+        remarks += (Remark(probe="load", text=text),)
+    report = _cut(report, record)
+    busy = None
+    if report is not None:
+        # A worker that ended without a report took samples with it: nobody knows the totals.
+        values |= (load.totals(samples) if len(samples) else {}) | {"bytes_sent": report.bytes_written}
+        values |= _out_of_memory(record, report) | own_counts(record.counters, report.local_ports)
+        values |= load.measured(samples, load.window_of(report))
+        if queries is not None:
+            values |= load.queried(queries, load.window_of(report))
+        busy = generator_health.busiest(cpu, load.window_of(report))
+        values |= {**generator_health.values(report, busy), **steady.values(samples, report)}
+        values |= closed_loop.values(samples, load.window_of(report), report, values["response_ms_p50"])
+        series |= load.series(samples, report)
+        found = attribution.of_load(
+            samples, report, values["response_ms_p50"], sources.watched(measured, record.faults, cpu, report)
+        )
+        values |= attribution.values(found)
+        remarks += (
+            *load.differing_addresses(samples, report),
+            *generator_health.remarks(report, values["response_ms_p50"]),
+            *closed_loop.remarks(values, load.window_of(report)),
+            *attribution.remarks(found, report, samples),
+        )
+        # A fault is meant to disturb, and a step load is not steady.
+        if not record.faults and cell.load.arrivals.shape in ("closed", "constant", "poisson"):
+            remarks += tuple(steady.remarks(values, sought=cell.load.warm_up_ns == "auto"))
+    values |= record.link
+    values |= histogram.sizes(histograms)
+    values |= readings
+    blind = _blind(values)
+    values |= dict.fromkeys(blind)
+    start_ns, end_ns = _window(record, report)
+    values |= written(record.counters, start_ns, end_ns)
+    values |= recovery.lost(record.faults, values)
+    values |= delivery.own(record, cell.target.nodes, start_ns, end_ns) | dict(delivered or {})
+    remarks += tuple(Remark(probe="load", text=text) for text in (*delivery.told(values), *_survived(record)))
+    if "docs_per_s" in series and start_ns is not None and end_ns is not None:
+        values["recovery_s"] = recovery.recovery_s(series["docs_per_s"], record.faults, start_ns, end_ns)
+    state, reason = record.state, record.reason
+    if state == "measured":
+        reasons = integrity.verdict(record, samples, report, values, queries)
+        # Without a server that costs anything the generator is always the limit: that is what the sink is for.
+        if report is not None and _server(record, cell.target) != "sink":
+            reasons += generator_health.generator_bound(report, busy, values["response_ms_p50"])
+        reasons += [f"probe {remark.probe}: {remark.text}" for remark in remarks if remark.invalidates]
+        if reasons:
+            state, reason = "invalid", "; ".join([reason, *reasons] if reason else reasons)
+    return Summary(
+        run=record.run,
+        cell=record.cell,
+        replicate=record.replicate,
+        levels=record.levels,
+        instrumented=record.instrumented,
+        state=state,
+        reason=reason,
+        values={**values, **per_gb.shares(values)},
+        histograms={name: counts for name, counts in histograms.items() if not (blind and name == "read_bytes")},
+        series=series,
+        experiment=experiment,
+        measure_start_ns=start_ns,
+        measure_end_ns=end_ns,
+        faults=record.faults,
+        remarks=remarks,
+        nodes=tuple(dict(values) for values in nodes),
+        stalls=found,
+    )
+
+
+def conditions(record: RunRecord, cell: Cell) -> dict[str, Value]:
+    """The columns that say what was asked for."""
+    options = cell.target
+    version = record.server.get("version") or options.version
+    name = _server(record, options)
+    return {
+        "network": " ".join([cell.network.name, *_overrides(cell.levels)]) if cell.network else "as-is",
+        "target": f"{name} {version}" if version else name,
+        "workload": sent(cell),
+        "receive_predictor_bytes": _predictor(options.receive_predictor_bytes),
+        "heap_bytes": record.server.get("heap_bytes") if options.runs_already else options.heap_bytes,
+    }
+
+
+def sent(cell: Cell) -> str:
+    """What was sent: the name of a workload, of a track or of a file."""
+    path = cell.load.track.path if cell.load.track else cell.load.documents
+    return PurePath(path).name if path else cell.load.workload
+
+
+def _server(record: RunRecord, options: TargetOptions) -> str:
+    """What kind of server it was: one that ran already says it itself."""
+    if not options.runs_already:
+        return options.name
+    return str(record.server.get("name", options.url or f"pid {options.attach}"))
+
+
+def own_counts(counters: Counters, ports: Sequence[int]) -> dict[str, Value]:
+    """What the server counted itself, on the connections from these ports or in all; nothing where it does not."""
+    values: dict[str, Value] = {}
+    for column, key in _OWN_IN_ALL.items():
+        if isinstance(count := counters.get(key), int):
+            values[column] = count
+    by_port = counters.get("by_peer_port")
+    if isinstance(by_port, dict):
+        found = [by_port.get(str(port), {}) for port in ports]
+        values |= {column: sum(one.get(key, 0) for one in found) for column, key in _OWN.items()}
+    return values
+
+
+def written(counters: Counters, start_ns: int | None, end_ns: int | None) -> dict[str, Value]:
+    """The server's own flushes and compactions within the measurement; nothing where it does not tell them."""
+    flushes, compactions = counters.get("flushes"), counters.get("compactions")
+    if not isinstance(flushes, dict) or not isinstance(compactions, dict) or start_ns is None or end_ns is None:
+        return {}
+    sizes = [one["bytes"] for one in flushes.values() if start_ns <= one["at_ns"] < end_ns]
+    return {
+        "flushes": len(sizes),
+        "flush_bytes_mean": sum(sizes) / len(sizes) if sizes else None,
+        "compactions": sum(start_ns <= one["at_ns"] < end_ns for one in compactions.values()),
+    }
+
+
+def _overrides(levels: Mapping[str, str]) -> list[str]:
+    # A key may be written without its table ("mtu"); the target's and the load's names come before the network's.
+    own = _keys(Profile) - _keys(TargetOptions) - _keys(LoadOptions)
+    return [
+        f"{key.removeprefix('network.')}={level}"
+        for key, level in levels.items()
+        if (key.startswith("network.") and key != "network.profile") or key.split(".")[0] in own
+    ]
+
+
+def _keys(record: type) -> set[str]:
+    units = r"_(ns|bytes|bps|ppm)$"
+    return {re.sub(units, "", field.name) for field in dataclasses.fields(record)}
+
+
+def _predictor(sizes: tuple[int, ...]) -> Value:
+    if len(sizes) > 1:
+        return "..".join(map(str, sizes))
+    return sizes[0] if sizes else None
+
+
+def _sorted(measured: Iterable[Measured]) -> tuple[dict[str, Value], dict[str, dict[int, int]], dict[str, Series]]:
+    readings: dict[str, Value] = {}
+    histograms: dict[str, dict[int, int]] = {}
+    series: dict[str, Series] = {}
+    for item in measured:
+        if isinstance(item, Reading):
+            readings[item.name] = item.value
+        elif isinstance(item, Histogram):
+            histograms[item.name] = item.counts
+        elif isinstance(item, Series):
+            series[item.name] = item
+    return readings, histograms, series
+
+
+def _blind(values: Mapping[str, Value]) -> tuple[str, ...]:
+    """The read columns, when the probe saw no byte although documents were acknowledged: it looked at the wrong place.
+
+    JFR does not see reads of native epoll or of asynchronous channels. That is no number, and not zero.
+    """
+    if values["bytes_read"] == 0 and values["documents_acked"]:
+        return ("bytes_read", "reads", "read_bytes_mean", "read_bytes_p50", "read_bytes_p99")
+    return ()
+
+
+def _cut(report: WorkerReport | None, record: RunRecord) -> WorkerReport | None:
+    """A load goes on for a while after its server ended out of memory: the measurement is what was before."""
+    start_ns, end_ns = record.measure_start_realtime_ns, record.measure_end_realtime_ns
+    if report is None or record.state != "oom" or start_ns is None or end_ns is None:
+        return report
+    offset_ns = report.realtime_minus_monotonic_ns
+    return dataclasses.replace(report, warm_up_end_ns=start_ns - offset_ns, measure_end_ns=end_ns - offset_ns)
+
+
+def _out_of_memory(record: RunRecord, report: WorkerReport) -> dict[str, Value]:
+    if record.out_of_memory_realtime_ns is None:
+        return {}
+    started_ns = report.started_monotonic_ns + report.realtime_minus_monotonic_ns
+    after_s = (record.out_of_memory_realtime_ns - started_ns) / 1e9
+    return {"out_of_memory": record.out_of_memory, "out_of_memory_after_s": after_s}
+
+
+def _survived(record: RunRecord) -> tuple[str, ...]:
+    """That the server lived on after an OutOfMemoryError, where it did."""
+    lived_on = record.state == "measured" and record.out_of_memory
+    return (f"the server had an OutOfMemoryError and lived on: {record.reason}",) if lived_on else ()
+
+
+def _window(record: RunRecord, report: WorkerReport | None) -> tuple[int | None, int | None]:
+    if report is None:
+        return record.measure_start_realtime_ns, record.measure_end_realtime_ns
+    offset_ns = report.realtime_minus_monotonic_ns
+    return report.warm_up_end_ns + offset_ns, report.measure_end_ns + offset_ns

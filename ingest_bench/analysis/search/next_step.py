@@ -1,0 +1,147 @@
+"""The search for the highest rate that meets a goal: what was tried decides what is tried next.
+
+A closed loop says roughly what the server can do. Half of that is tried first, then each double until the goal is
+missed (or each half until it is met), then the geometric middle until the two sides are close, and last the best rate
+again in a run twice as long, in which a queue that grows slowly shows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from ingest_bench.analysis.search.goals import Goal
+from ingest_bench.model.experiment import Search, SearchStep
+from ingest_bench.model.results import Summary
+
+Outcome = Literal["met", "missed", "generator", "broken"]
+
+# Below this share of the closed loop's rate the search gives up: the server cannot meet the goal at all.
+_LEAST_SHARE = 1 / 128
+GENERATOR = "generator-bound"
+_NO_ANSWER = "no request was answered"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tried:
+    """One step that was done."""
+
+    step: SearchStep
+    per_s: float | None
+    """Requests in a second, as planned; None: a closed loop."""
+    outcome: Outcome
+    why: str = ""
+    reached_per_s: float = 0.0
+    """Requests in a second, as they were sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Next:
+    """The next step."""
+
+    step: SearchStep
+    per_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The end of a search."""
+
+    per_s: float | None
+    """The highest rate that met the goal and was confirmed; None: there is none."""
+    beyond: Tried | None
+    """The lowest rate that did not meet it."""
+    said: str
+    """The result in a sentence."""
+
+    @property
+    def is_knee(self) -> bool:
+        """Whether the server was the limit, and not the load generator."""
+        return self.per_s is not None and self.beyond is not None and self.beyond.outcome == "missed"
+
+
+def judge(step: SearchStep, per_s: float | None, summary: Summary, goal: Goal) -> Tried:
+    """What that run says about its rate. A run that is invalid for a reason of its own says nothing: broken."""
+    reached = _reached_per_s(summary)
+    outcome: Outcome = "met"
+    why = ""
+    if step == "estimate":
+        outcome, why = ("met", "") if reached else ("broken", summary.reason or "nothing was sent")
+    elif summary.state == "measured":
+        missed = goal.broken(summary.values)
+        outcome, why = ("missed", ", ".join(missed)) if missed else ("met", "")
+    elif summary.state in {"oom", "aborted"} or summary.reason.startswith(_NO_ANSWER):
+        outcome, why = "missed", summary.reason
+    elif summary.state == "invalid" and summary.reason.startswith(GENERATOR):
+        outcome, why = "generator", summary.reason
+    else:
+        outcome, why = "broken", f"{summary.state}: {summary.reason}"
+    return Tried(step=step, per_s=per_s, outcome=outcome, why=why, reached_per_s=reached)
+
+
+def decide(tried: Sequence[Tried], rules: Search) -> Next | Found:
+    """The next step, or the result."""
+    if not tried:
+        return Next("estimate", None)
+    if tried[-1].outcome == "broken":
+        # Once is an accident of the machine; twice is the machine.
+        if len(tried) > 1 and tried[-2].outcome == "broken":
+            return Found(None, None, f"given up after two broken runs: {tried[-1].why}")
+        return _bounded(Next(tried[-1].step, tried[-1].per_s), tried, rules)
+    estimate = next(each.reached_per_s for each in tried if each.step == "estimate" and each.outcome != "broken")
+    lowest_miss = min((each for each in tried if each.outcome in ("missed", "generator")), key=_rate, default=None)
+    below = math.inf if lowest_miss is None else _rate(lowest_miss)
+    met = [each for each in tried if each.per_s is not None and each.outcome == "met" and each.per_s < below]
+    best = max(met, key=_rate, default=None)
+    if best is None:
+        if lowest_miss is None:
+            return Next("ramp", rounded(estimate / 2))
+        if below / 2 < estimate * _LEAST_SHARE:
+            return Found(None, lowest_miss, f"not even {_text(below)} meets the goal: {lowest_miss.why}")
+        return _bounded(Next("ramp", rounded(below / 2)), tried, rules)
+    at = _rate(best)
+    if any(each.step == "confirm" and each.per_s == at for each in met):
+        return Found(at, lowest_miss, _result(at, lowest_miss))
+    last = rules.most_runs - len(tried) <= 1
+    middle = rounded(math.sqrt(at * below)) if lowest_miss is not None else rounded(at * 2)
+    close = below / at <= 1 + rules.tolerance_ppm / 1e6 or middle in (at, below)
+    step: SearchStep = "confirm" if close or last else "bisect" if lowest_miss is not None else "ramp"
+    return _bounded(Next(step, at if step == "confirm" else middle), tried, rules)
+
+
+def rounded(per_s: float) -> float:
+    """The rate with three digits: it is a name, too."""
+    return float(f"{per_s:.3g}")
+
+
+def _bounded(wanted: Next, tried: Sequence[Tried], rules: Search) -> Next | Found:
+    if len(tried) < rules.most_runs:
+        return wanted
+    return Found(None, None, f"given up after {len(tried)} runs without a confirmed rate; allow more by --most-runs")
+
+
+def _rate(tried: Tried) -> float:
+    return tried.per_s or 0.0
+
+
+def _text(per_s: float) -> str:
+    return f"{per_s:,.6g} requests/s"
+
+
+def _result(per_s: float, beyond: Tried | None) -> str:
+    if beyond is None:
+        return f"{_text(per_s)} meets the goal, and nothing higher was tried: allow more by --most-runs"
+    if beyond.outcome == "generator":
+        return (
+            f"{_text(per_s)} meets the goal; at {_text(_rate(beyond))} the load generator was the limit: {beyond.why}"
+        )
+    return f"{_text(per_s)} meets the goal, {_text(_rate(beyond))} does not: {beyond.why}"
+
+
+def _reached_per_s(summary: Summary) -> float:
+    requests, start_ns, end_ns = summary.values.get("requests"), summary.measure_start_ns, summary.measure_end_ns
+    if not isinstance(requests, int) or start_ns is None or end_ns is None or end_ns <= start_ns:
+        return 0.0
+    return requests / ((end_ns - start_ns) / 1e9)

@@ -1,0 +1,1 @@
+"""When requests waited far longer than usual, and what explains it."""

@@ -1,0 +1,98 @@
+"""Where a key of an experiment stands in its tables, and what may stand there. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ingest_bench.errors import SpecError
+from ingest_bench.experiment import catalog
+from ingest_bench.inputs import records
+from ingest_bench.model.experiment import Fault
+from ingest_bench.model.host import HostSettings
+from ingest_bench.model.load import LoadOptions
+from ingest_bench.model.network import Profile
+from ingest_bench.model.target import TargetOptions
+from ingest_bench.units import spelled
+
+TABLES: Mapping[str, type] = {
+    "network": Profile,
+    "peers": Profile,
+    "target": TargetOptions,
+    "load": LoadOptions,
+    "host": HostSettings,
+}
+# Their keys may be written without the name of the table; those of the others may not.
+_BARE = ("target", "load", "network")
+# Those of a link, which may name a profile and change it.
+LINKS = ("network", "peers")
+# No table has tables below tables below tables; what a track's parameter holds is its own.
+_DEEPEST = 3
+# The key that names the thing itself may be written as the table's name.
+_NAMES = {
+    "network": ("network", "profile"),
+    "peers": ("peers", "profile"),
+    "target": ("target", "name"),
+    "workload": ("load", "workload"),
+    # Which of the faults with a name happen.
+    "fault": ("fault", "name"),
+}
+
+
+def path_of(key: str) -> tuple[str, ...]:
+    """The table and the keys below it that a key of `--set` or `[factors]` means: "heap" is ("target", "heap")."""
+    if key in _NAMES:
+        return _NAMES[key]
+    first, *rest = key.split(".")
+    if first in TABLES and rest:
+        _known(
+            rest[0],
+            {*records.keys(TABLES[first]), "profile"} if first in LINKS else records.keys(TABLES[first]),
+            key,
+        )
+        return (first, rest[0], *_deeper(rest[0], rest[1:]))
+    for table in _BARE:
+        if first in records.keys(TABLES[table]) and first != "name":
+            return (table, first, *_deeper(first, rest))
+    bare = {*_NAMES, *(name for table in _BARE for name in records.keys(TABLES[table]) if name != "name")}
+    of_host = {f"host.{name}" for name in records.keys(HostSettings)}
+    if f"host.{key}" in of_host:
+        raise SpecError(f'unknown key "{key}"; did you mean "host.{key}"?')
+    raise SpecError(f'unknown key "{spelled(key)}"; {records.nearest(first, bare)}')
+
+
+def _deeper(key: str, rest: Sequence[str]) -> Sequence[str]:
+    """The keys below one: a setting of the server has dots in its name."""
+    return [".".join(rest)] if key == "setting" and rest else rest
+
+
+def _known(found: str, known: Any, key: str) -> None:
+    if found not in known:
+        raise SpecError(f'unknown key "{spelled(key)}"; {records.nearest(found, known)}')
+
+
+def set_at(tables: dict[str, Any], path: Sequence[str], value: Any) -> dict[str, Any]:
+    """The tables with that value at that path."""
+    nested: Any = value
+    for step in reversed(path):
+        nested = {step: nested}
+    return catalog.merged(tables, nested)
+
+
+def leaves(table: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Each value of a table and of those in it, with the keys that lead there."""
+    for key, value in table.items():
+        if isinstance(value, dict) and len(above) < _DEEPEST:
+            yield from leaves(value, (*above, key))
+        else:
+            yield (*above, key), value
+
+
+def check(path: Sequence[str], value: Any, where: str) -> None:
+    """Nothing; SpecError when the key at that path of the tables may not have that value."""
+    table, *rest = path
+    if table == "fault" or (table in LINKS and rest[0] == "profile"):
+        # By its name or its path, as a fault has one.
+        records.at(Fault, rest, value, where)
+    else:
+        records.at(TABLES[table], rest, value, where)

@@ -1,0 +1,1 @@
+"""Faults of clients, beside the load."""

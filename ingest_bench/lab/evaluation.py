@@ -1,0 +1,206 @@
+"""From the files of runs to summaries and reports. Repeatable at any time: it needs no root, no server, no network."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ingest_bench import jvm, network, probes, report
+from ingest_bench.analysis.compare import cells, comparable
+from ingest_bench.analysis.run import delivery, nodes, summary
+from ingest_bench.analysis.search import knees
+from ingest_bench.errors import SpecError
+from ingest_bench.experiment import catalog
+from ingest_bench.inputs import files, visible
+from ingest_bench.inputs.records import from_json
+from ingest_bench.jvm.compile import classes
+from ingest_bench.jvm.java import Java, again
+from ingest_bench.lab import buffer_advice, wires
+from ingest_bench.model.experiment import Cell, Plan, Run
+from ingest_bench.model.load import WorkerReport
+from ingest_bench.model.network import LinkName
+from ingest_bench.model.results import Measured, RunRecord, Summary, Value
+from ingest_bench.report.tables import knee_table, text_tables, whatif_table
+from ingest_bench.results import layout, run_folder
+from ingest_bench.results.layout import Results
+from ingest_bench.results.run_folder import NodeFolder, RunFolder
+
+
+def run_summary(
+    plan: Plan, planned: Run, folder: RunFolder, record: RunRecord, java_home: Path | None = None
+) -> Summary:
+    """One run as one row, from its raw files. Recordings are read by the user's Java, or one of this machine."""
+    probes.check(planned.cell.probes)
+    _check_times(folder, record)
+    cell, samples, report = planned.cell, folder.samples(), folder.load_report()
+    measured = [_measured(planned, node, report, record, java_home) for node in folder.nodes(cell.target.nodes)]
+    seen = measured[0]
+    if len(measured) > 1:
+        seen = nodes.together(measured, nodes.loaded(measured, samples, report, _only(cell)))
+    found = summary.summarise(
+        record,
+        cell,
+        samples,
+        report,
+        seen,
+        experiment=plan.experiment,
+        queries=folder.queries(),
+        cpu=folder.cpu(),
+        nodes=_of_nodes(cell, folder, record, measured),
+        delivered=_delivered(cell, folder) if record.state == "measured" and report is not None else None,
+    )
+    said = wires.remarks(folder, cell.target.nodes, found.state)
+    return visible.summary(dataclasses.replace(found, remarks=(*found.remarks, *said)))
+
+
+def summaries(results: Results, java_home: Path | None = None) -> list[Summary]:
+    """A row for each run that was started, in the order in which the experiment lists its levels."""
+    plan, records = results.plan, results.records()
+    found = [
+        run_summary(plan, run, results.run(run), records[run.id], java_home) for run in plan.runs if run.id in records
+    ]
+    return cells.in_order(found, plan.factors)
+
+
+def kept(path: Path) -> list[Summary]:
+    """The rows of a results folder's summary.csv, or of such a file alone, as they were written.
+
+    A run of the folder's plan that has no row is "planned". SpecError when the file is not there or is no summary.csv.
+    """
+    source = path / layout.SUMMARY if path.is_dir() else path
+    try:
+        rows = [visible.summary(row) for row in text_tables.read_summary_csv(files.text(source))]
+    except OSError as error:
+        raise SpecError(f"{source}: cannot be read ({error.strerror}); give results/<experiment>/<start>") from None
+    except ValueError as error:
+        raise SpecError(f"{source}: {error}") from None
+    if not path.is_dir():
+        return rows
+    plan = layout.open_results(path).plan
+    there = {row.run for row in rows}
+    return cells.in_order([*rows, *(_planned(run) for run in plan.runs if run.id not in there)], plan.factors)
+
+
+def judged(path: Path) -> comparable.Results:
+    """The same, with the facts of its machine: what is judged, or what it is judged by."""
+    return comparable.Results(summaries=kept(path), facts=layout.facts(path))
+
+
+def _planned(run: Run) -> Summary:
+    planned = Summary(
+        run=run.id,
+        cell=run.cell.name,
+        replicate=run.replicate,
+        levels=run.cell.levels,
+        instrumented=run.instrumented,
+        state="planned",
+        reason="it was not carried out",
+        values={},
+    )
+    return visible.summary(planned)
+
+
+def write_tables(results: Results, found: list[Summary]) -> None:
+    """Write summary.csv, summary.json and histograms.csv anew."""
+    results.write(report.REPORTS["tables"](cells.in_order(found, results.plan.factors)))
+
+
+def write_report(results: Results, found: list[Summary]) -> tuple[Path, ...]:
+    """Write everything that can be rebuilt. The paths of the pictures, the main one first."""
+    ordered = cells.in_order(found, results.plan.factors)
+    files = {name: content for build in report.REPORTS.values() for name, content in build(ordered).items()}
+    compared = predicted(results, ordered)
+    if compared:
+        files["report/predicted.md"] = text_tables.markdown(compared, 3).encode()
+        files["report/predicted.csv"] = text_tables.csv_text(compared).encode()
+    # The knee is the main picture of a search.
+    files = knee_table.files(knees.knees(results.plan, ordered)) | files
+    results.write(files)
+    return tuple(results.path / name for name in files if name.endswith(".png"))
+
+
+def predicted(results: Results, found: list[Summary]) -> list[list[str]]:
+    """What receive buffers were predicted to cost beside what the server counted; empty where it does not count."""
+    return whatif_table.predicted(buffer_advice.predictions(results, found))
+
+
+def reader(java: Java) -> Path:
+    """The classes that read recordings, compiled once."""
+    return classes(java, (Path(jvm.__file__).with_name("JfrReader.java"),))
+
+
+def _measured(
+    planned: Run, node: NodeFolder, load: WorkerReport | None, record: RunRecord, java_home: Path | None
+) -> list[Measured]:
+    if load is None or record.measure_start_realtime_ns is None or record.measure_end_realtime_ns is None:
+        return []
+    if "runtime" not in record.server:
+        window = record.measure_start_realtime_ns, record.measure_end_realtime_ns
+        return list(probes.read_from_outside(planned.cell.probes, node.raw, *window))
+    java = _runtime(node, record, java_home)
+    context = probes.ReadContext(
+        raw=node.raw,
+        start_ns=record.measure_start_realtime_ns,
+        end_ns=record.measure_end_realtime_ns,
+        ports=frozenset(load.local_ports),
+        java=java.java,
+        classes=reader(java),
+    )
+    seen = probes.read(planned.cell.probes, context)
+    return [*seen, *network.frame_sizes(node.raw), *network.losses(node.raw, load.local_ports)]
+
+
+def _of_nodes(
+    cell: Cell, folder: RunFolder, record: RunRecord, measured: Sequence[Sequence[Measured]]
+) -> tuple[dict[str, Value], ...]:
+    """What is known of each of several nodes; nothing where there is one, or where the load never got so far."""
+    start_ns, end_ns = record.measure_start_realtime_ns, record.measure_end_realtime_ns
+    if not record.node_links or start_ns is None or end_ns is None:
+        return ()
+    count = cell.target.nodes
+    if len(record.node_links) != count:
+        raise SpecError(f"{folder.path / 'run.json'}: this file is damaged: node_links: there are {count} nodes")
+    pairs = (LinkName(pair) for pair in itertools.combinations(range(1, count + 1), 2))
+    waited = network.waited({name: network.seen(folder.wire(name)) for name in pairs}, count, start_ns, end_ns)
+    values = nodes.values(measured, record.node_links, folder.samples(), folder.load_report(), _only(cell))
+    return tuple(value | waits for value, waits in zip(values, waited, strict=True))
+
+
+def _only(cell: Cell) -> int | None:
+    """The node that the load goes to; None: all."""
+    return None if cell.load.nodes == "all" else cell.load.nodes
+
+
+def _delivered(cell: Cell, folder: RunFolder) -> Mapping[str, Value] | None:
+    """What became of each acknowledged document; None where the server cannot be read back."""
+    told = folder.delivered(cell.target.nodes)
+    if told is None:
+        return None
+    users = cell.load.users or catalog.workload(cell.load.workload).users
+    try:
+        return delivery.values(delivery.read(told), folder.samples(), users)
+    except ValueError as error:
+        raise SpecError(f"{folder.path}: what its nodes delivered (delivered.bin) is damaged: {error}") from None
+
+
+def _check_times(folder: RunFolder, record: RunRecord) -> None:
+    """Nothing; SpecError where the measurement of run.json cannot be one of that load."""
+    load, start_ns, end_ns = folder.load_report(), record.measure_start_realtime_ns, record.measure_end_realtime_ns
+    if load is None or start_ns is None or end_ns is None:
+        return
+    began_ns = load.started_monotonic_ns + load.realtime_minus_monotonic_ns
+    if not 0 <= start_ns - began_ns <= end_ns - began_ns <= run_folder.LONGEST_LOAD_NS:
+        raise SpecError(
+            f"{folder.path / 'run.json'}: this file is damaged: its measurement does not lie within the load's time"
+        )
+
+
+def _runtime(folder: NodeFolder, record: RunRecord, java_home: Path | None) -> Java:
+    """The Java that reads the run's recordings."""
+    try:
+        kept = from_json(Java, record.server["runtime"])
+    except ValueError as error:
+        raise SpecError(f"{folder.path / 'run.json'}: this file is damaged: server: runtime: {error}") from None
+    return again(kept, java_home)

@@ -1,0 +1,1 @@
+"""What a load tells while it runs."""

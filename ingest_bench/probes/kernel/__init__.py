@@ -1,0 +1,1 @@
+"""Reads as the kernel sees them."""

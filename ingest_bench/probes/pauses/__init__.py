@@ -1,0 +1,1 @@
+"""Garbage collections, by the flight recorder and by the GC log."""

@@ -1,0 +1,46 @@
+"""What other receive buffers would have cost, as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ingest_bench.analysis.buffers.predictions import Prediction
+from ingest_bench.analysis.buffers.receive_buffers import Cost
+from ingest_bench.report.tables.words import gb_text, short, whole
+
+
+def table(costs: Sequence[Cost]) -> list[list[str]]:
+    """A head and a row for each candidate, all for each GB (10^9 bytes) ingested."""
+    knows_tlab = any(item.over_limit_bytes is not None for item in costs)
+    head = ["receive buffer", "buffers/GB", "allocated/GB", "wasted/GB", *(["over a TLAB/GB"] if knows_tlab else [])]
+    rows = []
+    for item in costs:
+        row = [
+            f"{item.buffers}{' (extrapolated)' if item.is_extrapolated else ''}",
+            whole(item.per_gb(item.allocations)),
+            gb_text(item.per_gb(item.allocated_bytes)),
+            gb_text(item.per_gb(item.wasted_bytes)),
+        ]
+        if knows_tlab:
+            row.append("" if item.over_limit_bytes is None else gb_text(item.per_gb(item.over_limit_bytes)))
+        rows.append(row)
+    return [head, *rows]
+
+
+def predicted(predictions: Sequence[Prediction]) -> list[list[str]]:
+    """A head and a row a cell: bytes allocated for each byte ingested, predicted and measured; [] without any."""
+    if not predictions:
+        return []
+    head = ["cell", "buffer", "predicted from", "allocated/ingested: predicted", "measured", "error"]
+    rows = [
+        [
+            item.cell,
+            f"{item.cost.buffers}{' (extrapolated)' if item.cost.is_extrapolated else ''}",
+            "its own reads" if item.source == item.cell else item.source,
+            short(item.cost.share),
+            short(item.measured_share),
+            f"{item.error:+.1%}",
+        ]
+        for item in predictions
+    ]
+    return [head, *rows]

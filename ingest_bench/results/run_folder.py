@@ -1,0 +1,157 @@
+"""The files of one run and of its server's nodes.
+
+Schema 3 of run.json: a sample says where it went, and how many bytes had no answer (model/samples.py). In schema 2 it
+did not, and in schema 1 it was one attempt of a ticket.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ingest_bench.errors import SpecError
+from ingest_bench.inputs import records
+from ingest_bench.model.load import WorkerReport
+from ingest_bench.model.network import LinkName
+from ingest_bench.model.results import READ_FIELDS, RunRecord
+from ingest_bench.model.samples import CPU_MARK
+from ingest_bench.results import whole_files
+from ingest_bench.results.sample_files import SampleFiles
+
+SCHEMA = 3
+# A measurement ends after a day (load.plan), the longest warm-up too; tracks have several of them.
+LONGEST_LOAD_NS = 30 * 24 * 3600 * 10**9
+READ = np.dtype(list(READ_FIELDS))
+
+
+class NodeFolder:
+    """The files of one node of a run's server."""
+
+    def __init__(self, path: Path) -> None:
+        # Absolute: servers and workers run in folders of their own.
+        self.path = path.absolute()
+        self.raw = self.path / "raw"
+        self.home = self.path / "home"
+        self.log = self.path / "server.log"
+        self.delivered_file = self.raw / "delivered.bin"
+        """Which documents it has, by their numbers (`analysis.delivery`); not there where nobody can tell."""
+        self.last_frames = self.raw / "last-frames.pcap"
+        """The headers that crossed the clients' link to it last; only of a run that did not go well."""
+
+    def make(self) -> None:
+        """Make the folders where they are not there yet."""
+        for folder in (self.raw, self.home):
+            folder.mkdir(parents=True, exist_ok=True)
+
+
+class RunFolder(NodeFolder):
+    """The files of one run. Those of the first node lie in it, those of any other in a folder of its own below."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.load = self.path / "load"
+
+    @property
+    def earlier(self) -> RunFolder:
+        """The files of the earlier run whose documents this one's server has at its start."""
+        return RunFolder(self.path / "earlier")
+
+    def nodes(self, count: int) -> tuple[NodeFolder, ...]:
+        """The folders of so many nodes."""
+        return (self, *(NodeFolder(self.path / f"node-{number}") for number in range(2, count + 1)))
+
+    def keep_delivered(self, told: Sequence[bytes]) -> None:
+        """What each node says of the numbers of its documents, kept as it is."""
+        for node, of_node in zip(self.nodes(len(told)), told, strict=False):
+            node.delivered_file.write_bytes(of_node)
+
+    def delivered(self, nodes: int) -> list[bytes] | None:
+        """The same of so many nodes; None where they could not be read back."""
+        paths = [node.delivered_file for node in self.nodes(nodes)]
+        return [path.read_bytes() for path in paths] if all(path.is_file() for path in paths) else None
+
+    def wire(self, link: LinkName) -> Path:
+        """What was seen of a link's wire: beside the raw files of the node that it leads to, or of the first of two."""
+        node = self.nodes(link.nodes[0])[-1]
+        return node.raw / ("wire.json" if link.kind == "clients" else f"wire-{link}.json")
+
+    def remove_homes(self) -> None:
+        """What the servers had there is of no use without them, and may be larger than everything else together."""
+        for pattern in ("home", "node-*/home", "earlier/home", "earlier/node-*/home"):
+            for home in self.path.glob(pattern):
+                shutil.rmtree(home, ignore_errors=True)
+
+    def take_homes(self, other: RunFolder, nodes: int) -> None:
+        """The servers of that run left something there: those of this one find it in their own homes."""
+        for own, its in zip(self.nodes(nodes), other.nodes(nodes), strict=True):
+            own.path.mkdir(parents=True, exist_ok=True)
+            shutil.rmtree(own.home, ignore_errors=True)
+            # Root writes there again, and a link that the server left would lead it elsewhere.
+            for path in its.home.rglob("*"):
+                if path.is_symlink():
+                    path.unlink()
+            its.home.rename(own.home)
+
+    def create(self) -> None:
+        """Make the folders; what a broken try of the same run left is moved aside, not lost."""
+        if self.path.is_symlink() or self.path.exists():
+            if not self.path.is_symlink():
+                # Only `kill -9` leaves them.
+                self.remove_homes()
+            tries = len(list(self.path.parent.glob(f"{self.path.name}.broken-*")))
+            self.path.rename(self.path.with_name(f"{self.path.name}.broken-{tries + 1}"))
+        self.load.mkdir(parents=True)
+        self.make()
+
+    def write(self, record: RunRecord) -> None:
+        """Replace run.json, whole or not at all."""
+        whole_files.write_json(self.path / "run.json", {"schema": SCHEMA, **records.to_json(record)})
+
+    def record(self) -> RunRecord | None:
+        """What run.json says, None where the run never started; SpecError when it is damaged or of another schema."""
+        path = self.path / "run.json"
+        if not path.is_file():
+            return None
+        table = whole_files.read_json(path)
+        schema = table.pop("schema", None)
+        if schema != SCHEMA:
+            raise SpecError(f"{path}: schema {schema}; this program reads schema {SCHEMA}")
+        return whole_files.record(RunRecord, table, path)
+
+    def samples(self) -> SampleFiles:
+        """The ticket of every bulk of the run. A record that was cut off is left out."""
+        return SampleFiles(sorted(self.load.rglob("samples-*.bin")))
+
+    def queries(self) -> SampleFiles | None:
+        """The same of every query; None when the load had none."""
+        files = sorted(self.load.rglob("queries-*.bin"))
+        return SampleFiles(files) if files else None
+
+    def cpu(self) -> tuple[np.ndarray[Any, np.dtype[Any]], ...]:
+        """The CPU of each process that sent, in marks of a second. A mark that was cut off is left out."""
+        return tuple(_whole(path, CPU_MARK) for path in sorted(self.load.rglob("cpu-*.bin")))
+
+    def reads(self) -> np.ndarray[Any, np.dtype[Any]]:
+        """Every socket read of the load's connections, as the probe `reads` left them; none without it."""
+        path = self.raw / "reads.bin"
+        return np.fromfile(path, dtype=READ) if path.is_file() else np.empty(0, dtype=READ)
+
+    def load_report(self) -> WorkerReport | None:
+        """What the load said at its end; None when it never came to it."""
+        path = self.load / "load.json"
+        if not path.is_file():
+            return None
+        report = whole_files.record(WorkerReport, whole_files.read_json(path), path)
+        for end_ns in (report.warm_up_end_ns, report.measure_end_ns):
+            if not 0 <= end_ns - report.started_monotonic_ns <= LONGEST_LOAD_NS:
+                raise SpecError(f"{path}: this file is damaged: no load starts and ends at such times")
+        return report
+
+
+def _whole(path: Path, record: np.dtype[Any]) -> np.ndarray[Any, np.dtype[Any]]:
+    """The records of a file but the last one, where that was cut off."""
+    return np.fromfile(path, dtype=record, count=path.stat().st_size // record.itemsize)

@@ -1,0 +1,57 @@
+"""Files that are whole: replaced at once or not at all, and refused where they are damaged."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ingest_bench.errors import SpecError
+from ingest_bench.inputs import records
+
+T = TypeVar("T")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file; SpecError when it is none."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        found = json.loads(text)
+        if "\\ud" in text.lower():
+            # Half a character can be escaped in JSON, and nobody can write it again.
+            json.dumps(found, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
+        raise SpecError(f"{path}: this file is damaged: {error}") from None
+    except OSError as error:
+        raise SpecError(f"{path}: this file cannot be read ({error.strerror})") from None
+    if not isinstance(found, dict):
+        raise SpecError(f"{path}: this file is damaged: it does not hold a JSON object")
+    return found
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Replace a JSON file, whole or not at all."""
+    replace(path, (json.dumps(value, indent=1, ensure_ascii=False, default=str) + "\n").encode())
+
+
+def replace(path: Path, content: bytes) -> None:
+    """This is in the file now."""
+    # Of this process alone: `report` may write while `run` does.
+    new = path.with_name(f".{os.getpid()}.new")
+    # What is there under this name was left by a kill, or is somebody's link to another file.
+    new.unlink(missing_ok=True)
+    with new.open("xb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(path)
+
+
+def record(kind: type[T], table: dict[str, Any], path: Path) -> T:
+    """The record of that file; SpecError when it is not what this program writes there."""
+    try:
+        return records.from_json(kind, table)
+    except ValueError as error:
+        raise SpecError(f"{path}: this file is damaged, or of another version: {error}") from None

@@ -1,0 +1,1 @@
+"""Small Java servers of ours."""
