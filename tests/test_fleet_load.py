@@ -35,7 +35,7 @@ pytestmark = pytest.mark.processes
 JOIN = """
 import sys
 from pathlib import Path
-from ingest_bench import urls
+from ingest_bench.inputs import urls
 from ingest_bench.errors import RunFailed
 from ingest_bench.load.fleet import join, keys
 from ingest_bench.model.target import Endpoint, Place

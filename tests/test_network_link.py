@@ -230,7 +230,7 @@ def test_nothing_is_left_of_a_link_even_when_its_block_fails() -> None:
 def test_the_namespaces_die_with_a_killed_program() -> None:
     program = """
 import time
-from ingest_bench import catalog
+from ingest_bench.experiment import catalog
 from ingest_bench.network import link
 with link(catalog.profile("ethernet")) as made:
     print(made.client.pid, made.server.pid, flush=True)
