@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import shutil
 from pathlib import Path
 
@@ -9,10 +11,11 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from ingest_bench.analysis.run import steady
 from ingest_bench.cli.app import app
 from ingest_bench.errors import SpecError
 from ingest_bench.experiment import order, spec
-from ingest_bench.lab import buffer_advice, campaign, evaluation
+from ingest_bench.lab import buffer_advice, campaign, evaluation, window
 from ingest_bench.lab.runner import RunOptions
 from ingest_bench.load import Progress
 from ingest_bench.model.results import RunRecord, Summary
@@ -145,13 +148,15 @@ def test_a_fault_that_cannot_happen_is_refused_before_anything_starts(tmp_path: 
 
 @pytest.mark.jvm
 @pytest.mark.netns
-def test_a_measurement_begins_where_its_own_data_say(tmp_path: Path) -> None:
-    """Whatever they say of a busy machine: every number is cut by it, and it is decided once."""
+def test_a_measurement_begins_where_its_own_data_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever they say of a busy machine: every number is cut by it, and a better detector may say it anew."""
     sought = SINK.replace('"1s"', '"auto"') + 'measure = "3s"\narrivals = "100/s"\n[network]\nprofile = "loopback"\n'
     results, (summary,) = carried_out(tmp_path, sought)
     assert summary.state == "measured", summary.reason
     (record,) = results.records().values()
-    report = results.run(results.plan.runs[0]).load_report()
+    planned = results.plan.runs[0]
+    folder = results.run(planned)
+    report = window.report(folder, planned.cell)
     assert report is not None
     assert record.warm_up_ns == report.warm_up_end_ns - report.started_monotonic_ns
     assert 0 <= record.warm_up_ns <= 3 * 10**9
@@ -163,6 +168,14 @@ def test_a_measurement_begins_where_its_own_data_say(tmp_path: Path) -> None:
     assert report.load_end_ns - report.started_monotonic_ns == 6 * 10**9
     assert summary.values["requests"] == 300
     assert summary.values["documents_counted"] == 600 * 200
+    # What the load left is as it was: the window stands beside it, and is found anew.
+    written = (folder.load / "load.json").read_bytes()
+    assert json.loads(written)["measure_end_ns"] == report.load_end_ns
+    at_once = dataclasses.replace(report, warm_up_end_ns=report.started_monotonic_ns)
+    monkeypatch.setattr(steady, "settled", lambda *_: at_once)
+    again = evaluation.run_summary(results.plan, planned, folder, record)
+    assert again.measure_start_ns == report.started_monotonic_ns + report.realtime_minus_monotonic_ns
+    assert (folder.load / "load.json").read_bytes() == written
     after_s = summary.values["steady_after_s"]
     if after_s is None:
         assert any("second half" in remark.text for remark in summary.remarks)

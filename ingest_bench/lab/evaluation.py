@@ -17,7 +17,7 @@ from ingest_bench.inputs import files, visible
 from ingest_bench.inputs.records import from_json
 from ingest_bench.jvm.compile import classes
 from ingest_bench.jvm.java import Java, again
-from ingest_bench.lab import buffer_advice, wires
+from ingest_bench.lab import buffer_advice, window, wires
 from ingest_bench.model.experiment import Cell, Plan, Run
 from ingest_bench.model.load import WorkerReport
 from ingest_bench.model.network import LinkName
@@ -34,7 +34,10 @@ def run_summary(
     """One run as one row, from its raw files. Recordings are read by the user's Java, or one of this machine."""
     probes.check(planned.cell.probes)
     _check_times(folder, record)
-    cell, samples, report = planned.cell, folder.samples(), folder.load_report()
+    cell, samples, report = planned.cell, folder.samples(), window.report(folder, planned.cell)
+    if cell.load.warm_up_ns == "auto" and record.measure_start_realtime_ns is not None:
+        until_ns = record.out_of_memory_realtime_ns if record.state == "oom" else None
+        record = dataclasses.replace(record, **window.fields(folder, cell, until_ns=until_ns))
     measured = [_measured(planned, node, report, record, java_home) for node in folder.nodes(cell.target.nodes)]
     seen = measured[0]
     if len(measured) > 1:
@@ -48,7 +51,7 @@ def run_summary(
         experiment=plan.experiment,
         queries=folder.queries(),
         cpu=folder.cpu(),
-        nodes=_of_nodes(cell, folder, record, measured),
+        nodes=_of_nodes(cell, folder, record, report, measured),
         delivered=_delivered(cell, folder) if record.state == "measured" and report is not None else None,
     )
     said = wires.remarks(folder, cell.target.nodes, found.state)
@@ -137,8 +140,8 @@ def _measured(
     if load is None or record.measure_start_realtime_ns is None or record.measure_end_realtime_ns is None:
         return []
     if "runtime" not in record.server:
-        window = record.measure_start_realtime_ns, record.measure_end_realtime_ns
-        return list(probes.read_from_outside(planned.cell.probes, node.raw, *window))
+        span = record.measure_start_realtime_ns, record.measure_end_realtime_ns
+        return list(probes.read_from_outside(planned.cell.probes, node.raw, *span))
     java = _runtime(node, record, java_home)
     context = probes.ReadContext(
         raw=node.raw,
@@ -153,7 +156,11 @@ def _measured(
 
 
 def _of_nodes(
-    cell: Cell, folder: RunFolder, record: RunRecord, measured: Sequence[Sequence[Measured]]
+    cell: Cell,
+    folder: RunFolder,
+    record: RunRecord,
+    report: WorkerReport | None,
+    measured: Sequence[Sequence[Measured]],
 ) -> tuple[dict[str, Value], ...]:
     """What is known of each of several nodes; nothing where there is one, or where the load never got so far."""
     start_ns, end_ns = record.measure_start_realtime_ns, record.measure_end_realtime_ns
@@ -164,7 +171,7 @@ def _of_nodes(
         raise SpecError(f"{folder.path / 'run.json'}: this file is damaged: node_links: there are {count} nodes")
     pairs = (LinkName(pair) for pair in itertools.combinations(range(1, count + 1), 2))
     waited = network.waited({name: network.seen(folder.wire(name)) for name in pairs}, count, start_ns, end_ns)
-    values = nodes.values(measured, record.node_links, folder.samples(), folder.load_report(), _only(cell))
+    values = nodes.values(measured, record.node_links, folder.samples(), report, _only(cell))
     return tuple(value | waits for value, waits in zip(values, waited, strict=True))
 
 

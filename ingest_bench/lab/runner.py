@@ -13,19 +13,19 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from ingest_bench import load, probes
-from ingest_bench.analysis.run import steady, summary
+from ingest_bench.analysis.run import summary
 from ingest_bench.errors import InvalidRun, RunAborted, RunFailed
 from ingest_bench.faults import stage as faults_stage
 from ingest_bench.faults import timeline
-from ingest_bench.lab import earlier, fault_stage, steps, why_failed, wires
+from ingest_bench.lab import earlier, fault_stage, steps, why_failed, window, wires
 from ingest_bench.lab.server import borrowed, running_server
 from ingest_bench.lab.server.running_server import RunningServer
 from ingest_bench.lab.stages import Stages
 from ingest_bench.lab.steps.parts import Procedure
-from ingest_bench.load import Exporter, Fleet, LoadPlan, LoadProcess, Progress, reports, together
+from ingest_bench.load import Exporter, Fleet, LoadPlan, LoadProcess, Progress, together
 from ingest_bench.model.experiment import Cell, Run
 from ingest_bench.model.load import WorkerReport
 from ingest_bench.model.results import Happened, RunRecord
@@ -148,13 +148,13 @@ def _carry_out(
                     record = _survived(_counted(record, server, to_do, counted_before, folder), folder, server)
         except RunAborted as error:
             record = _aborted(record, folder, server, error)
-            return dataclasses.replace(record, faults=tuple(happened), **_window(folder, cell))
+            return dataclasses.replace(record, faults=tuple(happened), **window.fields(folder, cell))
         except RunFailed as error:
             return _broken(record, cell, folder, server, error)
         finally:
             with stages.stage("stop"):
                 stack.close()
-    return dataclasses.replace(record, state="measured", faults=tuple(happened), **_window(folder, planned.cell))
+    return dataclasses.replace(record, state="measured", faults=tuple(happened), **window.fields(folder, planned.cell))
 
 
 def _known(record: RunRecord, server: RunningServer, to_do: Procedure) -> RunRecord:
@@ -201,38 +201,6 @@ def _watched(cell: Cell, server: RunningServer, folder: RunFolder, limit_s: int,
             )
         stack.enter_context(wires.watched(server.links, folder, keeps_last=options.last_frames))
         yield
-
-
-def _window(folder: RunFolder, cell: Cell) -> dict[str, Any]:
-    """The measurement on the wall's clock and whose clocks it was compared with, as far as the load got to say.
-
-    With `warm_up = "auto"` this is where it is decided, from the samples: what comes later reads load.json anew.
-    """
-    report = folder.load_report()
-    if report is None:
-        return {}
-    if cell.load.warm_up_ns == "auto":
-        report = steady.settled(folder.samples(), report, cell.load.measure_ns)
-        reports.write(report, folder.load)
-    offset_ns = report.realtime_minus_monotonic_ns
-    return {
-        "warm_up_ns": report.warm_up_end_ns - report.started_monotonic_ns,
-        "measure_start_realtime_ns": report.warm_up_end_ns + offset_ns,
-        "measure_end_realtime_ns": report.measure_end_ns + offset_ns,
-        "clock_offsets": report.clock_offsets,
-    }
-
-
-def _until(folder: RunFolder, cell: Cell, end_ns: int) -> dict[str, Any]:
-    """What was measured until the server ended; of the warm-up, when it did not last a second of the measurement."""
-    window, report = _window(folder, cell), folder.load_report()
-    if report is None:
-        return window
-    start_ns = window["measure_start_realtime_ns"]
-    if end_ns - start_ns < 10**9:
-        start_ns = report.started_monotonic_ns + report.realtime_minus_monotonic_ns
-    end_ns = max(start_ns, min(end_ns, window["measure_end_realtime_ns"]))
-    return window | {"measure_start_realtime_ns": start_ns, "measure_end_realtime_ns": end_ns}
 
 
 def _load(
@@ -283,7 +251,9 @@ def _broken(record: RunRecord, cell: Cell, folder: RunFolder, server: RunningSer
     """A run that ended early: an OutOfMemoryError is a result, everything else is a failure that says why."""
     found = why_failed.out_of_memory(folder, server, lived_on=not server.ended())
     if found is not None:
-        return dataclasses.replace(_out_of_memory(record, found), state="oom", **_until(folder, cell, found.at_ns))
+        return dataclasses.replace(
+            _out_of_memory(record, found), state="oom", **window.fields(folder, cell, until_ns=found.at_ns)
+        )
     return dataclasses.replace(record, state="failed", reason=why_failed.told(folder, server, error))
 
 
