@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import json
 import os
 import random
@@ -21,6 +22,8 @@ from ingest_bench.errors import SpecError
 from ingest_bench.experiment import order, spec
 from ingest_bench.lab import evaluation
 from ingest_bench.load import reports
+from ingest_bench.model.results import FileMark
+from ingest_bench.model.schemas import OLDEST, SCHEMAS
 from ingest_bench.probes import host, nodestats, proc, recording
 from ingest_bench.probes.context import ReadContext
 from ingest_bench.probes.pauses import gc
@@ -317,3 +320,59 @@ def test_no_odd_value_ends_in_a_traceback(results: Results) -> None:
                 opened = layout.open_results(results.path)
                 REPORTS["tables"](cells.in_order(evaluation.summaries(opened), opened.plan.factors))
         path.write_text(json.dumps(whole))
+
+
+@pytest.mark.parametrize(
+    ("file", "change_it", "said"),
+    [
+        ("load/samples-0.bin", lambda path: path.write_bytes(path.read_bytes()[:-1000]), "bytes, and"),
+        (
+            "load/samples-0.bin",
+            lambda path: path.write_bytes(path.read_bytes()[:-1] + b"x"),
+            "was changed after the run",
+        ),
+        ("raw/gc.log", Path.unlink, "is gone since the run"),
+    ],
+)
+def test_a_raw_file_that_is_not_what_the_run_left_makes_it_invalid_by_name(
+    results: Results, file: str, change_it: Callable[[Path], None], said: str
+) -> None:
+    run = results.plan.runs[0]
+    folder = results.run(run)
+    (folder.raw / "gc.log").write_text("what a JVM wrote")
+    record = dataclasses.replace(made_runs.record(), files=folder.marks())
+    assert "files" not in evaluation.run_summary(results.plan, run, folder, record).invalid_for
+    change_it(folder.path / file)
+    found = evaluation.run_summary(results.plan, run, folder, record)
+    assert (found.state, found.invalid_for[0]) == ("invalid", "files")
+    assert f"{file} " in found.reason
+    assert said in found.reason
+
+
+def test_marks_lead_nowhere_else(results: Results) -> None:
+    folder = results.run(results.plan.runs[0])
+    with pytest.raises(SpecError, match="cannot be a folder"):
+        folder.changed({"../../../etc/passwd": FileMark(bytes=1, sha256="")})
+
+
+@pytest.mark.parametrize("file", ["plan.json", "only/1/run.json", "only/1/load/load.json"])
+def test_a_newer_file_is_refused_and_one_without_a_number_is_as_old_as_can_be(
+    results: Results, typed: Said, file: str
+) -> None:
+    path = results.path / file
+    table = json.loads(path.read_text())
+    known = SCHEMAS[path.name]
+    assert table["schema"] == known
+    path.write_text(json.dumps(table | {"schema": known + 1}))
+    code, said = typed("report", str(results.path))
+    assert (code, f"a newer ingest-bench wrote it (schema {known + 1}, this one reads {known})" in said) == (2, True), (
+        said
+    )
+    del table["schema"]
+    path.write_text(json.dumps(table))
+    if OLDEST.get(path.name, 1) == 1:
+        assert results.plan.runs[0].id == "only/1"
+        assert results.run(results.plan.runs[0]).load_report() is not None
+    else:
+        code, said = typed("report", str(results.path))
+        assert (code, "is too old" in said) == (2, True), said

@@ -16,8 +16,8 @@ def test_a_generator_with_time_left_is_not_the_limit() -> None:
 
 def test_a_worker_that_needs_a_whole_core_is_the_limit() -> None:
     (reason,) = generator_bound(made.report(), Cpu(0.96, 0.98), 10.0)
-    assert reason.startswith("generator-bound: a load worker used 98% of a core in its worst second (96% of the")
-    assert "--set processes=2" in reason
+    assert reason.text.startswith("generator-bound: a load worker used 98% of a core in its worst second (96% of the")
+    assert "--set processes=2" in reason.text
 
 
 def test_a_warm_up_with_little_to_do_does_not_hide_a_measurement_with_too_much() -> None:
@@ -94,7 +94,7 @@ def test_late_requests_of_an_open_loop_are_the_limit_once_that_is_as_long_as_wha
 def test_an_open_loop_is_judged_by_how_late_requests_left() -> None:
     assert generator_bound(made.report(is_open=True, queue_p99_ns=1 * MS, loop_lag_p99_ns=100 * MS), None, 1.0) == []
     (reason,) = generator_bound(made.report(is_open=True, queue_p99_ns=80 * MS), None, 1.0)
-    assert "requests left 80ms late" in reason
+    assert "requests left 80ms late" in reason.text
 
 
 def test_a_closed_loop_has_no_send_delay() -> None:

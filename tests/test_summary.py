@@ -78,6 +78,11 @@ def test_a_whole_run_is_measured_and_has_its_numbers() -> None:
     assert {name: row.values[name] for name in expected} == expected
 
 
+def test_a_value_without_a_column_is_an_error_and_never_vanishes() -> None:
+    with pytest.raises(LookupError, match="without a column: zero_windowz"):
+        summary(record={"link": {"zero_windowz": 429}})
+
+
 def test_every_column_is_there_and_what_nobody_measured_is_none() -> None:
     row = summary()
     assert set(row.values) == {column.name for column in COLUMNS}

@@ -23,11 +23,12 @@ from ingest_bench.cli import app
 from ingest_bench.experiment import order, spec
 from ingest_bench.inputs.visible import one_line
 from ingest_bench.model.results import RunRecord, Summary
+from ingest_bench.model.schemas import SCHEMAS
 from ingest_bench.report.page import page
 from ingest_bench.report.plots import plots_trend
 from ingest_bench.report.tables import text_tables
 from ingest_bench.report.tables import trend_table as told
-from ingest_bench.results import layout, run_folder
+from ingest_bench.results import layout
 
 FACTS = {"cpu": "A", "kernel": "6.1", "ingest_bench": "1"}
 HOSTILE = '<script>alert(1)</script>"\x1b[31m$x$'
@@ -254,14 +255,17 @@ def test_what_is_no_result_or_cannot_be_read_is_left_out_with_its_reason(
     (nights / "latest").symlink_to(nights / day(7))
     newer, damaged, unfinished = (nights / day(place) for place in (0, 1, 2))
     record = next(newer.rglob("run.json"))
-    record.write_text(json.dumps(json.loads(record.read_text()) | {"schema": run_folder.SCHEMA + 1}))
+    record.write_text(json.dumps(json.loads(record.read_text()) | {"schema": SCHEMAS["run.json"] + 1}))
     (damaged / "plan.json").write_text("{")
     (unfinished / "summary.csv").unlink()
     # A name of somebody's own: its first run says when it was.
     (nights / day(3)).rename(nights / "renamed")
     assert app.run(["trend", str(nights), "--column", "docs_per_s_mean"]) == 3
     said = capsys.readouterr().out
-    assert f"schema {run_folder.SCHEMA + 1}; this program reads schema {run_folder.SCHEMA}" in said
+    assert (
+        f"a newer ingest-bench wrote it (schema {SCHEMAS['run.json'] + 1}, this one reads {SCHEMAS['run.json']})"
+        in said
+    )
     assert "this file is damaged" in said
     assert "cannot be read (No such file or directory)" in said
     assert "there are 5 nights; it takes 6" in said

@@ -26,7 +26,7 @@ from ingest_bench.errors import RunFailed
 from ingest_bench.load import work as work_of_users
 from ingest_bench.load.recorder import sample_of, unsent
 from ingest_bench.load.work import Work
-from ingest_bench.model.results import RunRecord
+from ingest_bench.model.results import Reason, RunRecord
 from ingest_bench.model.samples import OUTCOMES, Sample
 from ingest_bench.model.target import Endpoint, Place
 from ingest_bench.model.workload import BulkAction
@@ -260,7 +260,7 @@ def test_what_an_attempt_may_have_stored_is_open_although_a_later_one_was_refuse
     record = RunRecord(run="x/1", replicate=1, cell="x", levels={}, state="measured")
     values = {"documents_acked": sample.documents_acked, "documents_counted": 10}
     assert integrity.verdict(record, made.samples([sample._asdict()]), made.report(), values) == [
-        "no request was answered within the measurement"
+        Reason("no answer", "no request was answered within the measurement")
     ]
     assert clock.waited_s[0] == 0.05
 

@@ -1,6 +1,7 @@
 """A value of a type from what JSON holds, or one sentence about what stands there instead. Pure.
 
 A file may be of another version, cut off, or made by somebody: nothing gets into a record that its type does not allow.
+Not by msgspec (0.21): of a dataclass it ignores keys that are not known, and it takes a number of any size.
 """
 
 from __future__ import annotations

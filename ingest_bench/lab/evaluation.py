@@ -50,6 +50,7 @@ def run_summary(
         seen,
         experiment=plan.experiment,
         queries=folder.queries(),
+        changed_files=folder.changed(record.files),
         cpu=folder.cpu(),
         nodes=_of_nodes(cell, folder, record, report, measured),
         delivered=_delivered(cell, folder) if record.state == "measured" and report is not None else None,

@@ -86,7 +86,7 @@ def run(
     finally:
         # After Ctrl-C too.
         folder.remove_homes()
-    record = dataclasses.replace(record, stages=tuple(stages.done))
+    record = dataclasses.replace(record, stages=tuple(stages.done), files=folder.marks())
     folder.write(record)
     return record
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ingest_bench.inputs.records import to_json
 from ingest_bench.model.load import WorkerReport
+from ingest_bench.model.schemas import SCHEMAS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,7 +35,7 @@ def joined(reports: Sequence[WorkerReport]) -> WorkerReport:
 
 def write(report: WorkerReport, folder: Path) -> None:
     """`load.json` in that folder."""
-    (folder / "load.json").write_text(json.dumps(to_json(report), indent=1))
+    (folder / "load.json").write_text(json.dumps({"schema": SCHEMAS["load.json"], **to_json(report)}, indent=1))
 
 
 def merge(reports: Sequence[WorkerReport]) -> WorkerReport:

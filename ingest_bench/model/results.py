@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from ingest_bench.model.experiment import RunState
 from ingest_bench.model.load import ClockOffset
@@ -48,6 +48,19 @@ class Remark:
     text: str
     invalidates: bool = False
     """Two sources of one number disagree: the run is invalid."""
+
+
+ReasonKind = Literal[
+    "promise", "no report", "nothing sent", "bytes", "documents", "no answer", "generator", "probe", "files"
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why a run that was carried out is invalid: what was broken, and a sentence about it."""
+
+    kind: ReasonKind
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +137,14 @@ class Stall:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FileMark:
+    """What a file was when it was written."""
+
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
     """`run.json`: the state of a run and everything about it that is not a raw file."""
 
@@ -161,6 +182,8 @@ class RunRecord:
     faults: tuple[Happened, ...] = ()
     skipped: tuple[str, ...] = ()
     """Operations of a track that were not done."""
+    files: dict[str, FileMark] = field(default_factory=dict)
+    """Each file that the run left, by its place in the run's folder."""
     notes: tuple[str, ...] = ()
     """What was done in another way than it was written, such as an analyzer that the server has not."""
 
@@ -177,6 +200,8 @@ class Summary:
     """Whether costly probes watched: rates and response times then stay out of tables and pictures of throughput."""
     state: RunState
     reason: str
+    invalid_for: tuple[ReasonKind, ...] = ()
+    """What was broken in a run that was carried out and is invalid, the first one first."""
     values: dict[str, Value]
     histograms: dict[str, dict[int, int]] = field(default_factory=dict)
     series: dict[str, Series] = field(default_factory=dict)

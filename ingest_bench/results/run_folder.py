@@ -1,13 +1,10 @@
-"""The files of one run and of its server's nodes.
-
-Schema 3 of run.json: a sample says where it went, and how many bytes had no answer (model/samples.py). In schema 2 it
-did not, and in schema 1 it was one attempt of a ticket.
-"""
+"""The files of one run and of its server's nodes."""
 
 from __future__ import annotations
 
+import hashlib
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +14,11 @@ from ingest_bench.errors import SpecError
 from ingest_bench.inputs import records
 from ingest_bench.model.load import WorkerReport
 from ingest_bench.model.network import LinkName
-from ingest_bench.model.results import READ_FIELDS, RunRecord
+from ingest_bench.model.results import READ_FIELDS, FileMark, RunRecord
 from ingest_bench.model.samples import CPU_MARK
-from ingest_bench.results import whole_files
+from ingest_bench.results import folder_names, whole_files
 from ingest_bench.results.sample_files import SampleFiles
 
-SCHEMA = 3
 # A measurement ends after a day (load.plan), the longest warm-up too; tracks have several of them.
 LONGEST_LOAD_NS = 30 * 24 * 3600 * 10**9
 READ = np.dtype(list(READ_FIELDS))
@@ -79,6 +75,27 @@ class RunFolder(NodeFolder):
         node = self.nodes(link.nodes[0])[-1]
         return node.raw / ("wire.json" if link.kind == "clients" else f"wire-{link}.json")
 
+    def marks(self) -> dict[str, FileMark]:
+        """The length and the checksum of each file that the run left, by its place in the folder."""
+        marks = {}
+        for place in ("load", "raw", "node-*/raw", "earlier"):
+            for path in (path for top in self.path.glob(place) for path in top.rglob("*") if path.is_file()):
+                marks[str(path.relative_to(self.path))] = FileMark(bytes=path.stat().st_size, sha256=_sha256(path))
+        return marks
+
+    def changed(self, marks: Mapping[str, FileMark]) -> list[str]:
+        """A sentence for each of these files that is not what the run left."""
+        said = []
+        for name, mark in sorted(marks.items()):
+            path = folder_names.below(self.path, name)
+            if not path.is_file():
+                said.append(f"{name} is gone since the run")
+            elif (length := path.stat().st_size) != mark.bytes:
+                said.append(f"{name} has {length:,} bytes, and {mark.bytes:,} when the run ended")
+            elif _sha256(path) != mark.sha256:
+                said.append(f"{name} was changed after the run: its checksum is another one")
+        return said
+
     def remove_homes(self) -> None:
         """What the servers had there is of no use without them, and may be larger than everything else together."""
         for pattern in ("home", "node-*/home", "earlier/home", "earlier/node-*/home"):
@@ -109,7 +126,7 @@ class RunFolder(NodeFolder):
 
     def write(self, record: RunRecord) -> None:
         """Replace run.json, whole or not at all."""
-        whole_files.write_json(self.path / "run.json", {"schema": SCHEMA, **records.to_json(record)})
+        whole_files.write_json(self.path / "run.json", records.to_json(record))
 
     def record(self) -> RunRecord | None:
         """What run.json says, None where the run never started; SpecError when it is damaged or of another schema."""
@@ -117,9 +134,6 @@ class RunFolder(NodeFolder):
         if not path.is_file():
             return None
         table = whole_files.read_json(path)
-        schema = table.pop("schema", None)
-        if schema != SCHEMA:
-            raise SpecError(f"{path}: schema {schema}; this program reads schema {SCHEMA}")
         return whole_files.record(RunRecord, table, path)
 
     def samples(self) -> SampleFiles:
@@ -155,3 +169,8 @@ class RunFolder(NodeFolder):
 def _whole(path: Path, record: np.dtype[Any]) -> np.ndarray[Any, np.dtype[Any]]:
     """The records of a file but the last one, where that was cut off."""
     return np.fromfile(path, dtype=record, count=path.stat().st_size // record.itemsize)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

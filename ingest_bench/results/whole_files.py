@@ -10,12 +10,13 @@ from typing import Any, TypeVar
 
 from ingest_bench.errors import SpecError
 from ingest_bench.inputs import records
+from ingest_bench.model.schemas import OLDEST, SCHEMAS
 
 T = TypeVar("T")
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file; SpecError when it is none."""
+    """A JSON object from a file; SpecError when it is none, or of a schema that this program does not read."""
     try:
         text = path.read_text(encoding="utf-8")
         found = json.loads(text)
@@ -28,11 +29,27 @@ def read_json(path: Path) -> dict[str, Any]:
         raise SpecError(f"{path}: this file cannot be read ({error.strerror})") from None
     if not isinstance(found, dict):
         raise SpecError(f"{path}: this file is damaged: it does not hold a JSON object")
+    if path.name in SCHEMAS:
+        _check_schema(path, found.pop("schema", 1))
     return found
 
 
+def _check_schema(path: Path, schema: Any) -> None:
+    known, oldest = SCHEMAS[path.name], OLDEST.get(path.name, 1)
+    if isinstance(schema, bool) or not isinstance(schema, int):
+        raise SpecError(f"{path}: this file is damaged: its schema is no whole number")
+    if schema > known:
+        raise SpecError(
+            f"{path}: a newer ingest-bench wrote it (schema {schema}, this one reads {known}): update this one"
+        )
+    if schema < oldest:
+        raise SpecError(f"{path}: schema {schema} is too old, the oldest that is read is {oldest}: measure anew")
+
+
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Replace a JSON file, whole or not at all."""
+    """Replace a JSON file, whole or not at all; with its schema number where it has one."""
+    if path.name in SCHEMAS:
+        value = {"schema": SCHEMAS[path.name], **value}
     replace(path, (json.dumps(value, indent=1, ensure_ascii=False, default=str) + "\n").encode())
 
 

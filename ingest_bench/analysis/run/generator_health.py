@@ -9,7 +9,7 @@ import numpy as np
 
 from ingest_bench.analysis.run.samples import Samples, Window
 from ingest_bench.model.load import WorkerReport
-from ingest_bench.model.results import Remark, Value
+from ingest_bench.model.results import Reason, Remark, Value
 from ingest_bench.units import format_time
 
 # A worker has one thread: above this share of a core it sends what it can, not what it should.
@@ -52,7 +52,7 @@ def _within(marks: Samples, window: Window) -> Cpu | None:
     return Cpu(mean, float(seconds.max()) if len(seconds) else mean)
 
 
-def generator_bound(report: WorkerReport, busy: Cpu | None, response_ms_p50: Value) -> list[str]:
+def generator_bound(report: WorkerReport, busy: Cpu | None, response_ms_p50: Value) -> list[Reason]:
     """The reason why the generator was the limit; none when it was not.
 
     Its CPU in its worst second: a worker that uses its core sends what it can. In an open loop also its own delay, from
@@ -63,11 +63,13 @@ def generator_bound(report: WorkerReport, busy: Cpu | None, response_ms_p50: Val
     """
     if busy is not None and busy.worst_second >= _BUSY_SHARE:
         used = f"{busy.worst_second:.0%} of a core in its worst second ({busy.mean:.0%} of the measurement)"
-        return [f"generator-bound: a load worker used {used}; use more processes (--set processes=2) or fewer users"]
+        text = f"generator-bound: a load worker used {used}; use more processes (--set processes=2) or fewer users"
+        return [Reason("generator", text)]
     if not report.is_open or report.queue_p99_ns <= _worth(response_ms_p50):
         return []
     late = format_time(report.queue_p99_ns)
-    return [f"generator-bound: requests left {late} late (p99); give the load a core of its own, or lower the rate"]
+    text = f"generator-bound: requests left {late} late (p99); give the load a core of its own, or lower the rate"
+    return [Reason("generator", text)]
 
 
 def remarks(report: WorkerReport, response_ms_p50: Value) -> list[Remark]:

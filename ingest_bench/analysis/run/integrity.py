@@ -8,7 +8,7 @@ from ingest_bench.analysis.run import delivery
 from ingest_bench.analysis.run import samples as load
 from ingest_bench.analysis.run.samples import Samples, Tickets
 from ingest_bench.model.load import WorkerReport
-from ingest_bench.model.results import RunRecord, Value
+from ingest_bench.model.results import Reason, RunRecord, Value
 
 # The numbers that must be what the load sent, each with who took it.
 _READERS = {"bytes_read": "the JVM read", "sink_bytes_read": "the sink counted", "kernel_bytes_read": "the kernel gave"}
@@ -20,7 +20,7 @@ def verdict(
     report: WorkerReport | None,
     values: Mapping[str, Value],
     queries: Tickets | None = None,
-) -> list[str]:
+) -> list[Reason]:
     """The reasons why this run is invalid; none for a valid one.
 
     Bytes: what the senders gave to the kernel on the load's connections, from the first byte of the first request to
@@ -39,30 +39,32 @@ def verdict(
     A number that nobody could take (None) is not compared.
     """
     reasons = [
-        f"promise broken: {promise.name} was promised as {promise.promised} ({promise.tolerance}), "
-        f"measured {promise.measured}"
+        Reason(
+            "promise",
+            f"promise broken: {promise.name} was promised as {promise.promised} ({promise.tolerance}), "
+            f"measured {promise.measured}",
+        )
         for promise in record.promises
         if promise.kept is False
     ]
     if report is None:
-        return [*reasons, "the load worker left no report"]
+        return [*reasons, Reason("no report", "the load worker left no report")]
     if not len(samples):
-        return [*reasons, "no request was sent"]
+        return [*reasons, Reason("nothing sent", "no request was sent")]
     may_miss = load.total(samples, _unanswered)
     if queries is not None:
         may_miss += load.total(queries, _unanswered)
-    for column, who in _READERS.items():
-        reasons += _bytes(values, column, who, may_miss)
-    reasons += _own_reads(values)
-    reasons += own_allocations(values)
-    reasons += delivery.complaints(record.counters)
+    read = [text for column, who in _READERS.items() for text in _bytes(values, column, who, may_miss)]
+    reasons += (Reason("bytes", text) for text in (*read, *_own_reads(values)))
+    reasons += (Reason("probe", text) for text in own_allocations(values))
     full = any(fault.kind == "full-disk" for fault in record.faults)
-    reasons += _documents(values, load.total(samples, _not_acknowledged if full else _undecided))
+    counted = _documents(values, load.total(samples, _not_acknowledged if full else _undecided))
+    reasons += (Reason("documents", text) for text in (*delivery.complaints(record.counters), *counted))
     window = load.window_of(report)
     if not _is_answered(samples, window, "ok", "partial", "rejected"):
-        reasons.append("no request was answered within the measurement")
+        reasons.append(Reason("no answer", "no request was answered within the measurement"))
     if queries is not None and not _is_answered(queries, window, "ok"):
-        reasons.append("no query was answered within the measurement")
+        reasons.append(Reason("no answer", "no query was answered within the measurement"))
     return reasons
 
 

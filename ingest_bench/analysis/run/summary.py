@@ -21,6 +21,7 @@ from ingest_bench.model.results import (
     Histogram,
     Measured,
     Reading,
+    Reason,
     Remark,
     RunRecord,
     Series,
@@ -30,6 +31,7 @@ from ingest_bench.model.results import (
 )
 from ingest_bench.model.target import TargetOptions
 
+_NAMES = frozenset(column.name for column in COLUMNS)
 _CANNOT_BE_COUNTED = "cannot be counted"
 _OWN = {
     "sink_reads": "reads",
@@ -53,10 +55,12 @@ def summarise(
     cpu: Sequence[Samples] = (),
     nodes: Sequence[Mapping[str, Value]] = (),
     delivered: Mapping[str, Value] | None = None,
+    changed_files: Sequence[str] = (),
 ) -> Summary:
     """Everything that is known of one run: a value for each column, None where a number is unavailable.
 
     `delivered` is what became of its documents, where the server could be read back (`delivery.values`).
+    `changed_files`: a sentence for each raw file that is not what the run left.
 
     A measured run whose integrity is broken (`integrity.verdict`) comes back as invalid, with all reasons. Its values
     stay in it for whoever looks for the cause; tables and plots leave them out.
@@ -111,24 +115,25 @@ def summarise(
     remarks += tuple(Remark(probe="load", text=text) for text in (*delivery.told(values), *_survived(record)))
     if "docs_per_s" in series and start_ns is not None and end_ns is not None:
         values["recovery_s"] = recovery.recovery_s(series["docs_per_s"], record.faults, start_ns, end_ns)
-    state, reason = record.state, record.reason
-    if state == "measured":
-        reasons = integrity.verdict(record, samples, report, values, queries)
+    reasons: list[Reason] = []
+    if record.state == "measured":
+        reasons = [Reason("files", text) for text in changed_files]
+        reasons += integrity.verdict(record, samples, report, values, queries)
         # Without a server that costs anything the generator is always the limit: that is what the sink is for.
         if report is not None and _server(record, cell.target) != "sink":
             reasons += generator_health.generator_bound(report, busy, values["response_ms_p50"])
-        reasons += [f"probe {remark.probe}: {remark.text}" for remark in remarks if remark.invalidates]
-        if reasons:
-            state, reason = "invalid", "; ".join([reason, *reasons] if reason else reasons)
+        said = (f"probe {remark.probe}: {remark.text}" for remark in remarks if remark.invalidates)
+        reasons += (Reason("probe", text) for text in said)
     return Summary(
         run=record.run,
         cell=record.cell,
         replicate=record.replicate,
         levels=record.levels,
         instrumented=record.instrumented,
-        state=state,
-        reason=reason,
-        values={**values, **per_gb.shares(values)},
+        state="invalid" if reasons else record.state,
+        reason="; ".join(filter(None, (record.reason, *(each.text for each in reasons)))),
+        invalid_for=tuple(each.kind for each in reasons),
+        values=_in_columns({**values, **per_gb.shares(values)}),
         histograms={name: counts for name, counts in histograms.items() if not (blind and name == "read_bytes")},
         series=series,
         experiment=experiment,
@@ -153,6 +158,13 @@ def conditions(record: RunRecord, cell: Cell) -> dict[str, Value]:
         "receive_predictor_bytes": _predictor(options.receive_predictor_bytes),
         "heap_bytes": record.server.get("heap_bytes") if options.runs_already else options.heap_bytes,
     }
+
+
+def _in_columns(values: dict[str, Value]) -> dict[str, Value]:
+    """The same; LookupError where one has no column: no table would show it."""
+    if unknown := sorted(values.keys() - _NAMES):
+        raise LookupError(f"values without a column: {', '.join(unknown)}")
+    return values
 
 
 def sent(cell: Cell) -> str:

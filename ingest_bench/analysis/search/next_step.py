@@ -20,8 +20,6 @@ Outcome = Literal["met", "missed", "generator", "broken"]
 
 # Below this share of the closed loop's rate the search gives up: the server cannot meet the goal at all.
 _LEAST_SHARE = 1 / 128
-GENERATOR = "generator-bound"
-_NO_ANSWER = "no request was answered"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,9 +70,9 @@ def judge(step: SearchStep, per_s: float | None, summary: Summary, goal: Goal) -
     elif summary.state == "measured":
         missed = goal.broken(summary.values)
         outcome, why = ("missed", ", ".join(missed)) if missed else ("met", "")
-    elif summary.state in {"oom", "aborted"} or summary.reason.startswith(_NO_ANSWER):
+    elif summary.state in {"oom", "aborted"} or summary.invalid_for[:1] == ("no answer",):
         outcome, why = "missed", summary.reason
-    elif summary.state == "invalid" and summary.reason.startswith(GENERATOR):
+    elif summary.invalid_for[:1] == ("generator",):
         outcome, why = "generator", summary.reason
     else:
         outcome, why = "broken", f"{summary.state}: {summary.reason}"
