@@ -173,7 +173,7 @@ def test_reads_and_bytes_of_a_server_are_exactly_its_own_counts(room: int, tmp_p
 # A thousand reads into a ring of one page, which holds 128 of them.
 OVERFLOW = """
 import os, socket
-from ingest_bench.probes import bpf, tap
+from ingest_bench.probes.kernel import bpf, tap
 tap._RING_BYTES = 4096
 with socket.create_server(("127.0.0.1", 0)) as server:
     watching = tap.Tap([server.getsockname()[1]], os.getpid())
