@@ -39,7 +39,7 @@ app = typer.Typer(
     help="Chaos and load testing of network ingest into JVM servers: what the network does to the heap.",
     epilog="Start with: ingest-bench run quickstart",
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
