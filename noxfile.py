@@ -74,6 +74,23 @@ def netem(session: nox.Session) -> None:
     session.run(*PYTEST, *promised(PROMISED), "-m", "netem", *session.posargs)
 
 
+@nox.session
+def package(session: nox.Session) -> None:
+    """Wheel and sdist: built, checked, and each installed into an empty environment. Not part of `nox`."""
+    session.install("-c", "constraints.txt", "build", "twine")
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "dist"
+        session.run("python", "-m", "build", "--outdir", str(out), ".")
+        files = sorted(out.iterdir())
+        session.run("twine", "check", "--strict", *map(str, files))
+        for number, file in enumerate(files):
+            empty = Path(folder) / f"empty-{number}"
+            command = str(fresh_environment(session, empty, what=str(file)).with_name("ingest-bench"))
+            with session.chdir(empty):
+                session.run(command, "--version", external=True)
+                session.run(command, "plan", "quickstart", external=True)
+
+
 @nox.session(venv_backend="none")
 def newcomer(session: nox.Session) -> None:
     """The README's first line, in a new environment and an empty folder; only its runs are shorter."""
@@ -142,9 +159,12 @@ def promised(markers: str) -> tuple[str, ...]:
     return (f"--promised={markers}",) if CI else ()
 
 
-def fresh_environment(session: nox.Session, folder: Path, *tools: str) -> Path:
-    """The Python of a new environment that an ordinary user can read, with the project installed from this checkout."""
+def fresh_environment(session: nox.Session, folder: Path, *tools: str, what: str = ".") -> Path:
+    """The Python of a new environment that an ordinary user can read, with the project installed from this checkout.
+
+    `what` is a wheel or an sdist in place of the checkout.
+    """
     session.run("/usr/bin/python3", "-m", "venv", str(folder / "venv"), external=True)
     python = folder / "venv" / "bin" / "python"
-    session.run(str(python), "-m", "pip", "install", "-q", "-c", "constraints.txt", ".", *tools, external=True)
+    session.run(str(python), "-m", "pip", "install", "-q", "-c", "constraints.txt", what, *tools, external=True)
     return python

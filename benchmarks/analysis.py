@@ -3,9 +3,9 @@
     python benchmarks/analysis.py [--millions 1 10 50] [--workers 4] [--out FILE.json]
 
 The samples are written to a file for each worker, as a load leaves them, and read by a process of its own, which makes
-a summary of them. Promised (README): at most 2 s for 1 million, and memory that does not grow with the load. Of more
-than 50 million the files stand there again as links: a billion would be 66 GB on disk. Time is CPU time of that process
-beside the clock's, which on a busy machine is longer.
+a summary of them. Promised (docs/how-it-measures.md): at most 2 s for 1 million, and memory that does not grow with
+the load. Of more than 50 million the files stand there again as links: a billion would be 66 GB on disk. Time is CPU
+time of that process beside the clock's, which on a busy machine is longer.
 
 Judged is what it allocates (tracemalloc, which numpy tells of its arrays). What the process has beside that is glibc's
 allocator, which gives back less the longer it works: 255 MB at 10 million, 348 at a billion (35 min); with a fixed

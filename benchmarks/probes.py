@@ -39,7 +39,8 @@ from ingest_bench.model.target import Place, TargetOptions
 from ingest_bench.results.run_folder import RunFolder
 
 DEFAULT_PROBES = ("reads", "gc")
-# What the project promises (README): the largest allowed ratio of CPU time with the probes to that without.
+# What the project promises (docs/how-it-measures.md): the largest allowed ratio of CPU time with the probes to that
+# without.
 PROMISED = {"opensearch": 1.03}
 SERVERS = {
     "opensearch": TargetOptions(name="opensearch", version="2.19.6", heap_bytes=1 << 30),

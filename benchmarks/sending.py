@@ -32,7 +32,8 @@ from ingest_bench.model.load import LoadOptions, Wire
 BODIES = {"4 kB": 8, "55 kB": 110, "1 MB": 2000}
 OWN, POOL, WRK, FAST = "ingest-bench", "ingest-bench, pool", "wrk", "FastHttpUser"
 WRK_POOL = "wrk, pool"
-# What the project promises (README): the CPU time of the first sender is at most so many times that of the second.
+# What the project promises (docs/how-it-measures.md): the CPU time of the first sender is at most so many times that of
+# the second.
 TARGETS = {
     ("4 kB", OWN, WRK): 1.15,
     ("55 kB", OWN, WRK): 1.2,

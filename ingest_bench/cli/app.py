@@ -30,7 +30,7 @@ from ingest_bench.errors import IngestBenchError, Interrupted, RunFailed, SpecEr
 # As a shell says it when a program ends by SIGPIPE. Not 0: what a run had still to do was not done.
 _READER_GONE = 141
 # Paths that the user gave, and that no file can have.
-_NO_PATH = {errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR}
+_NO_PATH = {errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EEXIST}
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _DISK = {*_FULL, errno.EROFS, errno.EACCES, errno.EPERM}
 
@@ -39,7 +39,7 @@ app = typer.Typer(
     help="Chaos and load testing of network ingest into JVM servers: what the network does to the heap.",
     epilog="Start with: ingest-bench run quickstart",
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )

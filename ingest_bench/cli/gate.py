@@ -22,7 +22,9 @@ def add_to(app: typer.Typer) -> None:
 
 def judge(
     folder: Annotated[Path, typer.Argument(help="A results folder, or a summary.csv.")],
-    thresholds: Annotated[Path, typer.Option(help=screen.literal("A TOML file of [[threshold]]: see README, In CI."))],
+    thresholds: Annotated[
+        Path, typer.Option(help=screen.literal("A TOML file of [[threshold]]: see docs/nightly-ci.md."))
+    ],
     baseline: Annotated[Path | None, typer.Option(help="The same, to compare with.")] = None,
     junit: Annotated[Path | None, typer.Option(help="Write the checks to this file as JUnit XML.")] = None,
     markdown: Annotated[Path | None, typer.Option(help="Write them as Markdown, for the summary of a CI job.")] = None,

@@ -40,20 +40,28 @@ def broken(rule: Any, value: Any, suffix: str) -> str:
 def words(rule: Any, suffix: str) -> str:
     """What a rule allows, after "is"."""
     if isinstance(rule, Between):
-        ends = f"between {_shown(rule.least, suffix)} and {_shown(rule.most, suffix)}"
+        ends = f"between {shown(rule.least, suffix)} and {shown(rule.most, suffix)}"
         return f"{ends} ({rule.why})" if rule.why else ends
     if isinstance(rule, Several):
         return str(rule.least) if rule.least == rule.most else f"{rule.least} to {rule.most}"
     return rule.what if isinstance(rule, Form) else "what JSON can say"
 
 
-def _shown(end: float, suffix: str) -> str:
+def shown(end: float, suffix: str) -> str:
     """An end of a range as a user would write it, exactly."""
     if suffix:
         show, unit = _SHOWN[suffix]
         text = show(end)
-        return text if units.PARSERS[suffix](text) == end else f"{end}{unit}"
+        return text if _means(text, suffix) == end else f"{end}{unit}"
     return f"{end:,}" if isinstance(end, int) else f"{end:,g}"
+
+
+def _means(text: str, suffix: str) -> int | None:
+    """What a text with a unit says; None for one that is too fine, such as 1.46KiB."""
+    try:
+        return units.PARSERS[suffix](text)
+    except ValueError:
+        return None
 
 
 def _not_json(value: Any, deepest: int) -> str:

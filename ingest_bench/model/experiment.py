@@ -56,10 +56,13 @@ class Fault:
         "syn-flood",
         "exhausted-ports",
     ]
+    """What happens, a key of `faults.FAULTS`."""
     name: Name | None = None
     """Where `fault` is a factor, it happens in the cells whose level has this name; without a name in all."""
     at_ns: Moment
+    """When it begins, from the start of the measurement."""
     for_ns: Moment = 0
+    """How long it lasts."""
     every_ns: Moment = 0
     """It happens again so long after it began, as long as the measurement lasts; 0: once."""
     random: bool = False
@@ -71,6 +74,7 @@ class Fault:
     direction: Literal["both", "to-server", "to-client"] = "both"
     """To the server, or to that node."""
     profile: FilePath | None = None
+    """Of a profile: the other network profile, a name or a file."""
     rate_bps: Rate | None = None
     """Of a throttle: what the link's own profile has in its place, in each direction; of a slow disk, of each too."""
     iops: Annotated[int, Between(2, 10**6, "io.max takes no 1; a loop device does no more")] | None = None
@@ -110,9 +114,13 @@ class Experiment:
 
     name: str
     description: Line = ""
+    """What it asks, in a sentence."""
     replicates: Annotated[int, Between(1, MOST_RUNS, "no plan has more runs")] = 1
+    """How often each cell runs."""
     seed: Seed = 1
+    """What decides the order of the runs."""
     probes: Probes = ()
+    """The probes that watch each run."""
     costly_probes: Probes = ()
     """Probes that slow the server: they run in replicates of their own, whose rates count nowhere."""
     tables: dict[str, dict[str, Any]]

@@ -97,7 +97,9 @@ class TrackChoice:
     """A folder with a Rally track or an OpenSearch Benchmark workload, and what is chosen of it."""
 
     path: FilePath
+    """Its folder."""
     parameters: Annotated[dict[Line, Value], Several(0, 1000)] = field(default_factory=dict)
+    """The track's own parameters, by name."""
     challenge: Label | None = None
     """A challenge (test procedure) by name; None: the track's default one."""
     test_mode: bool = False
@@ -128,21 +130,27 @@ class LoadOptions:
     """The `[load]` of an experiment. `None` takes the workload's published value."""
 
     workload: FilePath = "nyc_taxis"
+    """A workload by name, or a file."""
     documents: FilePath | None = None
     """A file of documents or ready bulk bodies (NDJSON, also .gz .bz2 .zst) in place of synthetic ones."""
     track: TrackChoice | None = None
     """A track in place of a workload: it then says everything that is sent, and how."""
     users: Users | None = None
+    """How many send at the same time, each over a connection of its own; None: the workload's."""
     ramp_up_ns: LongTime = 0
     """Over which time the users start, one after the other; the warm-up is at least as long."""
     think_time_ns: LongTime = 0
     """How long a user of a closed loop waits after each answer. No response time has it: nothing is due then."""
     bulk_documents: BulkDocuments | None = None
+    """Documents in a request; None: the workload's."""
     bulk_bytes: Annotated[int, Between(1, GIB, "a server takes 100 MB unless it is told otherwise")] | None = None
+    """Bytes in a request at most, in place of `bulk_documents`."""
     action: BulkAction = field(default_factory=BulkAction)
+    """What a bulk does with its documents: a table of its own."""
     gzip: bool = False
     """Whether bodies are sent compressed."""
     arrivals: Arrivals = Arrivals()
+    """When requests are due: in a closed loop, or by a clock."""
     retries: Annotated[int, Between(0, 1000, "what was rejected so often will be again")] = 5
     """How often documents are sent again: after a 429, and where they cannot be stored twice (each has an id of ours,
     or nothing was sent yet) also after a 503 and a broken connection."""
@@ -153,16 +161,19 @@ class LoadOptions:
     query_arrivals: Arrivals = Arrivals()
     """When queries are due. Rates count requests."""
     processes: Annotated[int, Between(1, 256, "each takes a core")] = 1
+    """How many processes the users are spread over."""
     nodes: NodeNumber | Literal["all"] = "all"
     """Where connections lead: to all nodes of a server of ours in turn, or to one of them."""
     warm_up_ns: LongTime | Literal["auto"] = 3 * S
     """"auto": the measurement begins where the samples say that the load was steady."""
     measure_ns: Annotated[int, Between(100 * MS, 24 * HOUR, "shorter shows nothing, longer is no benchmark")] = 10 * S
+    """How long the measurement is."""
     measure_documents: Annotated[int, Between(1, 10**11, "a day at a million a second")] | None = None
     """The measurement ends once so many documents are acknowledged, however long that takes, in place of `measure`."""
     abort: Annotated[tuple[Abort, ...], Several(0, 10, separator=",")] = ()
     """The load is given up as soon as one of them is broken; the run is then "aborted"."""
     seed: Seed = 1
+    """What decides documents, bodies and random moments. The same seed sends the same."""
     timeout_ns: Annotated[int, Between(MS, 24 * HOUR, "no answer comes sooner; longer is no benchmark")] = 60 * S
     """How long a request may take, connecting included."""
 

@@ -52,35 +52,61 @@ class Impairment:
     """
 
     rate_bps: Rate | None = None
+    """The bottleneck: packets leave one after the other at this rate."""
     queue: Queue = "fifo"
+    """What waits before the bottleneck. All but `fifo` need a `rate`, no `burst`, and `gso_max_segs = 1`."""
     burst_bytes: Annotated[int, Between(1, GIB, "100 ms at the highest rate")] | None = None
+    """So much passes at once after a pause, at least a frame. None: packets are spaced."""
     delay_ns: Delay = 0
+    """How long each packet is under way."""
     jitter_ns: Delay = 0
+    """How far the delay varies around that."""
     delay_correlation_ppm: Share = 0
+    """How much a packet's jitter depends on that of the one before."""
     distribution: DelayDistribution = "uniform"
+    """How the jitter is distributed."""
     loss_ppm: Loss = 0
+    """The share of packets that are lost, each by itself."""
     loss_correlation_ppm: Share = 0
+    """How much a loss depends on the one before."""
     loss_state_ppm: Annotated[tuple[Share, ...], Several(0, 5)] = ()
     """The 4-state model: p13 [p31 [p32 [p23 [p14]]]]."""
     loss_gemodel_ppm: Annotated[tuple[Share, ...], Several(0, 4)] = ()
     """Gilbert-Elliott: p [r [1-h [1-k]]]."""
     duplicate_ppm: Share = 0
+    """The share of packets that come twice."""
     duplicate_correlation_ppm: Share = 0
+    """How much that depends on the packet before."""
     corrupt_ppm: Loss = 0
+    """The share of packets in which a bit is wrong, which TCP throws away."""
     corrupt_correlation_ppm: Share = 0
+    """How much that depends on the packet before."""
     reorder_ppm: Share = 0
+    """The share of packets that are sent at once and overtake those that are delayed."""
     reorder_correlation_ppm: Share = 0
+    """How much that depends on the packet before."""
     reorder_gap: Packets = 0
+    """Every packet of this number is a candidate for it."""
     netem_rate_bps: Rate | None = None
+    """netem's own rate: each packet is delayed by its size. A bottleneck is `rate`."""
     packet_overhead_bytes: Overhead = 0
+    """Of `netem_rate`: bytes that are added to each packet, such as its frame's."""
     cell_bytes: Overhead = 0
+    """Of `netem_rate`: the size of a cell, for links that send cells."""
     cell_overhead_bytes: Overhead = 0
+    """Of `netem_rate`: bytes that are added to each cell."""
     slot_min_ns: Delay | None = None
+    """Packets leave in slots: the shortest time from one to the next."""
     slot_max_ns: Delay | None = None
+    """The longest time from one slot to the next."""
     slot_packets: Packets = 0
+    """How many packets leave in a slot; 0: any number."""
     slot_bytes: Annotated[int, Between(0, GIB, "netem counts them in a C int")] = 0
+    """How many bytes leave in a slot; 0: any number."""
     ecn: bool = False
+    """Mark packets in place of dropping them, where both ends of the connection can do ECN."""
     limit_packets: Annotated[int, Between(1, 10**7, "so many full packets are 15 GB of memory")] | None = None
+    """How many packets may wait; None: computed from rate and delay."""
 
     @property
     def needs_netem(self) -> bool:
@@ -97,13 +123,20 @@ class Profile:
     """A named state of the link. `None` leaves what the kernel chose."""
 
     name: Label
+    """Of a profile in a file the file's name, unless it says another one."""
     description: Line = ""
+    """What the link is like, in a sentence."""
     medium: Medium = "veth"
+    """Both ends on one `lo`, or a veth pair between two namespaces."""
     mtu_bytes: Annotated[int, Between(576, 65536, "what every IPv4 host takes, RFC 791; lo's own")] = 1500
+    """The largest IP packet."""
     gso_max_segs: Annotated[int, Between(1, 65535, "GSO_MAX_SEGS of Linux")] | None = None
+    """How many segments the kernel hands to the link at once; 1: each packet is one of real size."""
     # Less than a header of TCP is refused by the kernel (net/core/rtnetlink.c); the end is GSO_MAX_SIZE.
     gso_max_size_bytes: Annotated[int, Between(512, 524280, "GSO_MAX_SIZE of Linux")] | None = None
+    """How many bytes it hands to the link at once."""
     gro_max_size_bytes: Annotated[int, Between(512, 524280, "GRO_MAX_SIZE of Linux")] | None = None
+    """How many received bytes it joins to one packet."""
     offloads: Annotated[dict[Feature, bool], Several(0, 64)] = field(default_factory=dict)
     """Features by ethtool's names ("tso", "gso", "gro", "lro" …) or the kernel's ("rx-udp-gro-forwarding" …)."""
     congestion_control: CongestionControl | None = None
@@ -111,12 +144,15 @@ class Profile:
     tcp_rmem_bytes: BufferSizes | None = None
     """Least, default, most, as net.ipv4.tcp_rmem: "4096 131072 6291456"."""
     tcp_wmem_bytes: BufferSizes | None = None
+    """The same of the send buffer, as net.ipv4.tcp_wmem."""
     mss_bytes: Annotated[int, Between(88, 65495, "TCP_MIN_MSS of Linux; the largest packet without headers")] | None = (
         None
     )
     """The MSS that each side announces (advmss of the route); None: what the MTU gives."""
     to_server: Impairment = Impairment()
+    """What is done to packets on their way to the server."""
     to_client: Impairment = Impairment()
+    """What is done to packets on their way back."""
 
     @property
     def link_congestion_control(self) -> str:
@@ -179,10 +215,13 @@ class RealLink:
     """A real interface, the connections over it that are shaped together, and what else may be changed for them."""
 
     name: InterfaceName
+    """The interface."""
     to: Annotated[tuple[FarEnd, ...], Several(0, 50)] = ()
+    """The far ends of the connections that are shaped."""
     port: Ports = ()
     """Ports of our own: the server is here, and `to` says whose connections (none: anybody's)."""
     allow_default_route: bool = False
+    """Shape an interface that has the default route, too."""
     interface_mtu: bool = False
     """Change the MTU of the interface and not that of the route."""
     shared_settings: bool = False

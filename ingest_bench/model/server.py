@@ -80,7 +80,9 @@ class Start:
     """
 
     java: Annotated[int, Between(11, 99, "the first with an open flight recorder")] = 17
+    """The Java that it runs on."""
     jar: FilePath | None = None
+    """A jar that `java -jar` starts."""
     main: ClassName | None = None
     """A class in `classpath` or `maven`."""
     source: FilePath | None = None
@@ -88,11 +90,15 @@ class Start:
     command: Annotated[tuple[Argument, ...], Several(0, 1000)] = ()
     """A program that starts one JVM, in which JDK_JAVA_OPTIONS holds what heap, collector and probes need."""
     classpath: Annotated[tuple[FilePath, ...], Several(0, 1000)] = ()
+    """Jars and folders with its classes."""
     maven: Annotated[tuple[Coordinate, ...], Several(0, 1000)] = ()
     """Each jar that it needs: what these need themselves is not looked up."""
     arguments: Annotated[tuple[Argument, ...], Several(0, 1000)] = ()
+    """The arguments of the program."""
     jvm: Annotated[tuple[JvmOption, ...], Several(0, 200)] = ()
+    """Options of its JVM."""
     env: Annotated[dict[VariableName, Argument], Several(0, 200)] = field(default_factory=dict)
+    """Variables of its environment, without PATH and LD_…."""
     port: Port = 9200
     """Where it listens, at {host}."""
     heap_bytes: Heap = GIB
@@ -114,11 +120,13 @@ class Ready:
     path: UrlPath | None = None
     """GET of it is answered `status`."""
     status: Annotated[int, Between(200, 599, "those of HTTP")] = 200
+    """The HTTP status that says that it is ready."""
     port: Port | None = None
     """Where `path` is asked for; None: where documents go."""
     log: Label | None = None
     """A text in the first 16 MiB of its output."""
     within_ns: Annotated[int, Between(S, HOUR, "no server is waited for longer")] = 60 * S
+    """How long it may take until it is ready."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +134,7 @@ class Count:
     """Where a server of the user's own tells how many documents it has."""
 
     path: UrlPath
+    """GET of it tells the number."""
     json: Label | None = None
     """The number's place in a JSON answer: keys and places in lists with dots between them, "totals.0.documents"."""
     metric: Metric | None = None
@@ -140,6 +149,7 @@ class Delivered:
     """Where a server of the user's own tells which documents it has: a number a line, as often as it is there."""
 
     path: UrlPath
+    """GET of it tells the documents."""
     after_ns: Annotated[int, Between(0, HOUR, "no server is waited for longer")] = 0
     """How long it may take after the load until all are there: what comes later is lost."""
     port: Port | None = None
@@ -151,11 +161,13 @@ class Server:
     """A server of the user's own: one TOML file."""
 
     description: Line = ""
+    """What it is, in a sentence."""
     protocol: Annotated[dict[Name, Value], Several(1, 100)]
     """`name`, and the keys of the protocol of that name."""
     start: Start | None = None
     """None: it runs already, at --url or --attach."""
     ready: Ready = Ready()
+    """When it is ready."""
     count: Count | None = None
     """None: it cannot be counted."""
     delivered: Delivered | None = None

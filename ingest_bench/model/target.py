@@ -60,6 +60,7 @@ class TargetOptions:
     """The `[target]` of an experiment: the factors that concern the server."""
 
     name: Name = "opensearch"
+    """The kind of server, a key of `targets.TARGETS`."""
     file: FilePath | None = None
     """A server of the user's own in place of one by name: its TOML file."""
     server: Server | None = None
@@ -75,12 +76,15 @@ class TargetOptions:
     heap_bytes: Heap = GIB
     """Of each node."""
     gc: Collector = "default"
+    """The collector."""
     receive_predictor_bytes: Annotated[tuple[ReceiveBuffer, ...], Several(0, 2, separator="..", rising=True)] = ()
     """Empty: the server's default. One size: fixed. Two sizes, "64KiB..512KiB": adaptive between them."""
     allocator: Allocator = "default"
+    """How Netty allocates its buffers."""
     socket_receive_buffer_bytes: Annotated[int, Between(2048, GIB, "what a socket has at least and at most")] | None = (
         None
     )
+    """SO_RCVBUF of the server's sockets; None: what the server chooses."""
     jvm: Annotated[tuple[JvmOption, ...], Several(0, 200)] = ()
     """More options of the JVM, as they are: "-XX:MinTLABSize=65536"."""
     setting: Annotated[dict[SettingName, Line], Several(0, 500)] = field(default_factory=dict)

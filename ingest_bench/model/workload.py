@@ -58,13 +58,17 @@ class BulkAction:
     conflicts: Conflicts = "none"
     """`none`: the server makes the ids. The others give ids, and a share of them were sent before."""
     conflict_probability_ppm: Share = 250_000
+    """How many of the ids were sent before."""
     operation: Literal["index", "create"] = "index"
     """`create` is what a data stream takes, and refuses an id that is there."""
     on_conflict: Literal["index", "update"] = "index"
+    """What is sent for an id that was sent before."""
     indices: Annotated[int, Between(1, 1000, "a node holds so many shards")] = 1
     """More than one: documents go to `index-0`, `index-1`, … in turn."""
     pipeline: Label | None = None
+    """The ingest pipeline that documents go through."""
     refresh: Literal["true", "false", "wait_for"] | None = None
+    """The parameter `refresh` of each bulk; None: there is none."""
 
     def index_names(self, index: str) -> tuple[str, ...]:
         """The indices that documents go to."""

@@ -49,6 +49,7 @@ class BulkKeys:
     """The keys of the protocol `bulk`."""
 
     path: UrlPath
+    """Where bulks are posted to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,7 +40,9 @@ class JsonArrayKeys:
     """The keys of the protocol `json-array`."""
 
     path: UrlPath
+    """Where documents are sent to."""
     method: Literal["POST", "PUT"] = "POST"
+    """The HTTP method."""
     format: Literal["array", "lines", "single"] = "array"
     """`array`: `[{…},{…}]`. `lines`: a document a line. `single`: one document a request, whatever the bulk's size."""
     content_type: HeaderValue | None = None

@@ -60,6 +60,7 @@ class KafkaKeys:
     batch_size_bytes: Annotated[int, Between(1, 2**31 - 1, "the library takes 31 bits")] = 1_000_000
     """How much a batch holds at most."""
     compression: Literal["none", "gzip", "snappy", "lz4", "zstd"] = "none"
+    """How a batch is compressed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,11 +43,17 @@ class Threshold:
     """What a column must keep."""
 
     column: Line
+    """A column of summary.csv."""
     cells: Line = "*"
+    """The cells that it holds for: a pattern with `*`."""
     at_least: Limit | None = None
+    """The median of the cell's runs must not be below it."""
     at_most: Limit | None = None
+    """The median of the cell's runs must not be above it."""
     may_fall_ppm: Share | None = None
+    """How far it may fall against the baseline."""
     may_rise_ppm: Share | None = None
+    """How far it may rise against the baseline."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
