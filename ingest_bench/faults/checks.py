@@ -8,7 +8,7 @@ from random import Random
 
 from ingest_bench.errors import SpecError
 from ingest_bench.faults import FAULTS
-from ingest_bench.faults.each import concerns
+from ingest_bench.faults.each import concerns, directions
 from ingest_bench.host.shares import Need
 from ingest_bench.model.experiment import Cell, Fault
 from ingest_bench.model.network import LinkName, Profile
@@ -113,7 +113,7 @@ def _changed(profile: Profile, name: LinkName, faults: tuple[Fault, ...]) -> Ite
     for fault in faults:
         changed = FAULTS[fault.kind].changed
         if changed is not None and concerns(fault, name):
-            yield changed(profile, fault)
+            yield changed(profile, fault, directions(fault, name))
 
 
 def _of_time(cell: Cell, fault: Fault) -> Iterator[str]:

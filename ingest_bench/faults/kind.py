@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,6 +10,9 @@ from ingest_bench.faults.stage import Stage
 from ingest_bench.host.shares import Need
 from ingest_bench.model.experiment import Cell, Fault
 from ingest_bench.model.network import Profile
+from ingest_bench.network import Direction
+
+Change = Callable[[Profile, Fault, Sequence[Direction]], Profile]
 
 
 def _nothing() -> str:
@@ -41,9 +44,11 @@ class FaultKind:
     """Whether this one is such that it needs them."""
     needs_http: bool = False
     """Whether only a server that speaks HTTP can have it."""
+    begins_slowly: bool = False
+    """Whether its beginning may take seconds: others go on meanwhile, and its length counts from when it has begun."""
     is_slow: bool = False
     """Whether its end may take seconds: others go on meanwhile. One without a length always may."""
     complaint: Callable[[Cell, Fault], str] = lambda _cell, _fault: ""
     """Why it cannot happen in such a cell; empty: it can."""
-    changed: Callable[[Profile, Fault], Profile] | None = None
-    """The state of a link of that profile under it; None: the link stays in its state."""
+    changed: Change | None = None
+    """The state of a link of that profile under it, in those directions; None: the link stays in its state."""

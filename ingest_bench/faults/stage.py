@@ -115,3 +115,5 @@ class Stage:
     nodes: tuple[Node, ...] = ()
     flush: Act | None = None
     """Returns when the nodes have written to files what they have in memory."""
+    over: threading.Event = field(default_factory=threading.Event)
+    """Set when the load is over: what has not begun by then gives up."""
