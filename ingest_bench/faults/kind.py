@@ -38,12 +38,12 @@ class FaultKind:
     """Whether it has a length (`for`); one without is over when it has happened."""
     takes: frozenset[str] = frozenset()
     """The keys that it takes of those that not every fault takes: `checks` has them all."""
-    needs: frozenset[Need] = frozenset()
-    """What each node has of the machine for itself, so that the fault can take it."""
-    needs_share: Callable[[Fault], bool] = lambda _fault: True
-    """Whether this one is such that it needs them."""
+    needs: Callable[[Fault], frozenset[Need]] = lambda _fault: frozenset()
+    """What each node has of the machine for itself, so that this fault can take it."""
     needs_http: bool = False
     """Whether only a server that speaks HTTP can have it."""
+    needs_names: bool = False
+    """Whether the load has to look up its server by name for it, for each new connection."""
     begins_slowly: bool = False
     """Whether its beginning may take seconds: others go on meanwhile, and its length counts from when it has begun."""
     is_slow: bool = False
