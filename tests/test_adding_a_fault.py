@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(len(USUAL) < 2, reason="needs two CPUs")
 
 
 def kinds() -> list[FaultKind]:
-    """What each piece makes. Of the fault the name and the node count here: the table has no such kind."""
+    """What each piece makes."""
     found = []
     for number, piece in enumerate(PIECES, 1):
         module: dict[str, Any] = {"__name__": f"piece_{number}"}
@@ -51,6 +51,7 @@ def stage(sleeper: Sleeper) -> Stage:
 
 
 def few(**keys: Any) -> Fault:
+    """The table has no such kind; none of these looks at its name."""
     return lasting("cpu", **keys)
 
 

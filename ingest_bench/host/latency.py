@@ -82,27 +82,23 @@ def making(image: Path, name: str) -> Step:
     look, shows = ("dmsetup", "info", "--columns", "--noheadings", "--options", "name"), name
     return Step(
         name=f"device {name} on {image}",
-        do=_shell(_MAKE, str(image), name),
+        do=Action(argv=("sh", "-c", _MAKE, "sh", str(image), name)),
         undo=(
             # First of all nothing waits there any more; it is gone when the last file on it is closed.
             Undo(action=_to_set(name, "0"), look=look, shows=shows),
             Undo(action=Action(argv=("dmsetup", "remove", "--deferred", name)), look=look, shows=shows),
-            Undo(action=_shell(_DETACH, str(image))),
+            Undo(action=Action(argv=("sh", "-c", _DETACH, "sh", str(image)))),
         ),
     )
 
 
 def mounting(name: str, home: Path, options: str) -> Action:
     """The file system on the device of that name, mounted."""
-    return _shell(_MOUNT, name, str(home), options)
+    return Action(argv=("sh", "-c", _MOUNT, "sh", name, str(home), options))
 
 
 def _to_set(name: str, milliseconds: str) -> Action:
-    return _shell(_SET, name, milliseconds)
-
-
-def _shell(script: str, *arguments: str) -> Action:
-    return Action(argv=("sh", "-c", script, "sh", *arguments))
+    return Action(argv=("sh", "-c", _SET, "sh", name, milliseconds))
 
 
 def require() -> None:
