@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import inside_uml
 import pytest
 
 from ingest_bench import system
@@ -61,6 +62,12 @@ with cgroups.groups(frozenset({"cpu", "memory"}), 2) as made:
     os.kill(os.getpid(), signal.SIGKILL)
 """
 LIMIT_S = 60
+# This machine may have version 1; User-Mode Linux has both.
+VERSION_2 = """
+mount -t cgroup2 none /sys/fs/cgroup
+echo "+cpu +memory" > /sys/fs/cgroup/cgroup.subtree_control
+exec "$@"
+"""
 
 
 @pytest.mark.parametrize(
@@ -269,3 +276,12 @@ def test_nothing_of_them_is_left_after_sigkill(tmp_path: Path) -> None:
         assert time.monotonic() < until, folders
         time.sleep(0.1)
     assert not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text()
+
+
+@pytest.mark.netem
+def test_it_is_the_same_of_version_2_of_cgroups(tmp_path: Path) -> None:
+    if inside_uml.INSIDE:
+        pytest.skip("this is inside")
+    # Its own files are in memory, which the kernel cannot take away without swap; those of this folder are on a disk.
+    tests = ("-m", "netns", "--basetemp", "/share/files", __file__)
+    inside_uml.passes("4 passed", tmp_path, *tests, before=("sh", "-c", VERSION_2, "sh"))

@@ -76,7 +76,7 @@ def happened(monkeypatch: pytest.MonkeyPatch, *what: Fault, measure_s: int | Non
     # A fault without a length has a thread of its own. Here it is over at once, by the clock.
     monkeypatch.setattr(threading, "Thread", AtOnce)
     following.follow()
-    assert following.error is None
+    assert not following.errors
     assert all(record.ended == record.started + takes_s * S for record in following.records)
     return [record.started / S for record in following.records]
 
@@ -146,7 +146,44 @@ def test_a_fault_whose_end_fails_fails_the_run_and_the_others_end_all_the_same(
     following.follow()
     assert ended == [1, 2]
     assert [record.ended for record in following.records] == [None, None]
-    assert following.error is error
+    assert following.errors == [error, error]
+
+
+def test_one_that_fails_ends_no_other_has_no_more_turns_and_every_failure_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tried, last_ended = [], threading.Event()
+
+    def begin(fault: Fault, _stage: Stage) -> Begun:
+        tried.append(fault.at_ns)
+        if fault.at_ns == 1:
+            raise RunFailed("the first one cannot begin")
+
+        def end() -> str:
+            if fault.at_ns == 2:
+                raise ValueError("the second one cannot end")
+            last_ended.set()
+            return "well"
+
+        return Begun(end=end)
+
+    monkeypatch.setattr(timeline, "begin", begin)
+    # Each of the others begins only after the one before it has failed.
+    again = Fault(kind="flush", at_ns=1, every_ns=10**6)
+    broken = Fault(kind="pause", at_ns=2, for_ns=10 * 10**6, every_ns=20 * 10**6)
+    late = Fault(kind="pause", at_ns=100 * 10**6, for_ns=10 * 10**6)
+    with (
+        pytest.raises(RunFailed) as caught,
+        timeline.happening((again, broken, late), Stage(), lambda: 1, LoadOptions(measure_documents=1)) as seen,
+    ):
+        assert last_ended.wait(20)
+    assert str(caught.value) == ("fault: the first one cannot begin\nfault: ValueError: the second one cannot end")
+    assert sorted(tried) == [1, 2, late.at_ns]
+    # One that did not begin is no record; one that did not end has no end.
+    assert [(record.kind, record.seen, record.ended is not None) for record in seen.records] == [
+        ("pause", "", False),
+        ("pause", "well", True),
+    ]
 
 
 def test_a_fault_that_fails_in_whatever_way_fails_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,7 +193,7 @@ def test_a_fault_that_fails_in_whatever_way_fails_the_run(monkeypatch: pytest.Mo
     def hold(fault: Fault) -> None:
         with timeline.happening((fault,), Stage(), lambda: 1, LoadOptions(measure_documents=1)) as seen:
             for _ in range(1000):
-                if seen.error is None:
+                if not seen.errors:
                     seen.over.wait(0.01)
 
     monkeypatch.setattr(timeline, "begin", begin)
@@ -545,7 +582,7 @@ def test_a_flush_that_fails_fails_the_run() -> None:
 
     following = timeline.Following((Fault(kind="flush", at_ns=0),), Stage(flush=refuse), lambda: 0)
     following.follow()
-    assert str(following.error) == "no"
+    assert [str(error) for error in following.errors] == ["no"]
 
 
 @pytest.mark.parametrize(

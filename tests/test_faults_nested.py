@@ -1,4 +1,7 @@
-"""Each two faults that last, one within the other and one across the other's end: the state between, and after."""
+"""Each two faults that last, one within the other and one across the other's end: the state between, and after.
+
+Those of a link have all their pairs here, and those of a process; `test_faults_pairs` has the pairs of all families.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,11 @@ from ingest_bench.model.target import TargetOptions
 from ingest_bench.network import Links, link
 from ingest_bench.network.act.link import Link
 
+SHOW = """
+ip -j neigh show dev "$1"; printf '\\n--\\n'
+tc filter show dev "$1" ingress; printf '\\n--\\n'
+tc -j qdisc show dev "$1"
+"""
 State = dict[tuple[str, str], Any]
 
 
@@ -46,15 +54,15 @@ def state(made: Link) -> State:
     """What the kernel has of a link: whom frames go to, what swallows them, and how quick it is."""
     found: State = {}
     for end in made.ends:
-        asked = end.namespace.run
-        neighbours = json.loads(asked(("ip", "-j", "neigh", "show", "dev", end.device)))
-        found |= {(end.device, each["dst"]): each["lladdr"] for each in neighbours if "PERMANENT" in each["state"]}
-        for line in asked(("tc", "filter", "show", "dev", end.device, "ingress")).splitlines():
+        neighbours, filters, shown = end.namespace.run(("sh", "-c", SHOW, "sh", end.device)).split("\n--\n")
+        found |= {
+            (end.device, each["dst"]): each["lladdr"] for each in json.loads(neighbours) if "PERMANENT" in each["state"]
+        }
+        for line in filters.splitlines():
             if "pref" in line and "handle" in line:
                 found[end.device, "pref " + line.partition(" pref ")[2].split()[0]] = re.sub(" id [0-9]+", "", line)
-        queues = json.loads(asked(("tc", "-j", "qdisc", "show", "dev", end.device)))
         found[end.device, "queues"] = [
-            (each["kind"], each["options"]) for each in queues if each["kind"] not in ("clsact", "noqueue")
+            (each["kind"], each["options"]) for each in json.loads(shown) if each["kind"] not in ("clsact", "noqueue")
         ]
     return found
 

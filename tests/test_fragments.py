@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import os
 import subprocess
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +18,7 @@ from ingest_bench.faults import timeline
 from ingest_bench.faults.stage import Stage
 from ingest_bench.host import fragments
 from ingest_bench.model.experiment import Fault
+from ingest_bench.model.load import LoadOptions
 
 BUDDYINFO = """\
 Node 0, zone      DMA      0      0      0      0      0      0      0      0      1      1      3
@@ -29,28 +34,80 @@ def test_blocks_of_a_huge_page_are_counted_with_their_sizes() -> None:
     assert fragments.huge_bytes(BUDDYINFO, 32 << 20, 65536) == 16 * (569 * 2 + 3078 * 4) << 20
 
 
-def test_one_that_takes_nothing_fails_the_run() -> None:
-    fault = timeline.begin(Fault(kind="fragmented-memory", at_ns=0, for_ns=1, share_ppm=0), Stage())
+def fragmented(**keys: int) -> Fault:
+    return Fault(kind="fragmented-memory", at_ns=0, for_ns=1, **keys)  # type: ignore[arg-type]
+
+
+def says(monkeypatch: pytest.MonkeyPatch, script: str, *given: str) -> None:
+    """Another program in place of the one that takes memory."""
+    monkeypatch.setattr(system, "script", lambda *_: ("sh", "-c", script, "sh", *given))
+
+
+SAID = '{"taken": 9000000, "before": 9000000, "after": 1000000, "s": 2.5}'
+
+
+def test_one_that_takes_nothing_never_begins() -> None:
     with pytest.raises(RunFailed, match=r"the 0 MB that it took were in small pieces already"):
-        fault.end()
+        timeline.begin(fragmented(share_ppm=0), Stage())
 
 
-def test_one_that_is_over_too_soon_fails_the_run() -> None:
-    fault = timeline.begin(Fault(kind="fragmented-memory", at_ns=0, for_ns=1, share_ppm=900_000), Stage())
-    with pytest.raises(RunFailed, match="it was over before the memory was touched"):
-        fault.end()
-
-
-@pytest.mark.parametrize("said", ["", '{"taken": 9, "before": 9, "after": 1, "s": 1.0}'])
-def test_one_whose_process_the_kernel_killed_meanwhile_fails_the_run(
-    said: str, monkeypatch: pytest.MonkeyPatch
+def test_it_has_begun_once_the_memory_is_in_pieces_and_lasts_as_long_from_then_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    # It is the first that is killed where memory runs out, and then nothing is in pieces any more.
-    argv = ("sh", "-c", 'printf %s "$1"; kill -9 $$', "sh", said)
-    monkeypatch.setattr(system, "script", lambda *_: argv)
-    fault = timeline.begin(Fault(kind="fragmented-memory", at_ns=0, for_ns=1), Stage())
+    # Its memory is in pieces when the test says so.
+    os.mkfifo(tmp_path / "go")
+    says(monkeypatch, 'touch "$2/began"; read line < "$2/go"; echo "$1"; cat', SAID, str(tmp_path))
+    flushed = threading.Event()
+    faults = (dataclasses.replace(fragmented(), for_ns=300 * 10**6), Fault(kind="flush", at_ns=1))
+    stage = Stage(flush=flushed.set)
+    with timeline.happening(faults, stage, lambda: 1, LoadOptions(measure_documents=1)) as seen:
+        until = time.monotonic() + 60
+        while not (tmp_path / "began").exists() or not flushed.is_set():
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        # Others go on meanwhile, and nothing is recorded of what has not been seen.
+        assert "fragmented-memory" not in [record.kind for record in seen.records]
+        in_pieces = time.time_ns()
+        (tmp_path / "go").write_text("\n")
+        while len([record for record in seen.records if record.ended]) < 2:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+    (record,) = (one for one in seen.records if one.kind == "fragmented-memory")
+    assert record.ended is not None
+    assert record.started >= in_pieces
+    assert record.ended - record.started >= 300 * 10**6
+    assert record.seen == "free in blocks of a huge page: 9 MB before, 1 MB after 2.5 s, of 9 MB every second page"
+
+
+def test_one_whose_memory_is_not_in_pieces_when_the_load_ends_fails_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    says(monkeypatch, "exec sleep 1000")
+    with (
+        pytest.raises(RunFailed, match="the load was over before the memory was in pieces"),
+        timeline.happening((fragmented(),), Stage(), lambda: 1, LoadOptions(measure_documents=1)) as seen,
+    ):
+        time.sleep(0.3)
+    assert not seen.records
+
+
+def test_one_whose_process_the_kernel_kills_before_it_is_done_never_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    # It is the first that is killed where memory runs out.
+    says(monkeypatch, "kill -9 $$")
     with pytest.raises(RunFailed, match="its process was killed meanwhile"):
-        fault.end()
+        timeline.begin(fragmented(), Stage())
+
+
+def test_one_whose_process_the_kernel_kills_meanwhile_fails_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Then nothing is in pieces any more.
+    says(monkeypatch, 'echo "$1"; kill -9 $$', SAID)
+    begun = timeline.begin(fragmented(), Stage())
+    with pytest.raises(RunFailed, match="its process was killed meanwhile"):
+        begun.end()
+
+
+def test_one_whose_process_breaks_says_what_it_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    says(monkeypatch, "echo 'madvise: errno 22'; exit 1")
+    with pytest.raises(RunFailed, match="its process broke, it said: madvise: errno 22"):
+        timeline.begin(fragmented(), Stage())
 
 
 @pytest.mark.processes

@@ -8,6 +8,7 @@ import socket
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -29,6 +30,7 @@ from ingest_bench.faults.links.partition import partition
 from ingest_bench.faults.links.reset import reset
 from ingest_bench.faults.stage import Stage
 from ingest_bench.model.experiment import Fault
+from ingest_bench.model.load import LoadOptions
 from ingest_bench.model.network import Impairment, LinkName, Profile
 from ingest_bench.network import Links, link
 from ingest_bench.network.act import uml
@@ -245,6 +247,56 @@ def test_faults_may_overlap_and_leave_nothing(made: Link) -> None:
             assert "clsact" in filters(made)
         assert talk("hear", "old", 20_000, LONG_S) == "ok"
     assert filters(made) == ""
+
+
+# Sends the moment, again and again until its input ends, and at last nothing at all; says what it sent.
+SENT = """
+import select, socket, sys, time
+client = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+client.connect((sys.argv[1], 9))
+sent = []
+while not select.select([sys.stdin], [], [], 0.005)[0]:
+    sent.append(str(time.time_ns()))
+    client.send(sent[-1].encode())
+client.send(b"")
+print(*sent)
+"""
+# Says what was sent to it: the moment at which each datagram was, until one is empty.
+HEARD = """
+import socket, sys
+server = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
+server.bind((sys.argv[1], 9))
+print("ready", flush=True)
+heard = []
+while moment := server.recv(64):
+    heard.append(moment.decode())
+print(*heard)
+"""
+
+
+@pytest.mark.netns
+def test_a_partition_that_happens_again_and_again_is_a_link_that_flaps() -> None:
+    ms = 10**6
+    fault = Fault(kind="partition", at_ns=200 * ms, for_ns=200 * ms, every_ns=500 * ms, direction="to-server")
+    with link(catalog.profile("ethernet")) as made:
+        listening = made.server.command((sys.executable, "-c", HEARD, made.server_address))
+        sending = made.client.command((sys.executable, "-c", SENT, made.server_address))
+        stage, pipe = Stage(links=Links(by_name={LinkName((1,)): made})), subprocess.PIPE
+        with ready(listening) as server, subprocess.Popen(sending, stdin=pipe, stdout=pipe, text=True) as client:
+            began_ns = time.monotonic_ns()
+            with timeline.happening((fault,), stage, lambda: began_ns, LoadOptions(measure_ns=2 * 10**9)) as seen:
+                time.sleep(2)
+            sent = client.communicate("end\n", timeout=LONG_S)[0].split()
+            assert server.stdout is not None
+            heard = set(server.stdout.readline().split())
+        # A packet of each turn is lost, and only such as were sent while it lasted: the link is whole in between.
+        spans = [(record.started, record.ended) for record in seen.records]
+        assert 3 <= len(spans) <= 4
+        lost = [int(moment) for moment in sent if moment not in heard]
+        turns = [sum(1 for moment in lost if began <= moment <= ended) for began, ended in spans if ended]
+        assert all(turns)
+        assert sum(turns) == len(lost) < len(sent)
 
 
 @pytest.mark.netns

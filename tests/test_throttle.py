@@ -134,7 +134,7 @@ def test_a_disk_is_slow_in_a_way_that_is_given_and_only_the_runs_own() -> None:
     cell = Cell(name="c", levels={}, network=None, target=TargetOptions(), load=load, faults=(slow(iops=5),))
     checks.check(cell)
     assert checks.needs(cell) == NEEDS
-    with pytest.raises(SpecError, match=r'slow-disk: how slow\? Add rate = "80mbit" or iops = 100'):
+    with pytest.raises(SpecError, match=r'slow-disk: how slow\? Add rate = "80mbit", iops = 100 or delay'):
         checks.check(Cell(name="c", levels={}, network=None, target=TargetOptions(), load=load, faults=(slow(),)))
     earlier = TargetOptions(name="cassandra", earlier_documents=5)
     with pytest.raises(SpecError, match="slow-disk: documents of an earlier run"):
@@ -195,6 +195,11 @@ def throttle_of(share: Share) -> Throttle:
     return share.throttle
 
 
+def disk_of(share: Share) -> disk.Own:
+    assert share.disk is not None
+    return share.disk
+
+
 def took_s(share: Share, code: str, path: Path, before: Sequence[str] = ()) -> float:
     """How long it took a process of the node. It comes from a group of blkio that knows nothing of the rules."""
     argv = share.command((sys.executable, "-S", "-c", code, str(path)))
@@ -226,10 +231,10 @@ def test_what_a_node_writes_and_reads_waits_however_it_does_that(
     stage = stage_of(home, share)
     rules_of = throttle_of(share)
     wide, tight = timeline.begin(slow(rate_bps=400 * MB), stage), timeline.begin(slow(rate_bps=16 * MB), stage)
-    before = rules_of.moved()
+    before = disk_of(share).moved()
     # The 2 MB take 1 s; the kernel lets a burst of a tenth pass, and the journal is written besides.
     assert 0.75 < took_s(share, how, home / "file", elsewhere) < 3
-    assert rules_of.moved().since(before).written_bytes >= 2 * MB
+    assert disk_of(share).moved().since(before).written_bytes >= 2 * MB
     said = tight.end()
     assert said.startswith("node 1: wrote 2.")
     # What it may have done in the time that it lasted, which is that of the writing and little more.
@@ -253,13 +258,13 @@ def test_a_disk_of_few_operations_makes_each_sync_long(node: tuple[Path, Share])
     home, share = node
     stage = stage_of(home, share)
     took_s(share, SYNCS, home / "syncs")
-    before = throttle_of(share).moved()
+    before = disk_of(share).moved()
     fault = timeline.begin(slow(iops=40), stage)
     took = took_s(share, SYNCS, home / "syncs")
     # The data at 40 a second, and of version 1 the journal's two each time besides.
     if throttle_of(share).place.version == 1:
         assert took > 0.65
-        assert throttle_of(share).moved().since(before).writes <= 40 * (took + 0.2)
+        assert disk_of(share).moved().since(before).writes <= 40 * (took + 0.2)
     else:
         assert took > 0.2
     assert " writes and read " in fault.end()

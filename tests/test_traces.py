@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 import os
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,9 +21,9 @@ from ingest_bench.faults.links.layers import other_state
 from ingest_bench.faults.stage import Stage
 from ingest_bench.model.experiment import Cell, Fault
 from ingest_bench.model.load import LoadOptions
-from ingest_bench.model.network import LinkName, Profile
+from ingest_bench.model.network import Impairment, LinkName, Profile
 from ingest_bench.model.target import TargetOptions
-from ingest_bench.network import Links, link
+from ingest_bench.network import DIRECTIONS, Links, link
 
 MBIT = 10**6
 S = 10**9
@@ -63,8 +65,8 @@ def test_what_is_no_trace_is_refused(text: str, said: str) -> None:
         trace.parse(text, "x")
 
 
-def cell(file: Path, profile: Profile) -> Cell:
-    fault = Fault(kind="trace", at_ns=0, for_ns=S, trace=str(file))
+def cell(file: Path, profile: Profile, direction: Any = "both") -> Cell:
+    fault = Fault(kind="trace", at_ns=0, for_ns=S, trace=str(file), direction=direction)
     return Cell(name="c", levels={}, network=profile, target=TargetOptions(), load=LoadOptions(), faults=(fault,))
 
 
@@ -74,8 +76,14 @@ def test_a_link_without_a_rate_and_a_file_that_is_not_there_are_refused_before_a
         checks.check(cell(file, ethernet))
     file.write_text("0,1mbit\n")
     checks.check(cell(file, ethernet))
-    with pytest.raises(SpecError, match="has no rate that could change"):
+    with pytest.raises(SpecError, match="has no rate to-server and to-client that could change"):
         checks.check(cell(file, Profile(name="free")))
+    one_way = Profile(name="up", to_server=Impairment(rate_bps=MBIT))
+    with pytest.raises(SpecError, match="has no rate to-client that could change"):
+        checks.check(cell(file, one_way))
+    with pytest.raises(SpecError, match="has no rate to-client that could change"):
+        checks.check(cell(file, one_way, "to-client"))
+    checks.check(cell(file, one_way, "to-server"))
 
 
 def test_what_is_no_file_is_no_trace_and_nobody_waits_for_it(tmp_path: Path) -> None:
@@ -106,8 +114,37 @@ def test_a_link_has_the_rates_of_a_trace_beside_another_fault_and_at_last_its_ow
         assert made.profile == ethernet
 
 
+@pytest.mark.netns
+@pytest.mark.parametrize(("direction", "slow"), [("to-server", 0), ("to-client", 1)])
+def test_a_trace_of_one_direction_leaves_the_other_as_it_is(tmp_path: Path, direction: Any, slow: int) -> None:
+    file = tmp_path / "trace"
+    file.write_text("0,20mbit\n")
+    ethernet = catalog.profile("ethernet")
+    fault = Fault(kind="trace", at_ns=0, for_ns=1, trace=str(file), direction=direction)
+    states = checks.states(cell(file, ethernet, direction))[LinkName((1,))]
+    with link(ethernet, later=tuple(states)) as made:
+
+        def rates() -> list[int]:
+            """Of each end, as the kernel has them."""
+            shown = [end.namespace.run(("tc", "-j", "qdisc", "show", "dev", end.device)) for end in made.ends]
+            return [queue["options"]["rate"] * 8 for text in shown for queue in json.loads(text)]
+
+        own = rates()
+        assert len(own) == 2
+        begun = timeline.begin(fault, Stage(links=Links(by_name={LinkName((1,)): made})))
+        until = time.monotonic() + 60
+        while made.profile == ethernet:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        expected = list(own)
+        expected[slow] = 20 * MBIT
+        assert rates() == expected
+        begun.end()
+        assert rates() == own
+
+
 def test_a_change_that_fails_is_the_faults_error() -> None:
-    replay = trace.Replay((trace.Step(0, MBIT),), S)
+    replay = trace.Replay((trace.Step(0, MBIT),), S, DIRECTIONS)
 
     def fail() -> None:
         raise RunFailed("no")

@@ -18,10 +18,11 @@
 | `memory` | the kernel takes from a node what it can give back | it may have as much as before |
 | `fragmented-memory` | free memory of the machine is in single pages | the kernel may join them again |
 | `full-disk` | the file system of a node has no block left | it has what it had |
-| `slow-disk` | a node's disk reads and writes no more than so much a second | what waits goes on |
+| `slow-disk` | a node's disk reads and writes no more than so much a second, or each is late | what waits goes on |
 | `slow-fsync` | each sync of a file waits | it does not, and those that wait go on |
 | `slow-bodies`, … (`clients`) | more clients misbehave beside the load | they are gone |
 | `exhausted-ports` | the clients have no local port for a new connection | they have all |
+| `dns-failure` | the clients cannot look up the server for a new connection | they can |
 
 Faults may overlap: a link or a node has the state of all that last. What several do alike begins with the first one
 and ends with the last one. Faults of a link live in its namespaces, and those of a node in its process: they go with
@@ -32,6 +33,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ingest_bench.faults.clients.dns_failure import DNS_FAILURE
 from ingest_bench.faults.clients.exhausted_ports import EXHAUSTED_PORTS
 from ingest_bench.faults.clients.misbehaving import CLIENTS
 from ingest_bench.faults.hosts.cpu import CPU
@@ -81,4 +83,5 @@ FAULTS: Mapping[str, FaultKind] = {
     "slow-fsync": SLOW_FSYNC,
     **CLIENTS,
     "exhausted-ports": EXHAUSTED_PORTS,
+    "dns-failure": DNS_FAILURE,
 }

@@ -8,7 +8,7 @@ from random import Random
 
 from ingest_bench.errors import SpecError
 from ingest_bench.faults import FAULTS
-from ingest_bench.faults.each import concerns
+from ingest_bench.faults.each import concerns, directions
 from ingest_bench.host.shares import Need
 from ingest_bench.model.experiment import Cell, Fault
 from ingest_bench.model.network import LinkName, Profile
@@ -28,6 +28,7 @@ _KEYS = {
     "room_bytes": "room",
     "share_ppm": "share",
     "connections": "connections",
+    "resolver": "resolver",
 }
 # A fault begins by some commands or signals, of some milliseconds each.
 _SHORTEST_GAP_NS = 10 * 10**6
@@ -54,8 +55,10 @@ def check(cell: Cell) -> None:
 
 
 def check_protocol(cell: Cell, protocol: str) -> None:
-    """SpecError for clients that misbehave in HTTP where the server does not speak it."""
+    """SpecError for a fault of clients that those of this protocol cannot have."""
     for fault in cell.faults:
+        if FAULTS[fault.kind].needs_names and protocol == "kafka":
+            raise SpecError(f"fault {fault.kind}: the library that speaks to Kafka looks its brokers up by itself")
         if FAULTS[fault.kind].needs_http and protocol not in _OF_HTTP:
             raise SpecError(f"fault {fault.kind}: it is one of HTTP, and {cell.target.name} takes {protocol}")
 
@@ -95,8 +98,12 @@ def restarts(cell: Cell, node: int) -> int:
 
 def needs(cell: Cell) -> frozenset[Need]:
     """What a node has to have of the machine for itself for the faults of that cell."""
-    kinds = (FAULTS[fault.kind] for fault in cell.faults if FAULTS[fault.kind].needs_share(fault))
-    return frozenset[Need]().union(*(kind.needs for kind in kinds))
+    return frozenset[Need]().union(*(FAULTS[fault.kind].needs(fault) for fault in cell.faults))
+
+
+def needs_names(cell: Cell) -> bool:
+    """Whether the load looks up its server by name, for each new connection."""
+    return any(FAULTS[fault.kind].needs_names for fault in cell.faults)
 
 
 def states(cell: Cell) -> dict[LinkName, tuple[Profile, ...]]:
@@ -113,7 +120,7 @@ def _changed(profile: Profile, name: LinkName, faults: tuple[Fault, ...]) -> Ite
     for fault in faults:
         changed = FAULTS[fault.kind].changed
         if changed is not None and concerns(fault, name):
-            yield changed(profile, fault)
+            yield changed(profile, fault, directions(fault, name))
 
 
 def _of_time(cell: Cell, fault: Fault) -> Iterator[str]:

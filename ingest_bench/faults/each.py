@@ -8,11 +8,11 @@ from contextlib import AbstractContextManager, ExitStack
 
 from ingest_bench import network
 from ingest_bench.errors import RunFailed, SpecError
-from ingest_bench.faults.kind import Begun
+from ingest_bench.faults.kind import Begun, Change
 from ingest_bench.faults.links.layers import other_state
 from ingest_bench.faults.stage import Act, Node, Stage
 from ingest_bench.model.experiment import Fault
-from ingest_bench.model.network import LinkName, Profile
+from ingest_bench.model.network import LinkName
 from ingest_bench.network import Direction, Link
 
 End = Callable[[], str]
@@ -50,9 +50,9 @@ def on_links(
         return _ending(stack.pop_all())
 
 
-def in_other_state(fault: Fault, stage: Stage, changed: Callable[[Profile, Fault], Profile]) -> Begun:
+def in_other_state(fault: Fault, stage: Stage, changed: Change) -> Begun:
     """Each of its links in the state that it makes of the one that the link has without it."""
-    return on_links(fault, stage, lambda link, _: other_state(link, lambda profile: changed(profile, fault)))
+    return on_links(fault, stage, lambda link, ways: other_state(link, lambda profile: changed(profile, fault, ways)))
 
 
 def nodes(fault: Fault, stage: Stage) -> tuple[Node, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,6 +10,9 @@ from ingest_bench.faults.stage import Stage
 from ingest_bench.host.shares import Need
 from ingest_bench.model.experiment import Cell, Fault
 from ingest_bench.model.network import Profile
+from ingest_bench.network import Direction
+
+Change = Callable[[Profile, Fault, Sequence[Direction]], Profile]
 
 
 def _nothing() -> str:
@@ -35,15 +38,17 @@ class FaultKind:
     """Whether it has a length (`for`); one without is over when it has happened."""
     takes: frozenset[str] = frozenset()
     """The keys that it takes of those that not every fault takes: `checks` has them all."""
-    needs: frozenset[Need] = frozenset()
-    """What each node has of the machine for itself, so that the fault can take it."""
-    needs_share: Callable[[Fault], bool] = lambda _fault: True
-    """Whether this one is such that it needs them."""
+    needs: Callable[[Fault], frozenset[Need]] = lambda _fault: frozenset()
+    """What each node has of the machine for itself, so that this fault can take it."""
     needs_http: bool = False
     """Whether only a server that speaks HTTP can have it."""
+    needs_names: bool = False
+    """Whether the load has to look up its server by name for it, for each new connection."""
+    begins_slowly: bool = False
+    """Whether its beginning may take seconds: others go on meanwhile, and its length counts from when it has begun."""
     is_slow: bool = False
     """Whether its end may take seconds: others go on meanwhile. One without a length always may."""
     complaint: Callable[[Cell, Fault], str] = lambda _cell, _fault: ""
     """Why it cannot happen in such a cell; empty: it can."""
-    changed: Callable[[Profile, Fault], Profile] | None = None
-    """The state of a link of that profile under it; None: the link stays in its state."""
+    changed: Change | None = None
+    """The state of a link of that profile under it, in those directions; None: the link stays in its state."""

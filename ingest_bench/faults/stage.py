@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+from ingest_bench.faults.clients.names import Names
 from ingest_bench.host.shares import Share
 from ingest_bench.model.target import Endpoint
 from ingest_bench.network import Links
@@ -113,5 +114,9 @@ class Stage:
 
     links: Links | None = None
     nodes: tuple[Node, ...] = ()
+    names: Names | None = None
+    """The names of the nodes, where faults need that."""
     flush: Act | None = None
     """Returns when the nodes have written to files what they have in memory."""
+    over: threading.Event = field(default_factory=threading.Event)
+    """Set when the load is over: what has not begun by then gives up."""

@@ -29,7 +29,8 @@ def happening(
 
     `measure_start_ns` says when the measurement of that load begins (CLOCK_MONOTONIC), None as long as nobody knows.
     The load's seed decides the moments of those that come at random. One without a length may take long: others go on
-    meanwhile, and its own next turns are left out.
+    meanwhile, and its own next turns are left out. One that fails has no more turns, and the others keep their moments:
+    RunFailed at the end of the block tells every failure.
     """
     measure_ns = load.measure_ns if load.measure_documents is None else None
     happened = Following(faults, stage, measure_start_ns, measure_ns, load.seed)
@@ -43,15 +44,18 @@ def happening(
     finally:
         happened.over.set()
         thread.join()
-    if happened.error is not None:
-        error = happened.error
-        said = str(error) if isinstance(error, (IngestBenchError, OSError)) else f"{type(error).__name__}: {error}"
-        raise RunFailed(f"fault: {said}")
+    said = [_told(error) for error in happened.errors]
     if measure_ns is not None and (never := [fault.kind for fault in happened.never()]):
-        raise RunFailed(
-            f"fault: {' and '.join(never)} had not begun when the load ended: another fault took too long before, "
+        said.append(
+            f"{' and '.join(never)} had not begun when the load ended: another fault took too long before, "
             "or the machine is too slow. Give them other moments, or measure longer"
         )
+    if said:
+        raise RunFailed("\n".join(f"fault: {words}" for words in said))
+
+
+def _told(error: Exception) -> str:
+    return str(error) if isinstance(error, (IngestBenchError, OSError)) else f"{type(error).__name__}: {error}"
 
 
 class Following:
@@ -65,8 +69,9 @@ class Following:
         measure_ns: int | None = None,
         seed: int = 1,
     ) -> None:
-        self.over = threading.Event()
-        self.error: Exception | None = None
+        self.over = stage.over
+        self.errors: list[Exception] = []
+        """Of each fault that failed, in the order in which they did."""
         self.records: list[Happened] = []
         self._stage = stage
         self._measure_start_ns = measure_start_ns
@@ -79,11 +84,13 @@ class Following:
         self._ends: dict[int, tuple[Begun, int]] = {}
         self._busy: dict[int, threading.Thread] = {}
         self._began: set[int] = set()
+        self._failed: set[int] = set()
+        self._lock = threading.Lock()
 
     def follow(self) -> None:
         """Let each fault begin and end at its moment."""
         try:
-            while self._moments and self.error is None:
+            while self._moments:
                 at_ns, begins, number = heapq.heappop(self._moments)
                 if (late_ns := self._wait_until(at_ns)) is None:
                     return
@@ -91,7 +98,7 @@ class Following:
                 if not begins:
                     self._end(number)
                     continue
-                if self._is_too_late(fault, at_ns + late_ns):
+                if number in self._failed or self._is_too_late(fault, at_ns + late_ns):
                     continue
                 if number not in self._busy or not self._busy[number].is_alive():
                     self._begin(number, fault)
@@ -102,8 +109,8 @@ class Following:
                 again_ns = next((turn for turn in self._turns[number] if turn > end_ns), None)
                 if again_ns is not None:
                     heapq.heappush(self._moments, (again_ns, 1, number))
-        except Exception as error:  # noqa: BLE001 - it ends the run: nobody would see it in this thread
-            self.error = error
+        except Exception as error:  # noqa: BLE001 - nobody would see it in this thread
+            self.errors.append(error)
         finally:
             for number in list(self._ends):
                 self._end(number)
@@ -129,22 +136,40 @@ class Following:
         return None if self.over.wait(max(0, -late_ns) / 1e9) else max(0, late_ns)
 
     def _begin(self, number: int, fault: Fault) -> None:
-        kind = FAULTS[fault.kind]
         self._began.add(number)
-        self.records.append(
-            Happened(
-                kind=fault.kind,
-                started=time.time_ns(),
-                direction=fault.direction if "direction" in kind.takes else "",
-                link=fault.link if kind.hits == "link" else "",
-                node=fault.node,
-            )
-        )
-        place = len(self.records) - 1
-        if fault.for_ns:
-            self._ends[number] = (begin(fault, self._stage), place)
+        if not fault.for_ns or FAULTS[fault.kind].begins_slowly:
+            self._meanwhile(number, lambda: self._happen(fault))
         else:
-            self._meanwhile(number, lambda: self._over(begin(fault, self._stage), place))
+            self._try(number, lambda: self._keep(number, fault))
+
+    def _keep(self, number: int, fault: Fault) -> None:
+        """It has begun, and ends when its moment comes."""
+        started = time.time_ns()
+        begun = begin(fault, self._stage)
+        self._ends[number] = (begun, self._noted(fault, started))
+
+    def _happen(self, fault: Fault) -> None:
+        """All of it, from its beginning to its end. What begins slowly lasts from when it has begun."""
+        started = time.time_ns()
+        begun = begin(fault, self._stage)
+        place = self._noted(fault, time.time_ns() if fault.for_ns else started)
+        if fault.for_ns:
+            self.over.wait(fault.for_ns / 1e9)
+        self._over(begun, place)
+
+    def _noted(self, fault: Fault, started: int) -> int:
+        """The place of its record: one that could not begin has none."""
+        kind = FAULTS[fault.kind]
+        record = Happened(
+            kind=fault.kind,
+            started=started,
+            direction=fault.direction if "direction" in kind.takes else "",
+            link=fault.link if kind.hits == "link" else "",
+            node=fault.node,
+        )
+        with self._lock:
+            self.records.append(record)
+            return len(self.records) - 1
 
     def _end(self, number: int) -> None:
         if number not in self._ends:
@@ -153,11 +178,12 @@ class Following:
         if FAULTS[self._faults[number].kind].is_slow:
             self._meanwhile(number, lambda: self._over(begun, place))
         else:
-            self._try(lambda: self._over(begun, place))
+            self._try(number, lambda: self._over(begun, place))
 
     def _meanwhile(self, number: int, act: Callable[[], None]) -> None:
         """What may take long: what is due meanwhile, such as the end of a pause, must not wait for it."""
-        thread = threading.Thread(target=self._try, args=(act,), name=self._faults[number].kind, daemon=True)
+        name = self._faults[number].kind
+        thread = threading.Thread(target=self._try, args=(number, act), name=name, daemon=True)
         self._busy[number] = thread
         thread.start()
 
@@ -167,12 +193,13 @@ class Following:
         words = "; ".join(filter(None, (begun.seen, seen)))
         self.records[place] = dataclasses.replace(self.records[place], ended=time.time_ns(), seen=words)
 
-    def _try(self, act: Callable[[], None]) -> None:
-        """An error ends the run, and the other faults have to end all the same."""
+    def _try(self, number: int, act: Callable[[], None]) -> None:
+        """An error fails the run in the end; until then the other faults begin and end as ever."""
         try:
             act()
         except Exception as error:  # noqa: BLE001 - nobody would see it in this thread
-            self.error = self.error or error
+            self._failed.add(number)
+            self.errors.append(error)
 
 
 def begin(fault: Fault, stage: Stage) -> Begun:

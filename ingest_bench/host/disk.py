@@ -13,11 +13,13 @@ import secrets
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 from ingest_bench import system
 from ingest_bench.errors import MissingCapability, RunFailed
+from ingest_bench.host import latency
+from ingest_bench.host.latency import Latency
 from ingest_bench.ledger import Action, Session, Step, Undo, session
 from ingest_bench.model.capability import Capability
 from ingest_bench.trials import Trial, tried
@@ -32,7 +34,24 @@ _LONGEST_S = 30 * 24 * 3600
 _LOOK_S = 0.02
 # No blocks for root alone, few inodes, and none of them written before it is used: the file stays sparse.
 _MAKE = ("mkfs.ext4", "-q", "-F", "-m0", "-i", "65536", "-J", "size=64", "-E", "lazy_itable_init=1,nodiscard")
-_MOUNT = ("mount", "-t", "ext4", "-o", "loop,noinit_itable,nodev,nosuid")
+_OPTIONS = "noinit_itable,nodev,nosuid"
+_SECTOR_BYTES = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """What a device has read and written, and how long that took (Documentation/admin-guide/iostats.rst)."""
+
+    reads: int
+    read_bytes: int
+    read_ms: int
+    writes: int
+    written_bytes: int
+    write_ms: int
+
+    def since(self, before: Moved) -> Moved:
+        """What was added to it."""
+        return Moved(*(now - then for now, then in zip(astuple(self), astuple(before), strict=True)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +62,21 @@ class Own:
     """Its loop device, as the kernel writes it: "7:0"."""
     session: Session
     """What is changed of the device is put back by it, before the mount is."""
+    latency: Latency | None = None
+    """What lets its reads and writes wait, where that was asked for."""
+
+    def moved(self) -> Moved:
+        """What its device has read and written until now."""
+        counts = [*map(int, Path(f"/sys/dev/block/{self.device}/stat").read_text(encoding="ascii").split())]
+        reads, _, read, read_ms, writes, _, written, write_ms, *_ = counts
+        return Moved(reads, read * _SECTOR_BYTES, read_ms, writes, written * _SECTOR_BYTES, write_ms)
 
 
 @contextmanager
-def own(home: Path) -> Iterator[Own]:
+def own(home: Path, *, may_wait: bool = False) -> Iterator[Own]:
     """The folder, which is empty, is a file system of its own for the block's time.
 
-    RunFailed when the disk below it has no room for the smallest.
+    `may_wait`: its reads and writes can be made to wait. RunFailed when the disk below it has no room for the smallest.
     """
     require()
     home = home.resolve()
@@ -62,12 +89,13 @@ def own(home: Path) -> Iterator[Own]:
         image = home / _IMAGE
         key = f"disk-{hashlib.sha256(str(home).encode()).hexdigest()[:16]}"
         with session(key, f"file system of {home}", time_limit_s=_LONGEST_S) as opened:
-            opened.change((_making(image, size_bytes), _mounting(image, home)))
+            late = Latency(latency.name_for(home)) if may_wait else None
+            opened.change((_making(image, size_bytes), *_mounting(image, home, late)))
             os.unlink(_IMAGE, dir_fd=below)
             # The server's programs would take it for one of theirs.
             (home / "lost+found").rmdir()
             number = home.stat().st_dev
-            yield Own(f"{os.major(number)}:{os.minor(number)}", opened)
+            yield Own(f"{os.major(number)}:{os.minor(number)}", opened, late)
     finally:
         os.close(below)
 
@@ -80,7 +108,7 @@ def _making(image: Path, size_bytes: int) -> Step:
     )
 
 
-def _mounting(image: Path, home: Path) -> Step:
+def _mounting(image: Path, home: Path, late: Latency | None) -> tuple[Step, ...]:
     undo = Undo(
         # Lazy: what still runs there, such as a server that is dying, keeps nobody waiting.
         action=Action(argv=("umount", "--lazy", str(home))),
@@ -88,7 +116,12 @@ def _mounting(image: Path, home: Path) -> Step:
         shows="/",
         gone=("exit 1, it said: nothing",),
     )
-    return Step(name=f"mount {home}", do=Action(argv=(*_MOUNT, str(image), str(home))), undo=(undo,))
+    name = f"mount {home}"
+    if late is not None:
+        mount = Step(name=name, do=latency.mounting(late.name, home, _OPTIONS), undo=(undo,))
+        return latency.making(image, late.name), mount
+    do = Action(argv=("mount", "-t", "ext4", "-o", f"loop,{_OPTIONS}", str(image), str(home)))
+    return (Step(name=name, do=do, undo=(undo,)),)
 
 
 def require() -> None:

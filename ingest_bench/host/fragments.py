@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import json
 import mmap
-import select
 import sys
 import time
 from pathlib import Path
@@ -50,9 +49,6 @@ def main(share_ppm: int, leave_bytes: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     pieces = []
     while taken_bytes < most_bytes and available_bytes() - _STEP_BYTES > leave_bytes:
-        if select.select([sys.stdin], [], [], 0)[0]:
-            # Its time is over before all was touched.
-            return
         piece = mmap.mmap(-1, _STEP_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         piece.madvise(mmap.MADV_NOHUGEPAGE)
         start = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(piece)))

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ingest_bench.host import cgroups, disk, throttle
+from ingest_bench.host import cgroups, disk, latency, throttle
 from ingest_bench.host.cgroups import Group
-from ingest_bench.host.disk import Filler
+from ingest_bench.host.disk import Filler, Own
 from ingest_bench.host.syncs import Syncs, syncs
 from ingest_bench.host.syncs import require as require_syncs
 from ingest_bench.host.throttle import Throttle
 
-Need = Literal["cpu", "memory", "disk", "throttle", "syncs"]
-"""What is throttled is a `disk`."""
+Need = Literal["cpu", "memory", "disk", "throttle", "latency", "syncs"]
+"""What is throttled, or late, is a `disk`."""
 
 
 @dataclass(slots=True)
@@ -25,6 +25,7 @@ class Share:
 
     group: Group | None = None
     syncs: Syncs | None = None
+    disk: Own | None = None
     throttle: Throttle | None = None
     filler: Filler | None = None
     """What fills its file system, while a fault does."""
@@ -43,6 +44,8 @@ def require(needs: Set[Need]) -> None:
         disk.require()
     if "throttle" in needs:
         throttle.require()
+    if "latency" in needs:
+        latency.require()
     if "syncs" in needs:
         require_syncs()
 
@@ -61,9 +64,9 @@ def shares(needs: Set[Need], homes: Sequence[Path]) -> Iterator[tuple[Share, ...
                 share.group = group
         for share, home in zip(made, homes, strict=True):
             if "disk" in needs:
-                own = stack.enter_context(disk.own(home))
+                share.disk = stack.enter_context(disk.own(home, may_wait="latency" in needs))
                 if "throttle" in needs:
-                    share.throttle = throttle.made(own, share.group)
+                    share.throttle = throttle.made(share.disk, share.group)
             if "syncs" in needs:
                 share.syncs = stack.enter_context(syncs(home))
         yield made

@@ -37,26 +37,6 @@ _FILES: Mapping[Rule, tuple[str, str]] = {
 }
 _KEYS: Mapping[Rule, tuple[str, str]] = {"bytes": ("rbps", "wbps"), "operations": ("riops", "wiops")}
 _WRITE = 'echo "$1" > "$2"'
-_SECTOR_BYTES = 512
-
-
-@dataclass(frozen=True, slots=True)
-class Moved:
-    """What a device has read and written (Documentation/admin-guide/iostats.rst)."""
-
-    reads: int
-    read_bytes: int
-    writes: int
-    written_bytes: int
-
-    def since(self, before: Moved) -> Moved:
-        """What was added to it."""
-        return Moved(
-            self.reads - before.reads,
-            self.read_bytes - before.read_bytes,
-            self.writes - before.writes,
-            self.written_bytes - before.written_bytes,
-        )
 
 
 @dataclass(slots=True)
@@ -92,11 +72,6 @@ class Throttle:
                     self.lasting[rule].remove(most)
                 raise
         return end
-
-    def moved(self) -> Moved:
-        """What its device has read and written until now."""
-        counts = [*map(int, Path(f"/sys/dev/block/{self.device}/stat").read_text(encoding="ascii").split())]
-        return Moved(counts[0], counts[2] * _SECTOR_BYTES, counts[4], counts[6] * _SECTOR_BYTES)
 
     def _write(self) -> None:
         most = {rule: min(lasting, default=None) for rule, lasting in self.lasting.items()}

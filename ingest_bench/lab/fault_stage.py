@@ -29,6 +29,7 @@ def hit_by_faults(server: RunningServer, folder: RunFolder, indices: Sequence[st
     homes = [node.home for node in folder.nodes(len(server.processes))]
     return Stage(
         links=server.links,
+        names=server.names,
         nodes=tuple(
             Node(number=number, process=one, home=home, jcmd=jcmd, boot_limit_s=limit_s, share=share)
             for number, (one, home, share) in enumerate(zip(server.processes, homes, server.shares, strict=True), 1)

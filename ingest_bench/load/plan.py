@@ -43,6 +43,8 @@ class LoadPlan:
     """More headers for each request."""
     tls: Tls | None = None
     """None: plain HTTP."""
+    resolver: Endpoint | None = None
+    """The name server that each new connection asks for the address; None: it is looked up once."""
     others: tuple[Place, ...] = ()
     """More addresses of the same cluster. Connections go to all of them in turn."""
     credentials: bool = False
@@ -129,7 +131,8 @@ class LoadPlan:
     @property
     def places(self) -> tuple[Place, ...]:
         """Every address of the server."""
-        return Place(endpoint=self.address, host_header=self.host_header, tls=self.tls), *self.others
+        first = Place(endpoint=self.address, host_header=self.host_header, tls=self.tls, resolver=self.resolver)
+        return first, *self.others
 
     def source(self) -> Source:
         """The bodies of this worker."""

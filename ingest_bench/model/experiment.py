@@ -55,6 +55,7 @@ class Fault:
         "half-open",
         "syn-flood",
         "exhausted-ports",
+        "dns-failure",
     ]
     """What happens, a key of `faults.FAULTS`."""
     name: Name | None = None
@@ -80,7 +81,7 @@ class Fault:
     iops: Annotated[int, Between(2, 10**6, "io.max takes no 1; a loop device does no more")] | None = None
     """How many reads, and how many writes, a slow disk does a second."""
     delay_ns: Delay | None = None
-    """The same; of a slow fsync, how long each one waits."""
+    """The same; of a slow disk how long each read and write waits, of a slow fsync each sync."""
     mtu_bytes: Annotated[int, Between(68, 9216, "IPv4 needs 68 (RFC 791); larger ones are rare")] | None = None
     """The largest IP packet that passes an MTU black hole."""
     icmp: Literal["eaten", "sent"] = "eaten"
@@ -97,6 +98,8 @@ class Fault:
     """What a node may have beside the memory that it cannot give back."""
     connections: Annotated[int, Between(1, 10_000, "a server has room for more, our client has not")] | None = None
     """How many at a time, of clients that misbehave."""
+    resolver: Literal["servfail", "silent"] = "servfail"
+    """What a name server does in place of an answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -147,6 +147,8 @@ class Place:
     tls: Tls | None = None
     credentials: bool = False
     """Whether requests carry the credentials that the environment of whoever sends them holds."""
+    resolver: Endpoint | None = None
+    """The name server that each new connection of a load asks for the host; None: it is looked up once."""
     others: tuple[Place, ...] = ()
     """More addresses of the same cluster: a load uses all, questions go to this one."""
 

@@ -11,12 +11,14 @@ import errno
 import os
 from typing import TYPE_CHECKING, Any
 
-from gevent import getcurrent
+from gevent import Greenlet, getcurrent
 from gevent.hub import Waiter, get_hub
 
+from ingest_bench.protocols.lookups import looked_up
 from ingest_bench.protocols.verdict import ConnectionBrokenError
 
 if TYPE_CHECKING:
+    from ingest_bench.model.target import Endpoint
     from ingest_bench.protocols.way import Way
 
 READ, WRITE = 1, 2  # libev's EV_READ and EV_WRITE, as `hub.loop.io` takes them
@@ -32,6 +34,7 @@ class Channel:
         """Where the socket leads, or the next one will."""
         self._hub = get_hub()
         self._sock: _socket.socket | None = None
+        self._looking: Greenlet | None = None
         self._expired = ""
         self.deadline_ns = 0
         """CLOCK_MONOTONIC; 0: nothing is being waited for."""
@@ -41,6 +44,8 @@ class Channel:
     def expire(self, outcome: str) -> None:
         """Ends what the connection waits for, from another greenlet; its request fails with that outcome."""
         self._expired = outcome
+        if self._looking is not None:
+            self._looking.kill(block=False)
         if self._sock is not None:
             try:
                 self._sock.shutdown(_socket.SHUT_RDWR)
@@ -64,8 +69,9 @@ class Channel:
         """An open connection; ConnectionBrokenError when nobody at that address takes it."""
         self._expired = ""
         failed = 0
-        *_, last = self.address.sockets
-        for family, there in self.address.sockets:
+        sockets = self.address.sockets if self.address.resolver is None else self._looked_up(self.address.resolver)
+        *_, last = sockets
+        for family, there in sockets:
             try:
                 sock = self._opened(family)
             except OSError as error:
@@ -86,6 +92,19 @@ class Channel:
                 break
             self._drop()
         raise self._broken(f"connect to {self.address.name}: {os.strerror(failed)}")
+
+    def _looked_up(self, resolver: Endpoint) -> tuple[tuple[int, Any], ...]:
+        """Where the address is; ConnectionBrokenError when its name server does not say it."""
+        asked = self.address
+        self._looking = Greenlet.spawn(looked_up, asked.endpoint, resolver)
+        try:
+            found = self._looking.get()
+        finally:
+            self._looking = None
+        if isinstance(found, tuple) and not self._expired:
+            return found
+        self.address = self._way.next_address()
+        raise self._broken(f"look up {asked.endpoint.host}: {found}")
 
     def _opened(self, family: int) -> _socket.socket:
         sock = _socket.socket(family, _socket.SOCK_STREAM | _socket.SOCK_NONBLOCK | _socket.SOCK_CLOEXEC, 0)

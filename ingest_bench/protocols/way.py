@@ -15,7 +15,7 @@ from ingest_bench.inputs import credentials
 from ingest_bench.protocols.deadlines import Deadlines
 
 if TYPE_CHECKING:
-    from ingest_bench.model.target import Place, Tls
+    from ingest_bench.model.target import Endpoint, Place, Tls
 
 
 class Traffic:
@@ -46,7 +46,11 @@ class Address:
     tls: Verifying | None
     """None: plain TCP."""
     sockets: tuple[tuple[int, Any], ...]
-    """Family and address of all that the host stands for. They are tried in turn."""
+    """Family and address of all that the host stands for. They are tried in turn. Empty: they are looked up."""
+    endpoint: Endpoint
+    """Host and port as they are looked up."""
+    resolver: Endpoint | None = None
+    """The name server that is asked for the host, anew for each connection; None: it was asked once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -74,14 +78,18 @@ class Way:
         sockets = tuple(one for address in self.addresses for one in address.sockets)
         name = ", ".join(address.name for address in self.addresses)
         return Address(
-            index=-1 if len(self.addresses) > 1 else 0, name=name, tls=self.addresses[0].tls, sockets=sockets
+            index=-1 if len(self.addresses) > 1 else 0,
+            name=name,
+            tls=self.addresses[0].tls,
+            sockets=sockets,
+            endpoint=self.addresses[0].endpoint,
         )
 
 
 def way_to(
     *places: Place, headers: Mapping[str, str] | None = None, traffic: Traffic | None = None, first: int = 0
 ) -> Way:
-    """The way to a server with these addresses. Names are looked up now, and never again.
+    """The way to a server with these addresses. Names are looked up now, and never again, unless a place says where.
 
     `first` is where the first connection goes: workers that begin with different ones spread over all from the start.
     """
@@ -96,14 +104,18 @@ def way_to(
 def _address(index: int, place: Place) -> Address:
     host, port = place.endpoint.host, place.endpoint.port
     name = place.host_header or str(place.endpoint)
+    verifying = None if place.tls is None else Verifying(place.tls.name, _context(place.tls))
+    if place.resolver is not None:
+        return Address(
+            index=index, name=name, tls=verifying, sockets=(), endpoint=place.endpoint, resolver=place.resolver
+        )
     try:
         # Under Locust this is gevent's own, which does not hold up the loop.
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as error:
         raise RunFailed(f"{name}: there is no host of this name ({error.strerror}). Is it written right?") from None
     sockets = dict.fromkeys((int(family), address) for family, *_, address in found)
-    verifying = None if place.tls is None else Verifying(place.tls.name, _context(place.tls))
-    return Address(index=index, name=name, tls=verifying, sockets=tuple(sockets))
+    return Address(index=index, name=name, tls=verifying, sockets=tuple(sockets), endpoint=place.endpoint)
 
 
 @functools.cache

@@ -17,6 +17,7 @@ the kernel answers a SYN-ACK that is for no socket by a reset, and the server is
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
 
 from ingest_bench import system
 from ingest_bench.errors import RunFailed
@@ -43,9 +44,13 @@ def _begin(fault: Fault, stage: Stage) -> Begun:
     children = [(node, link, _start(fault, node, link)) for node, link in zip(nodes, links, strict=True)]
 
     def end() -> str:
-        # What the servers hold, before the clients let go.
-        held = [_held(fault.kind, node, link) for node, link, _ in children]
-        said = [_ended(fault.kind, child) for _, _, child in children]
+        with ExitStack() as stack:
+            # All are gone, whatever one says.
+            for *_, child in children:
+                stack.enter_context(child)
+            # What the servers hold, before the clients let go.
+            held = [_held(fault.kind, node, link) for node, link, _ in children]
+            said = [_ended(fault.kind, child) for _, _, child in children]
         return "; ".join(
             f"{node.name}: {words}{more}" for (node, *_), words, more in zip(children, said, held, strict=True)
         )
@@ -76,11 +81,10 @@ def _held(kind: str, node: Node, link: Link) -> str:
 
 def _ended(kind: str, child: system.Child) -> str:
     """What they saw. RunFailed when not one of them had a connection."""
-    with child:
-        try:
-            seen = json.loads(child.rest(_END_LIMIT_S))
-        except ValueError:
-            raise RunFailed(f"{child.name} broke, they said: {child.said()}") from None
+    try:
+        seen = json.loads(child.rest(_END_LIMIT_S))
+    except ValueError:
+        raise RunFailed(f"{child.name} broke, they said: {child.said()}") from None
     if not seen["opened"]:
         raise RunFailed(f"{kind}: none of its clients had a connection, {seen['refused']} were refused")
     told = [f"{seen['opened']} connections"]

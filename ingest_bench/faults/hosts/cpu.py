@@ -114,6 +114,5 @@ CPU = FaultKind(
     lasts=True,
     takes=frozenset({"cores", "neighbours"}),
     complaint=_complaint,
-    needs=frozenset({"cpu"}),
-    needs_share=lambda fault: fault.cores is not None,
+    needs=lambda fault: frozenset({"cpu"} if fault.cores is not None else ()),
 )

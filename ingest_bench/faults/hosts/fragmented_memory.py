@@ -1,11 +1,13 @@
 """`fragmented-memory`: much of the machine's free memory is in pieces of one page: a huge page needs compaction.
 
-It takes as long as its memory takes to be touched: what is seen says how long. It is a fault of the whole machine.
+It has begun once the memory is in pieces, which takes as long as to touch it, and what is seen says how long that took.
+It is a fault of the whole machine.
 """
 
 from __future__ import annotations
 
 import json
+import select
 import signal
 import subprocess
 
@@ -21,38 +23,52 @@ SHARE_PPM = 500_000
 LEFT_BYTES = 2 << 30
 # The kernel takes some gigabytes back.
 _END_LIMIT_S = 30.0
+_LOOK_S = 0.05
 
 
 def _begin(fault: Fault, stage: Stage) -> Begun:
-    del stage
     share_ppm = SHARE_PPM if fault.share_ppm is None else fault.share_ppm
-    # It dies with the thread of the faults, which outlives every fault.
+    # It dies with the thread that begins this fault, which ends it too.
     child = system.start(
         system.script(fragments.__file__, str(share_ppm), str(LEFT_BYTES)),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
-    return Begun("", lambda: _ended(child))
-
-
-def _ended(child: subprocess.Popen[bytes]) -> str:
     try:
-        said, _ = child.communicate(timeout=_END_LIMIT_S)
-        seen = json.loads(said)
-    except (subprocess.TimeoutExpired, ValueError):
-        seen = None
-    if child.returncode == -signal.SIGKILL:
-        raise RunFailed(
-            "fragmented-memory: its process was killed meanwhile, as the first one where memory runs out; take a "
-            "smaller share"
-        )
-    if seen is None:
+        told = _in_pieces(_said(child, stage))
+    except BaseException:
         child.kill()
-        said, _ = child.communicate()
-        why = "it was over before the memory was touched; let it last longer, or take a smaller share"
-        if words := said.decode(errors="replace")[-500:]:
-            why = f"its process broke, it said: {words}"
-        raise RunFailed(f"fragmented-memory: {why}")
+        child.communicate()
+        raise
+    return Begun(told, lambda: _ended(child))
+
+
+def _said(child: subprocess.Popen[bytes], stage: Stage) -> bytes:
+    """What it says once its memory is in pieces; RunFailed when it does not come to that."""
+    assert child.stdout is not None  # noqa: S101 - it is a pipe
+    waiting = select.poll()
+    waiting.register(child.stdout, select.POLLIN)
+    while not waiting.poll(_LOOK_S * 1000):
+        if stage.over.is_set():
+            raise RunFailed(
+                "fragmented-memory: the load was over before the memory was in pieces; measure longer, or take a "
+                "smaller share"
+            )
+    said = child.stdout.readline()
+    if not said.endswith(b"\n"):
+        _check(child)
+        raise RunFailed(f"fragmented-memory: its process broke, it said: {said.decode(errors='replace')[-500:]}")
+    return said
+
+
+def _in_pieces(said: bytes) -> str:
+    """What it saw, in words; RunFailed when there are as many large blocks as before."""
+    try:
+        seen = json.loads(said)
+    except ValueError:
+        raise RunFailed(
+            f"fragmented-memory: its process broke, it said: {said.decode(errors='replace')[-500:]}"
+        ) from None
     before, after, taken = (seen[name] / 1e6 for name in ("before", "after", "taken"))
     told = f"free in blocks of a huge page: {before:,.0f} MB before, {after:,.0f} MB after {seen['s']:.1f} s"
     if after >= before:
@@ -63,4 +79,28 @@ def _ended(child: subprocess.Popen[bytes]) -> str:
     return f"{told}, of {taken:,.0f} MB every second page"
 
 
-FRAGMENTED_MEMORY = FaultKind(hits="server", begin=_begin, lasts=True, takes=frozenset({"share_ppm"}))
+def _ended(child: subprocess.Popen[bytes]) -> str:
+    try:
+        child.communicate(timeout=_END_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.communicate()
+        raise RunFailed(f"fragmented-memory: its process did not end within {_END_LIMIT_S:g} s") from None
+    _check(child)
+    return ""
+
+
+def _check(child: subprocess.Popen[bytes]) -> None:
+    """RunFailed for one that the kernel has killed: then nothing is in pieces any more."""
+    if child.wait() == -signal.SIGKILL:
+        raise RunFailed(
+            "fragmented-memory: its process was killed meanwhile, as the first one where memory runs out; take a "
+            "smaller share"
+        )
+    if child.returncode:
+        raise RunFailed(f"fragmented-memory: its process ended with status {child.returncode}")
+
+
+FRAGMENTED_MEMORY = FaultKind(
+    hits="server", begin=_begin, lasts=True, begins_slowly=True, takes=frozenset({"share_ppm"})
+)

@@ -42,5 +42,5 @@ def _filled(node: Node) -> each.End:
 
 # Its end waits for the journal, and a disk that is slow besides would be slow for as long.
 FULL_DISK = FaultKind(
-    hits="node", begin=_begin, lasts=True, is_slow=True, needs=frozenset({"disk"}), complaint=_complaint
+    hits="node", begin=_begin, lasts=True, is_slow=True, needs=lambda _: frozenset({"disk"}), complaint=_complaint
 )

@@ -98,4 +98,6 @@ def _set_limit(path: Path, most_bytes: int) -> None:
             return
 
 
-MEMORY = FaultKind(hits="node", begin=_begin, lasts=True, takes=frozenset({"room_bytes"}), needs=frozenset({"memory"}))
+MEMORY = FaultKind(
+    hits="node", begin=_begin, lasts=True, takes=frozenset({"room_bytes"}), needs=lambda _: frozenset({"memory"})
+)

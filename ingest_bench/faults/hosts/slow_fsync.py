@@ -45,6 +45,6 @@ SLOW_FSYNC = FaultKind(
     begin=_begin,
     lasts=True,
     takes=frozenset({"delay_ns"}),
-    needs=frozenset({"syncs"}),
+    needs=lambda _: frozenset({"syncs"}),
     complaint=_complaint,
 )

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ingest_bench.experiment import catalog
 from ingest_bench.faults import each
 from ingest_bench.faults.kind import Begun, FaultKind
 from ingest_bench.faults.stage import Stage
 from ingest_bench.model.experiment import Cell, Fault
 from ingest_bench.model.network import Profile
+from ingest_bench.network import Direction
 
 
-def _changed(_: Profile, fault: Fault) -> Profile:
+def _changed(_profile: Profile, fault: Fault, _directions: Sequence[Direction]) -> Profile:
     assert fault.profile is not None  # noqa: S101 - `faults.check` refused it
     return catalog.profile(fault.profile, {})
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 from ingest_bench.experiment.contradictions import coherent
 from ingest_bench.faults import each
@@ -10,9 +11,10 @@ from ingest_bench.faults.kind import Begun, FaultKind
 from ingest_bench.faults.stage import Stage
 from ingest_bench.model.experiment import Cell, Fault
 from ingest_bench.model.network import Impairment, Profile
+from ingest_bench.network import Direction
 
 
-def _changed(profile: Profile, fault: Fault) -> Profile:
+def _changed(profile: Profile, fault: Fault, _directions: Sequence[Direction]) -> Profile:
     def throttled(impairment: Impairment) -> Impairment:
         found = impairment
         if fault.rate_bps is not None:

@@ -1,4 +1,4 @@
-"""`trace`: the link's rate changes over time as it was recorded, in each direction. Afterwards it has its own again.
+"""`trace`: the link's rate changes over time as it was recorded, in one direction or both. Then it has its own again.
 
 A trace is a file of one of two forms. CSV: a line `seconds,rate` for each change, such as `0.5,12mbit`, from 0 on; the
 last rate lasts as long as the longest. Mahimahi's (mm-link(1)): a line for each packet of 1500 bytes, the millisecond
@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from ingest_bench import units
+from ingest_bench import network, units
 from ingest_bench.errors import SpecError
 from ingest_bench.faults import each
 from ingest_bench.faults.kind import Begun, FaultKind
@@ -115,37 +115,52 @@ def _complaint(cell: Cell, fault: Fault) -> str:
     if fault.trace is None:
         return 'of which file? Add trace = "FILE"'
     profile = cell.network if fault.link == "clients" else cell.peers
-    if profile is not None and profile.medium == "loopback":
+    if profile is None:
+        _read(fault.trace)
+        return ""
+    if profile.medium == "loopback":
         return 'a loopback link has one device for both directions; use medium = "veth"'
-    if profile is not None and None in (profile.to_server.rate_bps, profile.to_client.rate_bps):
-        return f'a link of profile "{profile.name}" has no rate that could change; choose one with a rate both ways'
+    # Between nodes each end may be the one that the direction leads to.
+    ways = (fault.direction,) if fault.link == "clients" and fault.direction != "both" else network.DIRECTIONS
+    without = [way for way in ways if _towards(profile, way).rate_bps is None]
+    if without:
+        return (
+            f'a link of profile "{profile.name}" has no rate {" and ".join(without)} that could change; choose one '
+            "that has it"
+        )
     _read(fault.trace)
     return ""
 
 
-def with_rate(profile: Profile, rate_bps: int) -> Profile:
-    """The profile with that rate in each direction."""
+def _towards(profile: Profile, direction: Direction) -> Impairment:
+    return profile.to_server if direction == "to-server" else profile.to_client
 
-    def changed(impairment: Impairment) -> Impairment:
-        return dataclasses.replace(impairment, rate_bps=rate_bps, burst_bytes=None)
 
-    return dataclasses.replace(profile, to_server=changed(profile.to_server), to_client=changed(profile.to_client))
+def with_rate(profile: Profile, rate_bps: int, directions: Sequence[Direction]) -> Profile:
+    """The profile with that rate in those directions."""
+
+    def towards(direction: Direction) -> Impairment:
+        found = _towards(profile, direction)
+        return dataclasses.replace(found, rate_bps=rate_bps, burst_bytes=None) if direction in directions else found
+
+    return dataclasses.replace(profile, to_server=towards("to-server"), to_client=towards("to-client"))
 
 
 class Replay:
     """A trace on a link, step by step in a thread of its own."""
 
-    def __init__(self, steps: Sequence[Step], length_ns: int) -> None:
+    def __init__(self, steps: Sequence[Step], length_ns: int, directions: Sequence[Direction]) -> None:
         self.rate_bps = steps[0].rate_bps
         self.done = 0
         """How many changes there were."""
+        self._directions = directions
         self._moments = moments(steps, length_ns)
         self._over = threading.Event()
         self._error: Exception | None = None
 
     def changed(self, profile: Profile) -> Profile:
         """The profile at the rate of the moment."""
-        return with_rate(profile, self.rate_bps)
+        return with_rate(profile, self.rate_bps, self._directions)
 
     def follow(self, settle: Callable[[], None]) -> None:
         """Change the rate at each moment, until it is over. A moment that is missed is left out."""
@@ -172,9 +187,9 @@ class Replay:
 
 
 @contextmanager
-def replayed(link: Link, steps: Sequence[Step], length_ns: int) -> Iterator[Replay]:
-    """The link with the rates of the trace."""
-    replay = Replay(steps, length_ns)
+def replayed(link: Link, steps: Sequence[Step], length_ns: int, directions: Sequence[Direction]) -> Iterator[Replay]:
+    """The link with the rates of the trace in those directions."""
+    replay = Replay(steps, length_ns, directions)
     with other_state(link, replay.changed) as settle:
         thread = threading.Thread(target=replay.follow, args=(settle,), name="trace", daemon=True)
         thread.start()
@@ -189,8 +204,8 @@ def _begin(fault: Fault, stage: Stage) -> Begun:
     replays: list[Replay] = []
 
     @contextmanager
-    def layer(link: Link, _: Sequence[Direction]) -> Iterator[None]:
-        with replayed(link, steps, length_ns) as replay:
+    def layer(link: Link, directions: Sequence[Direction]) -> Iterator[None]:
+        with replayed(link, steps, length_ns, directions) as replay:
             replays.append(replay)
             yield
 
@@ -203,17 +218,17 @@ def _begin(fault: Fault, stage: Stage) -> Begun:
     return Begun("", end)
 
 
-def _slowest(profile: Profile, fault: Fault) -> Profile:
+def _slowest(profile: Profile, fault: Fault, directions: Sequence[Direction]) -> Profile:
     """A state that needs whatever any of its states needs."""
     steps, _ = _read(fault.trace)
-    return with_rate(profile, min(step.rate_bps for step in steps))
+    return with_rate(profile, min(step.rate_bps for step in steps), directions)
 
 
 TRACE = FaultKind(
     hits="link",
     begin=_begin,
     lasts=True,
-    takes=frozenset({"trace"}),
+    takes=frozenset({"trace", "direction"}),
     complaint=_complaint,
     changed=_slowest,
 )

@@ -17,6 +17,8 @@ from typing import Any, Literal
 from ingest_bench import host, network, targets
 from ingest_bench.errors import MissingCapability, RunFailed, SpecError
 from ingest_bench.faults import checks
+from ingest_bench.faults.clients import names as clients_names
+from ingest_bench.faults.clients.names import Names
 from ingest_bench.host import shares as host_shares
 from ingest_bench.host.shares import Share
 from ingest_bench.inputs import records
@@ -65,6 +67,8 @@ class RunningServer:
     """Of each node of a server of ours."""
     shares: tuple[Share, ...] = ()
     """The same: what it has of the machine for itself."""
+    names: Names | None = None
+    """Where the load looks up each node for each new connection; None: it knows their addresses."""
     path: OneEnd | None = None
     """The real path to a server that ran before, where it is shaped."""
     jvm: Attached | None = None
@@ -175,10 +179,13 @@ def _started(
             deadline = time.monotonic() + listens.within_s
             started = stack.enter_context(process.serve(*launches, timeout_s=listens.within_s))
             told = [_told(target, cell.target, http.within(deadline - time.monotonic())) for http in nodes]
+        names = None
+        if checks.needs_names(cell):
+            names = stack.enter_context(clients_names.names(links.client, endpoints))
         yield RunningServer(
             target=target,
             asked=cell.target,
-            place=_to(endpoints, cell.load.nodes),
+            place=_to([Place(endpoint=one) for one in endpoints] if names is None else names.places, cell.load.nodes),
             enter=links.client.command,
             nodes=nodes,
             told={**told[0], "runtime": records.to_json(jdk)},
@@ -186,6 +193,7 @@ def _started(
             links=links,
             processes=started,
             shares=shares,
+            names=names,
             promises=promises,
             ended=lambda: tuple(place for place, node in enumerate(started) if node.popen.poll() is not None),
         )
@@ -196,10 +204,10 @@ def _within(share: Share, enter: Enter) -> Enter:
     return lambda argv: enter(share.command(argv))
 
 
-def _to(endpoints: Sequence[Endpoint], nodes: int | Literal["all"]) -> Place:
+def _to(places: Sequence[Place], nodes: int | Literal["all"]) -> Place:
     """Where a load goes: to all nodes in turn, or to that one."""
-    first, *others = endpoints if nodes == "all" else (endpoints[nodes - 1],)
-    return Place(endpoint=first, others=tuple(Place(endpoint=other) for other in others))
+    first, *others = places if nodes == "all" else (places[nodes - 1],)
+    return dataclasses.replace(first, others=tuple(others))
 
 
 def of_links(server: RunningServer, folder: RunFolder) -> dict[str, Any]:

@@ -70,5 +70,6 @@ def place_of(place: Place) -> dict[str, Any]:
         "host_header": place.host_header,
         "tls": place.tls,
         "credentials": place.credentials,
+        "resolver": place.resolver,
         "others": place.others,
     }
