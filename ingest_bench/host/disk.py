@@ -61,7 +61,7 @@ def own(home: Path) -> Iterator[Own]:
             raise MissingCapability(f"{home}: a file system of its own needs 256 MiB, {size_bytes:,} bytes are free")
         image = home / _IMAGE
         key = f"disk-{hashlib.sha256(str(home).encode()).hexdigest()[:16]}"
-        with session(key, f"file system of {home}", time_limit_s=_LONGEST_S) as opened:
+        with session(key, f"file system of {home}", time_limit_s=_LONGEST_S, within=("mnt",)) as opened:
             opened.change((_making(image, size_bytes), _mounting(image, home)))
             os.unlink(_IMAGE, dir_fd=below)
             # The server's programs would take it for one of theirs.
@@ -84,9 +84,7 @@ def _mounting(image: Path, home: Path) -> Step:
     undo = Undo(
         # Lazy: what still runs there, such as a server that is dying, keeps nobody waiting.
         action=Action(argv=("umount", "--lazy", str(home))),
-        look=("findmnt", "--noheadings", "--output", "TARGET", "--mountpoint", str(home)),
-        shows="/",
-        gone=("exit 1, it said: nothing",),
+        mounted=str(home),
     )
     return Step(name=f"mount {home}", do=Action(argv=(*_MOUNT, str(image), str(home))), undo=(undo,))
 
