@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,6 +10,8 @@ from ingest_bench.faults.stage import Stage
 from ingest_bench.host.shares import Need
 from ingest_bench.model.experiment import Cell, Fault
 from ingest_bench.model.network import Profile
+from ingest_bench.network import Direction, Link
+from ingest_bench.network.act.link import End
 
 
 def _nothing() -> str:
@@ -45,5 +47,7 @@ class FaultKind:
     """Whether its end may take seconds: others go on meanwhile. One without a length always may."""
     complaint: Callable[[Cell, Fault], str] = lambda _cell, _fault: ""
     """Why it cannot happen in such a cell; empty: it can."""
+    forged_at: Callable[[Fault, Link, Sequence[Direction]], tuple[End, ...]] = lambda _fault, _link, _directions: ()
+    """At which ends of a link it forges packets, in these directions."""
     changed: Callable[[Profile, Fault], Profile] | None = None
     """The state of a link of that profile under it; None: the link stays in its state."""

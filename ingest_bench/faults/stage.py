@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+from ingest_bench.faults.links.forgers import Forgers
 from ingest_bench.host.shares import Share
 from ingest_bench.model.target import Endpoint
 from ingest_bench.network import Links
@@ -112,6 +113,8 @@ class Stage:
     """Everything that faults act on."""
 
     links: Links | None = None
+    forgers: Forgers = field(default_factory=Forgers)
+    """Children that were prepared at ends of its links."""
     nodes: tuple[Node, ...] = ()
     flush: Act | None = None
     """Returns when the nodes have written to files what they have in memory."""
