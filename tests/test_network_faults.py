@@ -425,7 +425,13 @@ def cpu_ticks(pid: int) -> int:
 
 
 @pytest.mark.netns
-def test_a_prepared_child_waits_at_no_cost_and_is_told_what_to_forge_again_and_again() -> None:
+def test_a_prepared_child_waits_at_no_cost_and_is_told_what_to_forge_again_and_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Nothing of scapy's is left in a home.
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
     with link(catalog.profile("ethernet")) as made, talking(made) as talk, forgers.prepared(made.ends) as prepared:
         waiting = {place: own[0] for place, own in prepared.waiting.items()}
         assert len(waiting) == 2
@@ -445,6 +451,7 @@ def test_a_prepared_child_waits_at_no_cost_and_is_told_what_to_forge_again_and_a
         # Nothing else was started for it.
         assert {place: own[0] for place, own in prepared.waiting.items()} == waiting
     assert not any(child.runs() for child in waiting.values())
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.netns
