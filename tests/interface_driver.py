@@ -95,7 +95,7 @@ def main(words: list[str]) -> int:
             case ["tool", stage, dog_stage, *rest]:
                 tool(int(stage), int(dog_stage), *rest)
             case ["restore"]:
-                say(*interface.restore())
+                say(*interface.restore().undone)
             case ["show"]:
                 say(*map(repr, interface.show()))
     except IngestBenchError as error:

@@ -536,9 +536,13 @@ LAYOUT = Layout(medium="veth", backend="plain", largest_mtu_bytes=1500, has_ipv6
 def on_a_link() -> tuple[Any, Stage]:
     def run(argv: tuple[str, ...], **_: Any) -> str:
         Shown.told.append(" ".join(argv[:3]))
-        return '{"ports": [], "left": 0}' if "ingest_bench.faults.links.forged_resets" in argv else ""
+        return ""
 
-    place: Any = SimpleNamespace(run=run)
+    def command(argv: tuple[str, ...]) -> tuple[str, ...]:
+        assert "ingest_bench.faults.links.forged_packets" in argv
+        return ("sh", "-c", """echo ready; while read -r _; do echo '{"ports": [], "left": 0}'; done""")
+
+    place: Any = SimpleNamespace(run=run, command=command)
     made = Shown(profile=Profile(name="plain"), client=place, server=place, layout=LAYOUT)
     Shown.told.clear()
     return made, Stage(links=Links(by_name={LinkName((1,)): made}))

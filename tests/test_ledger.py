@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import socket
@@ -54,7 +55,7 @@ def test_undoing_goes_backwards_to_the_oldest_value(state: Path, tmp_path: Path)
     ledger = made(state)
     for value in ("2", "3"):
         ledger.change(writes(setting, value), lambda _: None)
-    assert sessions.restore() == [f"echo 2 > {setting}", f"echo 1 > {setting}"]
+    assert sessions.restore().undone == (f"echo 2 > {setting}", f"echo 1 > {setting}")
     assert setting.read_text(encoding="ascii") == "1\n"
     assert list(state.glob("*.jsonl")) == []
 
@@ -65,7 +66,7 @@ def test_nothing_to_undo_is_a_success_and_so_is_undoing_twice(state: Path, tmp_p
     ledger = made(state)
     ledger.change(writes(setting, "2"), lambda _: None)
     setting.unlink()
-    assert sessions.restore() == []
+    assert sessions.restore().undone == ()
     assert book.finish(ledger.path) == []
 
 
@@ -73,7 +74,7 @@ def test_an_undo_whose_trace_is_not_there_is_left_out(state: Path, tmp_path: Pat
     touched = tmp_path / "touched"
     undo = Undo(action=Action(argv=("touch", str(touched))), look=("echo", "nothing of ours"), shows="handle 5be7:")
     made(state).change(Step(name="step", do=Action(argv=("true",)), undo=(undo,)), lambda _: None)
-    assert sessions.restore() == []
+    assert sessions.restore().undone == ()
     assert not touched.exists()
 
 
@@ -124,7 +125,7 @@ def test_a_line_that_was_cut_off_is_a_change_that_was_not_made(state: Path, tmp_
     ledger.change(writes(second, "new"), lambda _: None)
     added = len(ledger.path.read_bytes()) - len(whole)
     os.truncate(ledger.path, len(whole) + min(cut, added - 2))
-    assert sessions.restore() == [f"echo old > {first}"]
+    assert sessions.restore().undone == (f"echo old > {first}",)
 
 
 def test_after_a_reboot_there_is_nothing_to_undo(state: Path, tmp_path: Path) -> None:
@@ -135,20 +136,9 @@ def test_after_a_reboot_there_is_nothing_to_undo(state: Path, tmp_path: Path) ->
     text = ledger.path.read_text(encoding="utf-8")
     boot = text.split('"boot_id": "')[1][:36]
     ledger.path.write_text(text.replace(boot, "0" * 36), encoding="utf-8")
-    assert sessions.restore() == []
+    assert sessions.restore().undone == ()
     assert setting.read_text(encoding="ascii") == "new\n"
     assert list(state.glob("*.jsonl")) == []
-
-
-def test_another_network_namespace_is_left_alone_and_shown(state: Path, tmp_path: Path) -> None:
-    setting = tmp_path / "setting"
-    setting.write_text("old", encoding="ascii")
-    ledger = made(state)
-    ledger.change(writes(setting, "new"), lambda _: None)
-    text = ledger.path.read_text(encoding="utf-8")
-    ledger.path.write_text(text.replace(f'"netns": {book.own_netns()}', '"netns": 1'), encoding="utf-8")
-    assert sessions.restore() == []
-    assert [(applied.here, applied.steps) for applied in sessions.show()] == [(False, ("setting",))]
 
 
 def test_a_lock_has_one_owner_who_is_named_to_the_second(state: Path) -> None:
@@ -194,7 +184,7 @@ def test_on_a_full_disk_nothing_is_changed_and_everything_is_put_back(state: Pat
         with pytest.raises(RunFailed, match="cannot be noted"):
             ledger.change(writes(second, "new"), lambda _: None)
         assert second.read_text(encoding="ascii") == "old"
-        assert sessions.restore() == [f"echo old > {first}"]
+        assert sessions.restore().undone == (f"echo old > {first}",)
         resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))
         with pytest.raises(RunFailed, match="cannot be noted"):
             made(state, "other")
@@ -205,24 +195,59 @@ def test_on_a_full_disk_nothing_is_changed_and_everything_is_put_back(state: Pat
 
 
 @pytest.mark.parametrize(
-    ("look", "is_gone"),
-    [(("ls", "{nowhere}"), True), (("no-such-program",), False), (("ls", "--no-such-option"), False)],
+    ("path", "is_gone"), [("nowhere", True), ("in-a-circle", False), ("file/below", False), ("file", False)]
 )
-def test_only_what_says_so_is_gone_and_any_other_failure_is_told(
-    state: Path, tmp_path: Path, look: tuple[str, ...], *, is_gone: bool
+def test_only_what_the_kernel_says_is_not_there_is_gone_and_any_other_failure_is_told(
+    state: Path, tmp_path: Path, path: str, *, is_gone: bool
 ) -> None:
-    touched = tmp_path / "touched"
-    asked = tuple(word.format(nowhere=tmp_path / "nowhere") for word in look)
-    undo = Undo(action=Action(argv=("touch", str(touched))), look=asked, shows="x", gone=("No such file or directory",))
+    (tmp_path / "in-a-circle").symlink_to("in-a-circle")
+    (tmp_path / "file").touch()
+    action = Action(argv=("rmdir", str(tmp_path / path)))
     ledger = made(state)
+    undo = Undo(action=action, exists=str(tmp_path / path))
     ledger.change(Step(name="step", do=Action(argv=("true",)), undo=(undo,)), lambda _: None)
     if is_gone:
-        assert sessions.restore() == []
+        assert sessions.restore().undone == ()
     else:
         with pytest.raises(RunFailed, match="not put back"):
             sessions.restore()
     assert ledger.path.exists() == (not is_gone)
-    assert not touched.exists()
+
+
+def test_a_command_that_cannot_look_does_not_say_that_nothing_is_there(state: Path) -> None:
+    for look in (("no-such-program",), ("ls", "--no-such-option"), ("ls", "/no/such/folder")):
+        ledger = made(state)
+        undo = Undo(action=Action(argv=("true",)), look=look, shows="x")
+        ledger.change(Step(name="step", do=Action(argv=("true",)), undo=(undo,)), lambda _: None)
+        with pytest.raises(RunFailed, match="not put back"):
+            sessions.restore()
+        ledger.path.unlink()
+
+
+def test_a_mount_is_gone_when_the_kernel_has_none_there_and_not_when_its_list_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def needed(place: str) -> bool:
+        return Undo(action=Action(argv=("true",)), mounted=place).is_needed()
+
+    assert needed("/proc")
+    assert not needed(str(tmp_path))
+    # A blank is four characters there (man 5 proc).
+    text = f"1 2 0:3 / {tmp_path}/a\\040b rw - ext4 /dev/loop0 rw\n"
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: text)
+    assert needed(f"{tmp_path}/a b")
+    assert not needed(f"{tmp_path}/a")
+    monkeypatch.undo()
+
+    def refused(*_: object, **__: object) -> str:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_text", refused)
+    with pytest.raises(RunFailed, match="nobody can tell what is mounted"):
+        needed(str(tmp_path))
+    # A process whose state is hidden may well run (proc with hidepid).
+    with pytest.raises(RunFailed, match="nobody can tell whether it runs"):
+        Undo(action=Action(argv=("true",)), pid=os.getpid()).is_needed()
 
 
 def test_of_a_process_that_has_ended_nothing_is_left_to_undo() -> None:

@@ -51,14 +51,20 @@ def kept(made: Link) -> dict[str, bool | None]:
     return {promise.name: promise.kept for promise in check(made)}
 
 
-@pytest.mark.parametrize("name", ["loopback", "ethernet", "ethernet-100m", "jumbo", "tiny-segments"])
+@pytest.mark.parametrize(
+    "name", ["loopback", "ethernet", "ethernet-100m", "jumbo", "tiny-segments", "unshaped", "datacenter-25g-like"]
+)
 def test_a_link_keeps_every_promise_of_its_profile(name: str) -> None:
     with link(catalog.profile(name)) as made:
         promises = check(made)
     assert [promise for promise in promises if not promise.kept] == []
     names = {promise.name for promise in promises}
     assert {"rtt", "mtu to-server", "mtu to-client", "mss to-server", "loss to-client", "qdisc to-server"} <= names
-    assert ("rate to-server" in names) == ("bulk to-client" in names) == (name != "loopback")
+    assert (
+        ("rate to-server" in names)
+        == ("bulk to-client" in names)
+        == (catalog.profile(name).to_client.rate_bps is not None)
+    )
 
 
 BROKEN: list[tuple[str, dict[str, Any]]] = [

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import classic_bpf
@@ -22,8 +23,9 @@ from scapy.layers.inet import ICMP
 from ingest_bench import network
 from ingest_bench.experiment import catalog
 from ingest_bench.faults import timeline
-from ingest_bench.faults.links import forged_icmp, forged_resets, holes
+from ingest_bench.faults.links import forged_packets, forgers, holes
 from ingest_bench.faults.links.blackhole import blackhole
+from ingest_bench.faults.links.forgers import Forgers
 from ingest_bench.faults.links.layers import other_state
 from ingest_bench.faults.links.mtu_blackhole import mtu_blackhole, told
 from ingest_bench.faults.links.partition import partition
@@ -184,7 +186,7 @@ def test_a_reset_ends_every_connection_at_both_ends_and_spares_new_ones(made: Li
         for name in ("idle", "used", "waiting"):
             assert talk("open", name, LONG_S) == "ok"
         assert talk.echo("used") == "ok"
-        assert reset(made) == 3
+        assert reset(made, Forgers()) == 3
         assert [talk("hear", name, 1, LONG_S) for name in ("idle", "used", "waiting")] == ["ConnectionResetError"] * 3
         assert [talk.server_says() for _ in range(3)] == ["ConnectionResetError"] * 3
         assert talk("open", "new", LONG_S) == "ok"
@@ -192,11 +194,11 @@ def test_a_reset_ends_every_connection_at_both_ends_and_spares_new_ones(made: Li
 
 
 def test_a_reset_counts_the_connections(made: Link) -> None:
-    assert reset(made) == 0
+    assert reset(made, Forgers()) == 0
     with talking(made) as talk:
         for number in range(20):
             assert talk("open", str(number), LONG_S) == "ok"
-        assert reset(made) == 20
+        assert reset(made, Forgers()) == 20
 
 
 def test_a_reset_ends_a_connection_that_is_full_of_data(made: Link) -> None:
@@ -229,7 +231,7 @@ except OSError as error:
             try:
                 assert client.stdout is not None
                 assert client.stdout.readline() == "open\n"
-                assert reset(made) == 1
+                assert reset(made, Forgers()) == 1
                 assert client.stdout.readline() == "ConnectionResetError\n"
                 assert server.stdout.readline() == "ConnectionResetError\n"
             finally:
@@ -396,7 +398,7 @@ def test_small_packets_pass_an_mtu_black_hole_and_full_ones_do_not() -> None:
 def test_whoever_is_told_of_a_smaller_mtu_goes_on_with_smaller_segments_and_forgets_it_afterwards() -> None:
     said: list[str] = []
     with link(catalog.profile("ethernet")) as made, talking(made) as talk:
-        with told(made, ("to-server",), 1000, said), mtu_blackhole(made, ("to-server",), 1000):
+        with told(made, ("to-server",), 1000, said, Forgers()), mtu_blackhole(made, ("to-server",), 1000):
             assert talk("open", "a", LONG_S) == "ok"
             assert talk.echo("a", 200_000) == "ok"
             assert "pmtu:1000" in made.client.run(("ss", "-Htin"))
@@ -424,7 +426,7 @@ def test_two_hops_that_overlap_each_say_what_they_told_and_leave_nothing() -> No
 
 
 def test_a_hop_says_that_fragmentation_is_needed_as_scapy_would() -> None:
-    seen = ICMP(forged_icmp.fragmentation_needed(frame(data=bytes(1100))[14:], 1000))
+    seen = ICMP(forged_packets.fragmentation_needed(frame(data=bytes(1100))[14:], 1000))
     assert (seen.type, seen.code, seen.nexthopmtu) == (3, 4, 1000)
     assert (seen.payload.dst, seen.payload.dport, seen.payload.seq) == ("198.18.2.1", 9, 7)
     checksum = seen.chksum
@@ -441,7 +443,7 @@ def ones_complement(data: bytes) -> int:
 
 
 def test_a_forged_segment_has_a_right_checksum_and_no_data() -> None:
-    packet = forged_resets.forged("198.18.2.1", "198.18.1.1", (9, 4000), 0x04, 0x01020304)
+    packet = forged_packets.segment("198.18.2.1", "198.18.1.1", (9, 4000), "R", 0x01020304)
     pseudo = packet[12:20] + struct.pack(">HH", 6, 20)
     assert len(packet) == 40
     assert ones_complement(pseudo + packet[20:]) == 0
@@ -462,11 +464,62 @@ def test_a_forged_segment_has_a_right_checksum_and_no_data() -> None:
     ],
 )
 def test_what_a_segment_awaits_is_read_from_it(seen: bytes, found: object) -> None:
-    assert forged_resets.awaited(seen, "198.18.1.1") == found
+    assert forged_packets.awaited(seen, "198.18.1.1") == found
 
 
 def test_a_segment_of_the_other_end_tells_nothing() -> None:
-    assert forged_resets.awaited(frame(), "198.18.2.1") is None
+    assert forged_packets.awaited(frame(), "198.18.2.1") is None
+
+
+def cpu_ticks(pid: int) -> int:
+    """Of user and system (man 5 proc)."""
+    return sum(map(int, Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[11:13]))
+
+
+@pytest.mark.netns
+def test_a_prepared_child_waits_at_no_cost_and_is_told_what_to_forge_again_and_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Nothing of scapy's is left in a home.
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    with link(catalog.profile("ethernet")) as made, talking(made) as talk, forgers.prepared(made.ends) as prepared:
+        waiting = {place: own[0] for place, own in prepared.waiting.items()}
+        assert len(waiting) == 2
+        before = {child.pid: cpu_ticks(child.pid) for child in waiting.values()}
+        for name in ("a", "b"):
+            assert talk("open", name, LONG_S) == "ok"
+            assert talk.echo(name) == "ok"
+        assert {child.pid: cpu_ticks(child.pid) for child in waiting.values()} == before
+        assert reset(made, prepared) == 2
+        assert talk("open", "c", LONG_S) == "ok"
+        said: list[str] = []
+        with told(made, ("to-server",), 1000, said, prepared), mtu_blackhole(made, ("to-server",), 1000):
+            assert prepared.waiting[made.ends[1].address, made.ends[1].peer] == []
+            assert talk.echo("c", 200_000) == "ok"
+        assert re.search(r"told [1-9]\d* times, 1 connections", said[0])
+        assert reset(made, prepared) == 1
+        # Nothing else was started for it.
+        assert {place: own[0] for place, own in prepared.waiting.items()} == waiting
+    assert not any(child.runs() for child in waiting.values())
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.netns
+def test_a_second_fault_at_an_end_whose_child_is_busy_starts_its_own() -> None:
+    with link(catalog.profile("ethernet")) as made, forgers.prepared(made.ends[:1]) as prepared:
+        end = made.ends[0]
+        with prepared.at(end) as first, prepared.at(end) as second:
+            assert first is not second
+            (waiting,) = prepared.waiting.values()
+            assert waiting == []
+        assert waiting == [first]
+        assert not second.runs()
+        # One that broke is not asked again.
+        with pytest.raises(ZeroDivisionError), prepared.at(end):
+            raise ZeroDivisionError
+        assert waiting == []
 
 
 @pytest.mark.netns

@@ -92,7 +92,7 @@ def test_waiting_for_the_end_is_no_error_but_being_overtaken_by_it_is(state: Pat
         with session("key", "working", time_limit_s=600, resources=(str(setting),)) as opened:
             opened.change([written(setting, "new")])
             # What `net restore` does in another process.
-            assert sessions.restore() == [f"echo old > {setting}"]
+            assert sessions.restore().undone == (f"echo old > {setting}",)
             assert opened.is_over()
 
     with pytest.raises(InvalidRun, match="was over before the work"):

@@ -14,7 +14,7 @@ from ingest_bench import network, units
 from ingest_bench.cli import screen
 from ingest_bench.cli.flows import Flows
 from ingest_bench.cli.grouped import grouped
-from ingest_bench.errors import InvalidRun, SpecError
+from ingest_bench.errors import InvalidRun, RunFailed, SpecError
 from ingest_bench.experiment import catalog, spec
 from ingest_bench.inputs import records
 from ingest_bench.ledger import Step
@@ -197,15 +197,18 @@ def show() -> None:
 @app.command()
 def restore() -> None:
     """Put everything back now, also what a killed program left behind."""
-    undone = interface.restore()
+    restored = interface.restore()
+    undone = restored.undone
     for command in undone:
         screen.say(command)
     screen.say(f"{len(undone)} changes put back" if undone else "nothing to put back")
+    if restored.left:
+        raise RunFailed("\n".join(("not put back, it is not here:", *restored.left)))
 
 
 def _state(session: interface.Applied) -> str:
     if not session.here:
-        return "in another network namespace"
+        return "in another namespace"
     return "applied" if session.alive else "left behind: ingest-bench net restore"
 
 

@@ -10,7 +10,8 @@ from ingest_bench.faults.stage import Stage
 from ingest_bench.host.shares import Need
 from ingest_bench.model.experiment import Cell, Fault
 from ingest_bench.model.network import Profile
-from ingest_bench.network import Direction
+from ingest_bench.network import Direction, Link
+from ingest_bench.network.act.link import End
 
 Change = Callable[[Profile, Fault, Sequence[Direction]], Profile]
 
@@ -50,5 +51,7 @@ class FaultKind:
     """Whether its end may take seconds: others go on meanwhile. One without a length always may."""
     complaint: Callable[[Cell, Fault], str] = lambda _cell, _fault: ""
     """Why it cannot happen in such a cell; empty: it can."""
+    forged_at: Callable[[Fault, Link, Sequence[Direction]], tuple[End, ...]] = lambda _fault, _link, _directions: ()
+    """At which ends of a link it forges packets, in these directions."""
     changed: Change | None = None
     """The state of a link of that profile under it, in those directions; None: the link stays in its state."""

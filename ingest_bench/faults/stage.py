@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from ingest_bench.faults.clients.names import Names
+from ingest_bench.faults.links.forgers import Forgers
 from ingest_bench.host.shares import Share
 from ingest_bench.model.target import Endpoint
 from ingest_bench.network import Links
@@ -113,6 +114,8 @@ class Stage:
     """Everything that faults act on."""
 
     links: Links | None = None
+    forgers: Forgers = field(default_factory=Forgers)
+    """Children that were prepared at ends of its links."""
     nodes: tuple[Node, ...] = ()
     names: Names | None = None
     """The names of the nodes, where faults need that."""

@@ -88,7 +88,7 @@ def own(home: Path, *, may_wait: bool = False) -> Iterator[Own]:
             raise MissingCapability(f"{home}: a file system of its own needs 256 MiB, {size_bytes:,} bytes are free")
         image = home / _IMAGE
         key = f"disk-{hashlib.sha256(str(home).encode()).hexdigest()[:16]}"
-        with session(key, f"file system of {home}", time_limit_s=_LONGEST_S) as opened:
+        with session(key, f"file system of {home}", time_limit_s=_LONGEST_S, within=("mnt",)) as opened:
             late = Latency(latency.name_for(home)) if may_wait else None
             opened.change((_making(image, size_bytes), *_mounting(image, home, late)))
             os.unlink(_IMAGE, dir_fd=below)
@@ -112,9 +112,7 @@ def _mounting(image: Path, home: Path, late: Latency | None) -> tuple[Step, ...]
     undo = Undo(
         # Lazy: what still runs there, such as a server that is dying, keeps nobody waiting.
         action=Action(argv=("umount", "--lazy", str(home))),
-        look=("findmnt", "--noheadings", "--output", "TARGET", "--mountpoint", str(home)),
-        shows="/",
-        gone=("exit 1, it said: nothing",),
+        mounted=str(home),
     )
     name = f"mount {home}"
     if late is not None:

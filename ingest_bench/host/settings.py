@@ -25,6 +25,7 @@ from ingest_bench.trials import Trial, tried
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from ingest_bench.ledger import Kind
     from ingest_bench.model.capability import Capability
     from ingest_bench.model.host import HostSettings
 
@@ -158,7 +159,9 @@ def _held(key: str, value: str) -> Iterator[None]:
     what = f"host.{key} = {value}"
     files = tuple(str(path) for path in (setting.path, setting.instead) if path is not None)
     key = "host" + str(setting.path).replace("/", "-")
-    with session(key, what, time_limit_s=_LONGEST_S, resources=files) as opened:
+    # Of TCP's settings those of the machine stand in its first network namespace alone.
+    within: tuple[Kind, ...] = ("net",) if setting.path.is_relative_to("/proc/sys/net") else ()
+    with session(key, what, time_limit_s=_LONGEST_S, resources=files, within=within) as opened:
         if _now(setting) != value:
             opened.change((change(setting, value),))
         if (now := _now(setting)) != value:

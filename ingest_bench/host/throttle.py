@@ -112,12 +112,7 @@ def _line(most_per_s: Mapping[Rule, int | None]) -> str:
 
 
 def _step(device: str, path: Path, value: str, before: str, *, must_be: Path) -> Step:
-    undo = Undo(
-        action=_to_write(device, before, path),
-        look=("stat", "--format", "there", str(must_be)),
-        shows="there",
-        gone=("No such file or directory",),
-    )
+    undo = Undo(action=_to_write(device, before, path), exists=str(must_be))
     return Step(name=f"{path.name} of {device}", do=_to_write(device, value, path), undo=(undo,))
 
 

@@ -44,7 +44,7 @@ def observed(jvm: Attached, into: Path, *, settings: Path | None, logs: Sequence
     folder = Path("/var/tmp") / f"ingest-bench-{secrets.token_hex(8)}"  # noqa: S108
     name = folder.name
     what = f"probes in the JVM with pid {jvm.pid}"
-    with ledger.session(f"jvm-{jvm.pid}", what, time_limit_s=limit_s) as session:
+    with ledger.session(f"jvm-{jvm.pid}", what, time_limit_s=limit_s, within=("mnt", "pid")) as session:
         session.change((_folder(folder),))
         if system.is_root():
             os.chown(folder, jvm.uid, -1)
@@ -69,7 +69,7 @@ def observed(jvm: Attached, into: Path, *, settings: Path | None, logs: Sequence
 def _folder(folder: Path) -> Step:
     """It is made by mkdir and by no other means: a name that somebody else has taken is an error."""
     away = Action(argv=("rm", "-r", "--", str(folder)))
-    undo = Undo(action=away, look=("ls", "-d", str(folder)), shows=str(folder), gone=("No such file",))
+    undo = Undo(action=away, exists=str(folder))
     return Step(name=str(folder), do=Action(argv=("mkdir", "-m", "700", str(folder))), undo=(undo,))
 
 

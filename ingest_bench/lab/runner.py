@@ -130,8 +130,10 @@ def _carry_out(
             record = _known(record, server, to_do)
             with borrowed.removed(server, to_do, mark) as counted_before:
                 earlier.check(cell, to_do, counted_before)
-                with _watched(cell, server, folder, steps.longest_s(to_do), options):
-                    stage = fault_stage.hit_by_faults(server, folder, to_do.indices)
+                with (
+                    fault_stage.hit_by_faults(cell.faults, server, folder, to_do.indices) as stage,
+                    _watched(cell, server, folder, steps.longest_s(to_do), options),
+                ):
                     send = functools.partial(
                         _load,
                         server=server,

@@ -23,10 +23,14 @@ from typing import TYPE_CHECKING, Any
 
 from ingest_bench.errors import RunFailed
 from ingest_bench.inputs.records import from_json, to_json
+from ingest_bench.ledger import namespaces
+from ingest_bench.ledger.namespaces import Namespace
 from ingest_bench.ledger.steps import Step, Undo
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from ingest_bench.ledger.namespaces import Kind
 
     Stage = Callable[[str], None]
 
@@ -44,12 +48,12 @@ class Header:
 
     what: str
     pid: int
-    netns: int
-    """The inode of the network namespace in which the undo works."""
     boot_id: str
     until_realtime_ns: int
     until_boottime_ns: int
     """CLOCK_BOOTTIME: it goes on while the machine sleeps, and nobody can set it."""
+    within: tuple[Namespace, ...] = ()
+    """Where alone the undo works; empty: anywhere on this machine."""
     resources: tuple[str, ...] = ()
     """What nobody else may change in the meantime: see `sessions.locked`."""
     schema: int = SCHEMA
@@ -167,28 +171,30 @@ def header_of(path: Path) -> Header | None:
     return from_json(Header, lines[0]["header"]) if lines and "header" in lines[0] else None
 
 
-def new_header(what: str, time_limit_s: float, resources: tuple[str, ...] = ()) -> Header:
-    """A header that begins now."""
+def new_header(
+    what: str, time_limit_s: float, resources: tuple[str, ...] = (), within: tuple[Kind, ...] = ()
+) -> Header:
+    """A header that begins now, in our namespaces of these kinds."""
     limit_ns = int(time_limit_s * 10**9)
     return Header(
         what=what,
         pid=os.getpid(),
-        netns=own_netns(),
         boot_id=boot_id(),
         until_realtime_ns=time.time_ns() + limit_ns,
         until_boottime_ns=time.clock_gettime_ns(time.CLOCK_BOOTTIME) + limit_ns,
+        within=tuple(map(namespaces.own, within)),
         resources=resources,
     )
-
-
-def own_netns() -> int:
-    """The inode of the network namespace that we are in."""
-    return Path("/proc/self/ns/net").stat().st_ino
 
 
 def boot_id() -> str:
     """What the kernel drew at this boot."""
     return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+
+
+def is_forgotten(namespace: Namespace) -> bool:
+    """Whether the kernel took everything back with that namespace; not with a mount namespace: others see its files."""
+    return namespace.kind != "mnt" and namespace.is_gone()
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
@@ -205,11 +211,14 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
 
 
 def _undo_all(path: Path, on_stage: Stage) -> tuple[list[str], list[str]]:
-    """What was undone and what could not be. After a reboot the kernel has forgotten everything by itself."""
+    """What was undone and what could not be.
+
+    After a reboot the kernel has forgotten everything by itself, and of a namespace that is gone likewise.
+    """
     undone: list[str] = []
     failed: list[str] = []
     header = header_of(path)
-    if header is None or header.boot_id != boot_id():
+    if header is None or header.boot_id != boot_id() or any(map(is_forgotten, header.within)):
         return undone, failed
     for line in reversed([line for line in lines_of(path) if "undo" in line]):
         for undo in (from_json(Undo, table) for table in line["undo"]):

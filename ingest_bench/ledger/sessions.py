@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import hashlib
 import os
-import socket
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,15 +14,20 @@ import platformdirs
 
 from ingest_bench import system
 from ingest_bench.errors import RunFailed, SpecError
-from ingest_bench.ledger.book import boot_id, finish, header_of, lines_of, lock_within, own_netns
+from ingest_bench.ledger import namespaces
+from ingest_bench.ledger.book import Header, boot_id, finish, header_of, is_forgotten, lines_of, lock_within
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from ingest_bench.ledger.namespaces import Kind
+
 # How long a lock may be held by somebody who only looks at it, or is about to end.
 _PATIENCE_S = 0.2
-# What a name of a Unix socket has room for (man 7 unix).
-_NAME_BYTES = 107
+# Of who has a lock.
+_SAID_BYTES = 200
+_ROOTS = Path("/run/ingest-bench")
+_NAMES = {"net": "network namespace", "mnt": "mount namespace", "pid": "pid namespace"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +39,7 @@ class Applied:
     alive: bool
     """Whether somebody still looks after it. If not, it was left behind: `ingest-bench net restore`."""
     here: bool
-    """Whether it is in our network namespace; only from there can it be undone."""
+    """Whether it can be undone from here: it is the whole machine's, or in our namespaces."""
     until_realtime_ns: int
     steps: tuple[str, ...]
 
@@ -49,29 +51,26 @@ def state_folder() -> Path:
     """
     given = os.environ.get("INGEST_BENCH_STATE")
     folder = Path(given).absolute() if given else _default_state_folder()
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = folder.stat()
-    except OSError as error:
-        raise SpecError(f"{folder}: {error.strerror}; set INGEST_BENCH_STATE to a folder that you can write") from None
-    if status.st_uid != os.geteuid() or status.st_mode & 0o022:
-        raise SpecError(f"{folder}: others can write here; `chmod 700` it, or set INGEST_BENCH_STATE to another folder")
-    return folder
+    return _own_folder(folder, "set INGEST_BENCH_STATE to a folder that you alone can write")
 
 
 @contextlib.contextmanager
-def locked(key: str, what: str = "", resources: Sequence[str] = ()) -> Iterator[tuple[int, ...]]:
+def locked(
+    key: str, what: str = "", resources: Sequence[str] = (), within: Sequence[Kind] = ()
+) -> Iterator[tuple[int, ...]]:
     """The descriptors of the locks on what `key` names and on resources; RunFailed when somebody else has one.
 
-    The key's lock is a file of our state folder. A resource is what sessions of different keys, users and folders may
-    meet at, such as an interface or a file below /proc/sys; `what` tells others who has it.
+    The key's lock is a file of our state folder. A resource is what sessions of different keys and folders may meet at,
+    such as an interface or a file below /proc/sys: one for the whole machine, or one in each namespace of the kinds
+    `within`. `what` tells others who has it.
 
     Who inherits the descriptors shares the locks: they are free when the last of them has ended.
     """
     with contextlib.ExitStack() as stack:
         descriptors = [stack.enter_context(_file_lock(key))]
         for resource in resources:
-            descriptors += stack.enter_context(_claim(resource, what))
+            place = "".join(f"{one.kind}:[{one.inode}]/{one.cookie} " for one in map(namespaces.own, within))
+            descriptors.append(stack.enter_context(_claim(resource, place, what)))
         yield tuple(descriptors)
 
 
@@ -80,7 +79,7 @@ def finish_leftovers(key: str, resources: Sequence[str]) -> None:
     finish(state_folder() / f"{key}.jsonl")
     for path in sorted(state_folder().glob("*.jsonl")):
         header = header_of(path)
-        if header and header.netns == own_netns() and path.stem != key and set(resources) & {*header.resources}:
+        if header and _is_here(header) and path.stem != key and set(resources) & {*header.resources}:
             with _file_lock(path.stem):
                 finish(path)
 
@@ -99,51 +98,87 @@ def _file_lock(key: str) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def _claim(resource: str, what: str) -> Iterator[tuple[int, int]]:
-    """A lock that holds for all users and folders: a name of Unix sockets, which only one can have.
+def _claim(resource: str, place: str, what: str) -> Iterator[int]:
+    """A lock that holds for all state folders and all network namespaces of this machine.
 
-    The kernel has one list of them for each network namespace, and takes a name off it with the last process that
-    holds it. A second name, with the first one in front, says who we are.
+    It is a file that nobody else can open, so nobody else can hold it, and the kernel frees it with the last process
+    that has it open. The file of the setting itself was rejected: each mount of /proc or /sys, such as that of
+    `ip netns exec`, has another inode for it, and every user can open and lock it. So was a name of Unix sockets, of
+    which there is one in each network namespace, for every user.
     """
-    name = f"\0ingest-bench/{hashlib.sha256(resource.encode()).hexdigest()[:16]}"
-    said = f"{name}/pid {os.getpid()}: {what}".encode("ascii", "replace")[:_NAME_BYTES]
-    with socket.socket(socket.AF_UNIX) as lock, socket.socket(socket.AF_UNIX) as owner:
-        until = time.monotonic() + _PATIENCE_S
-        while True:
-            try:
-                lock.bind(name)
-                break
-            except OSError as error:
-                if error.errno != errno.EADDRINUSE:
-                    raise RunFailed(f"{resource}: no lock on it ({error.strerror})") from None
-            if time.monotonic() > until:
-                raise RunFailed(f"{resource}: in use by {_owner(name)}; try again when that is over")
-            time.sleep(0.02)
-        owner.bind(said)
-        yield lock.fileno(), owner.fileno()
+    name = hashlib.sha256(f"{place}{resource}".encode()).hexdigest()[:16]
+    descriptor = os.open(_locks_folder() / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        if not lock_within(descriptor, _PATIENCE_S):
+            owner = os.pread(descriptor, _SAID_BYTES, 0).decode(errors="replace") or "another program"
+            raise RunFailed(f"{resource}: in use by {owner}; try again when that is over")
+        # On a full disk the lock holds all the same.
+        with contextlib.suppress(OSError):
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"pid {os.getpid()}: {what}".encode()[:_SAID_BYTES], 0)
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
-def _owner(name: str) -> str:
-    """Who has the lock of that name, in the words of who has it (/proc/net/unix shows a NUL as @)."""
-    mark = f" @{name[1:]}/"
-    lines = Path("/proc/net/unix").read_text(encoding="ascii", errors="replace").splitlines()
-    return next((line.partition(mark)[2] for line in lines if mark in line), "another program")
+def _locks_folder() -> Path:
+    """Where the locks on resources are, whatever INGEST_BENCH_STATE says.
+
+    Root's own in /run. Who is root in a user namespace of his own may not write there, and changes nothing that is
+    outside of it.
+    """
+    is_ours = system.is_root() and os.access("/run", os.W_OK)
+    folder = (_ROOTS if is_ours else platformdirs.user_state_path("ingest-bench")) / "locks"
+    return _own_folder(folder, "it has the locks on what is changed")
 
 
-def restore() -> list[str]:
-    """What was put back, of every session of this network namespace, finished or not, ours or another program's."""
-    undone, failed = [], []
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restored:
+    """What became of all sessions."""
+
+    undone: tuple[str, ...]
+    left: tuple[str, ...]
+    """What cannot be put back from here, and from where it can."""
+
+
+def restore() -> Restored:
+    """What was put back, of every session that can be undone from here, finished or not, ours or another program's.
+
+    RunFailed when something could not be put back, though it is here; all the rest was.
+    """
+    undone, left, failed = [], [], []
     for path in sorted(state_folder().glob("*.jsonl")):
         header = header_of(path)
-        if header is not None and header.boot_id == boot_id() and header.netns != own_netns():
+        if header is not None and header.boot_id == boot_id() and (elsewhere := _elsewhere(header)):
+            left.append(f"{header.what} (pid {header.pid}): {elsewhere}")
             continue
         try:
             undone += finish(path)
         except RunFailed as error:
             failed.append(str(error))
     if failed:
-        raise RunFailed("\n".join(failed))
-    return undone
+        raise RunFailed("\n".join([*failed, *left]))
+    return Restored(undone=tuple(undone), left=tuple(left))
+
+
+def _is_here(header: Header) -> bool:
+    return not _elsewhere(header)
+
+
+def _elsewhere(header: Header) -> str:
+    """From where it can be undone, in words; empty: from here, or the kernel has undone it."""
+    others = [one for one in header.within if not one.is_ours()]
+    if not others or any(map(is_forgotten, others)):
+        return ""
+    # Its files may still be seen from here.
+    others = [one for one in others if not one.is_gone()]
+    ways = [one.entrance() for one in others]
+    names = " and ".join(f"{_NAMES[one.kind]} {one.kind}:[{one.inode}]" for one in others)
+    if not others:
+        return ""
+    if None in ways:
+        return f"in the {names}, to which no way is seen; try as root, outside of any container"
+    return f"in the {names}: nsenter {' '.join(map(str, ways))} ingest-bench net restore"
 
 
 def show() -> list[Applied]:
@@ -153,7 +188,19 @@ def show() -> list[Applied]:
 
 def _default_state_folder() -> Path:
     """The user's state folder and not the runtime folder: that one goes at logout, and there may be none."""
-    return Path("/run/ingest-bench") if system.is_root() else platformdirs.user_state_path("ingest-bench")
+    return _ROOTS if system.is_root() else platformdirs.user_state_path("ingest-bench")
+
+
+def _own_folder(folder: Path, what: str) -> Path:
+    """The folder, made if need be; SpecError where it cannot be made or others can write there."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = folder.stat()
+    except OSError as error:
+        raise SpecError(f"{folder}: {error.strerror}; {what}") from None
+    if status.st_uid != os.geteuid() or status.st_mode & 0o022:
+        raise SpecError(f"{folder}: others can write here; {what}")
+    return folder
 
 
 def _applied(path: Path) -> Applied | None:
@@ -164,7 +211,7 @@ def _applied(path: Path) -> Applied | None:
         what=header.what,
         pid=header.pid,
         alive=_is_held(path.with_suffix(".lock")),
-        here=header.netns == own_netns(),
+        here=_is_here(header),
         until_realtime_ns=header.until_realtime_ns,
         steps=tuple(line["step"] for line in lines_of(path) if "step" in line),
     )

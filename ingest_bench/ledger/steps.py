@@ -12,6 +12,9 @@ from pathlib import Path
 from ingest_bench import system
 from ingest_bench.errors import RunFailed, SpecError
 
+# How the kernel writes a blank in a path (man 5 proc, mountinfo).
+_OCTAL = re.compile(r"\\([0-7]{3})")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Action:
@@ -50,8 +53,10 @@ class Undo:
     action: Action
     look: tuple[str, ...] = ()
     shows: str = ""
-    gone: tuple[str, ...] = ()
-    """What `look` says where the thing itself is not there any more, and everything that was changed of it."""
+    exists: str = ""
+    """The path of what was changed: when the kernel says that nothing has it (ENOENT), so is the change gone."""
+    mounted: str = ""
+    """The mount point that was made: when nothing is mounted there, the change is gone."""
     pid: int | None = None
     """The process that was changed: when it has ended, so has the change."""
     index: int | None = None
@@ -72,18 +77,13 @@ class Undo:
 
     def is_needed(self) -> bool:
         """Whether there is still something to undo; RunFailed when nobody can tell."""
-        if self.action.path and not Path(self.action.path).exists():
+        if not all(_exists(Path(path)) for path in (self.action.path, self.exists) if path):
+            return False
+        if self.mounted and not _is_mounted(self.mounted):
             return False
         if self.pid is not None and not _runs(self.pid):
             return False
-        if not self.look:
-            return True
-        try:
-            return self.shows in system.run(self.look)
-        except RunFailed as error:
-            if any(words in str(error) for words in self.gone):
-                return False
-            raise
+        return not self.look or self.shows in system.run(self.look)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,13 +100,35 @@ class Step:
         return f"{self.place}: {self.do}" if self.place else str(self.do)
 
 
+def _exists(path: Path) -> bool:
+    """Whether something has that path; RunFailed when nobody can tell."""
+    try:
+        path.stat()
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise RunFailed(f"{path}: {error.strerror}; nobody can tell whether it is still there") from None
+    return True
+
+
+def _is_mounted(place: str) -> bool:
+    """Whether something is mounted there, as our mount namespace has it; RunFailed when nobody can tell."""
+    try:
+        lines = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    except OSError as error:
+        raise RunFailed(f"/proc/self/mountinfo: {error.strerror}; nobody can tell what is mounted") from None
+    return place in (_OCTAL.sub(lambda found: chr(int(found[1], 8)), line.split()[4]) for line in lines)
+
+
 def _runs(pid: int) -> bool:
     """Whether there is a process of that number that has not ended; a dead one may stand there for long."""
     try:
-        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0]
-    except OSError:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
         return False
-    return state not in "ZX"
+    except OSError as error:
+        raise RunFailed(f"process {pid}: {error.strerror}; nobody can tell whether it runs") from None
+    return text.rpartition(")")[2].split()[0] not in "ZX"
 
 
 def setting_step(path: Path, value: str) -> Step:

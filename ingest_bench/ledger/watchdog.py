@@ -25,6 +25,7 @@ from ingest_bench.ledger import book, sessions
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from ingest_bench.ledger.namespaces import Kind
     from ingest_bench.ledger.steps import Step
 
     Stage = Callable[[str], None]
@@ -67,19 +68,26 @@ class Session:
 
 @contextlib.contextmanager
 def session(
-    key: str, what: str, *, time_limit_s: float, resources: tuple[str, ...] = (), on_stage: Stage = lambda _: None
+    key: str,
+    what: str,
+    *,
+    time_limit_s: float,
+    resources: tuple[str, ...] = (),
+    within: tuple[Kind, ...] = (),
+    on_stage: Stage = lambda _: None,
 ) -> Iterator[Session]:
     """A session of changes to what `key` names; nobody else can have one on the same key, or on one of the resources.
 
-    A file that a change writes to is a resource. Leftovers of an earlier session are put back first. InvalidRun at the
-    end of the block when the time was over before.
+    A file that a change writes to is a resource. The changes are the whole machine's, but for the kinds of namespaces
+    that they are `within`: only there can they be taken back, and only there are the resources the same. Leftovers of
+    an earlier session are put back first. InvalidRun at the end of the block when the time was over before.
     """
     _refuse_no_limit(time_limit_s)
-    with sessions.locked(key, what, resources) as locks:
+    with sessions.locked(key, what, resources, within) as locks:
         path = sessions.state_folder() / f"{key}.jsonl"
         sessions.finish_leftovers(key, resources)
         on_stage("locked")
-        header = book.new_header(what, time_limit_s, resources)
+        header = book.new_header(what, time_limit_s, resources, within)
         with _watched(path, header.until_boottime_ns, locks, on_stage):
             ledger = book.Ledger.create(path, header)
             on_stage("ledger made")

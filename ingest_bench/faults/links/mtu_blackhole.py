@@ -7,24 +7,27 @@ the sender has learned it forgets with the fault: Linux itself would keep it for
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
-from ingest_bench import system
-from ingest_bench.errors import RunFailed
 from ingest_bench.faults import each
 from ingest_bench.faults.kind import Begun, FaultKind
-from ingest_bench.faults.links import forged_icmp, holes
+from ingest_bench.faults.links import holes
 from ingest_bench.faults.links.blackhole import hole
+from ingest_bench.faults.links.forgers import Forgers
 from ingest_bench.faults.stage import Stage
 from ingest_bench.model.experiment import Cell, Fault
 from ingest_bench.network import Direction, Link
 from ingest_bench.network.act.link import End
+from ingest_bench.system import Child
 
 # net.ipv4.route.min_pmtu; a sender that is told less sends fragments of this size.
 _SMALLEST_LEARNED_BYTES = 552
-_END_LIMIT_S = 10.0
+_LIMIT_S = 60.0
+# The Ethernet header, the longest IP header, and a TCP header: what the hop sees of a packet.
+_SNAP_BYTES = 14 + 60 + 20
 
 
 @contextmanager
@@ -55,33 +58,40 @@ def _complaint(cell: Cell, fault: Fault) -> str:
 
 
 @contextmanager
-def told(link: Link, directions: Sequence[Direction], mtu_bytes: int, said: list[str]) -> Iterator[None]:
+def told(
+    link: Link, directions: Sequence[Direction], mtu_bytes: int, said: list[str], forgers: Forgers
+) -> Iterator[None]:
     """The hop tells the senders in those directions; at the end `said` has what it told, and what became of it."""
     with ExitStack() as stack:
         for direction in directions:
-            sender, receiver = link.ends if direction == "to-server" else link.ends[::-1]
-            stack.enter_context(_hop(direction, sender, receiver, mtu_bytes, said))
+            sender, receiver = _sender_and_receiver(link, direction)
+            child = stack.enter_context(forgers.at(receiver))
+            stack.enter_context(_hop(child, direction, sender, receiver, mtu_bytes, said))
         yield
 
 
+def _sender_and_receiver(link: Link, direction: Direction) -> tuple[End, End]:
+    client, server = link.ends
+    return (client, server) if direction == "to-server" else (server, client)
+
+
 @contextmanager
-def _hop(direction: Direction, sender: End, receiver: End, mtu_bytes: int, said: list[str]) -> Iterator[None]:
-    code = holes.bytecode(receiver.address, mtu_bytes, found=forged_icmp.SNAP_BYTES, others=0)
-    argv = system.script(forged_icmp.__file__, receiver.device, str(mtu_bytes), code)
-    name = "mtu-blackhole: the hop that sends ICMP"
-    with system.Child(receiver.namespace.command(argv), name=name) as hop:
-        hop.line()
+def _hop(
+    child: Child, direction: Direction, sender: End, receiver: End, mtu_bytes: int, said: list[str]
+) -> Iterator[None]:
+    code = holes.bytecode(receiver.address, mtu_bytes, found=_SNAP_BYTES, others=0)
+    child.ask(json.dumps({"hop": [receiver.device, mtu_bytes, code]}), _LIMIT_S)
+    try:
         try:
             yield
-            # Before it forgets.
-            found = sender.namespace.run(("ss", "-Htin", "state", "established", "dst", sender.peer))
-            learned = sum(int(size) <= mtu_bytes for size in re.findall(r"\bpmtu:(\d+)", found))
-            try:
-                count = int(hop.rest(_END_LIMIT_S))
-            except ValueError:
-                raise RunFailed(f"{name} broke, it said: {hop.said()}") from None
         finally:
-            sender.namespace.run(("ip", "route", "flush", "cache"))
+            # Also after a failure: the next one must find it as it was.
+            count = int(child.ask("end", _LIMIT_S))
+        # Before it forgets.
+        found = sender.namespace.run(("ss", "-Htin", "state", "established", "dst", sender.peer))
+        learned = sum(int(size) <= mtu_bytes for size in re.findall(r"\bpmtu:(\d+)", found))
+    finally:
+        sender.namespace.run(("ip", "route", "flush", "cache"))
     said.append(f"{direction}: told {count} times, {learned} connections have a path MTU of at most {mtu_bytes}")
 
 
@@ -94,7 +104,7 @@ def _begin(fault: Fault, stage: Stage) -> Begun:
     def hop(link: Link, directions: Sequence[Direction]) -> Iterator[None]:
         with ExitStack() as stack:
             if fault.icmp == "sent":
-                stack.enter_context(told(link, directions, mtu_bytes, said))
+                stack.enter_context(told(link, directions, mtu_bytes, said, stage.forgers))
             stack.enter_context(mtu_blackhole(link, directions, mtu_bytes))
             yield
 
@@ -107,6 +117,17 @@ def _begin(fault: Fault, stage: Stage) -> Begun:
     return Begun("", end)
 
 
+def _forged_at(fault: Fault, link: Link, directions: Sequence[Direction]) -> tuple[End, ...]:
+    if fault.icmp != "sent":
+        return ()
+    return tuple(_sender_and_receiver(link, direction)[1] for direction in directions)
+
+
 MTU_BLACKHOLE = FaultKind(
-    hits="link", begin=_begin, lasts=True, takes=frozenset({"direction", "mtu_bytes", "icmp"}), complaint=_complaint
+    hits="link",
+    begin=_begin,
+    lasts=True,
+    takes=frozenset({"direction", "mtu_bytes", "icmp"}),
+    complaint=_complaint,
+    forged_at=_forged_at,
 )

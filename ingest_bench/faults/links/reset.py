@@ -5,34 +5,35 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from ingest_bench import system
 from ingest_bench.errors import RunFailed
 from ingest_bench.faults import each
 from ingest_bench.faults.kind import Begun, FaultKind
+from ingest_bench.faults.links.forgers import Forgers
 from ingest_bench.faults.stage import Stage
 from ingest_bench.model.experiment import Fault
-from ingest_bench.network import Link
+from ingest_bench.network import Direction, Link
 from ingest_bench.network.act.link import End
 
 # How long a busy machine may take to reset what answers twice a second.
 _LIMIT_S = 20
 
 
-def reset(link: Link) -> int:
+def reset(link: Link, forgers: Forgers) -> int:
     """How many connections from the client to the server there were; each is reset, at the client's end first.
 
     A connection that begins meanwhile is spared. RunFailed when one of them stands after all.
     """
     client, server = link.ends
-    ports = _reset_at(client, among=())
+    ports = _reset_at(client, forgers, among=())
     if ports:
-        _reset_at(server, among=ports)
+        _reset_at(server, forgers, among=ports)
     return len(ports)
 
 
-def _reset_at(end: End, among: Sequence[int]) -> list[int]:
-    argv = system.python("ingest_bench.faults.links.forged_resets", end.device, end.address, end.peer)
-    answer = json.loads(end.namespace.run((*argv, str(_LIMIT_S), *map(str, among))))
+def _reset_at(end: End, forgers: Forgers, among: Sequence[int]) -> list[int]:
+    task = {"reset": [end.device, end.address, end.peer, _LIMIT_S, [*among]]}
+    with forgers.at(end) as child:
+        answer = json.loads(child.ask(json.dumps(task), 2 * _LIMIT_S))
     ports: list[int] = answer["ports"]
     if answer["left"]:
         raise RunFailed(
@@ -45,7 +46,7 @@ def _reset_at(end: End, among: Sequence[int]) -> list[int]:
 def _begin(fault: Fault, stage: Stage) -> Begun:
     down = {node.number: node.name for node in stage.nodes if node.is_down}
     links = dict(each.links(fault, stage))
-    count = sum(reset(link) for link in links.values())
+    count = sum(reset(link, stage.forgers) for link in links.values())
     if not count and all(down.keys() & set(name.nodes) for name in links):
         return Begun(f"not done, {' and '.join(down.values())} is down")
     if not count:
@@ -53,4 +54,8 @@ def _begin(fault: Fault, stage: Stage) -> Begun:
     return Begun(f"{count} connections")
 
 
-RESET = FaultKind(hits="link", begin=_begin)
+def _forged_at(_: Fault, link: Link, __: Sequence[Direction]) -> tuple[End, ...]:
+    return link.ends
+
+
+RESET = FaultKind(hits="link", begin=_begin, forged_at=_forged_at)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ingest_bench import system
 from ingest_bench.errors import MissingCapability, RunFailed, SpecError
-from ingest_bench.ledger import Applied, book, restore, session, sessions, show
+from ingest_bench.ledger import Applied, book, namespaces, restore, session, sessions, show
 from ingest_bench.network.act import interface_facts, ssh
 from ingest_bench.network.plan import features, interface_plan, netem, spared
 from ingest_bench.network.plan.interface_rules import Asked, Found, shapes, tcp_words
@@ -99,7 +99,9 @@ def shaped(
     index = interface_facts.index_of(link.name)
     what = f"{profile.name} on {link.name} {link.ends}"
     resources = (f"interface {index}", *interface_plan.files(profile))
-    with session(_key(index), what, time_limit_s=time_limit_s, resources=resources, on_stage=on_stage) as opened:
+    with session(
+        _key(index), what, time_limit_s=time_limit_s, resources=resources, within=("net",), on_stage=on_stage
+    ) as opened:
         # Looked at behind the locks, when the leftovers of an earlier session are gone.
         found = _find(asked)
         if found.index != index:
@@ -146,7 +148,7 @@ def _spare(opened: Session, found: Found, marks: interface_plan.Marks, profile: 
 
 
 def _key(index: int) -> str:
-    return f"net-{book.own_netns()}-{index}"
+    return f"net-{namespaces.own('net').inode}-{index}"
 
 
 def require(profile: Profile) -> None:

@@ -101,7 +101,7 @@ class Seen:
 def read(path: Path) -> Seen:
     """What scapy finds in a capture."""
     # Its import takes 0.5 s and more.
-    with _without_folders():
+    with without_folders():
         from scapy.layers.inet import ICMP, IP, TCP  # noqa: PLC0415
         from scapy.layers.inet6 import IPv6  # noqa: PLC0415
         from scapy.layers.l2 import Ether  # noqa: PLC0415
@@ -127,7 +127,7 @@ def read(path: Path) -> Seen:
 
 
 @contextmanager
-def _without_folders() -> Iterator[None]:
+def without_folders() -> Iterator[None]:
     """Where scapy keeps and reads no pickles in a home: we may be root, and it somebody else's."""
     before = dict(os.environ)
     os.environ.update(dict.fromkeys(("XDG_CACHE_HOME", "XDG_CONFIG_HOME"), "/proc/none"))
