@@ -170,7 +170,7 @@ class LoadOptions:
     def longest_warm_up_ns(self) -> int:
         """What the load runs before the measurement at most: where the data decide, as long as is measured.
 
-        The rule that finds it (MSER-5) knows no answer in the second half of its data.
+        What ends in the second half of the data is not known to have ended.
         """
         return self.warm_up_ns if isinstance(self.warm_up_ns, int) else self.measure_ns
 

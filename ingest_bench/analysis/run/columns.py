@@ -92,7 +92,7 @@ _MEASURED: tuple[Column, ...] = (
     Column("forwards_failed", "batches that no peer took"),
     Column("documents_repeated", "acknowledged documents that replaced one with the same id: not in the index again"),
     Column("documents_resent", "documents sent again after a 429, each time counted"),
-    Column("steady_after_s", "seconds from the start of the load until it was steady (MSER-5); empty: never"),
+    Column("steady_after_s", "seconds from the start of the load until it was steady; empty: never"),
     Column("steadiness", '"steady", "late" (not yet when the measurement began) or why it is not known'),
     Column("generator_cpu_percent", "CPU of the busiest load worker within the measurement, of one core"),
     Column("generator_cpu_percent_max", "the same in the worst second of any worker"),

@@ -8,7 +8,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePath
 
 from ingest_bench.analysis.numbers import histogram
-from ingest_bench.analysis.run import closed_loop, delivery, generator_health, integrity, per_gb, recovery, steady
+from ingest_bench.analysis.run import (
+    closed_loop,
+    delivery,
+    generator_health,
+    integrity,
+    over_time,
+    per_gb,
+    recovery,
+    steady,
+)
 from ingest_bench.analysis.run import samples as load
 from ingest_bench.analysis.run.columns import COLUMNS
 from ingest_bench.analysis.run.samples import Samples, Tickets
@@ -89,7 +98,7 @@ def summarise(
         busy = generator_health.busiest(cpu, load.window_of(report))
         values |= {**generator_health.values(report, busy), **steady.values(samples, report)}
         values |= closed_loop.values(samples, load.window_of(report), report, values["response_ms_p50"])
-        series |= load.series(samples, report)
+        series |= over_time.series(samples, report)
         found = attribution.of_load(
             samples, report, values["response_ms_p50"], sources.watched(measured, record.faults, cpu, report)
         )
