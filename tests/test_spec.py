@@ -127,3 +127,49 @@ def test_a_wrong_experiment_names_file_key_and_what_was_found(here: Path, text: 
     (here / "bad.toml").write_text(text + "\n")
     with pytest.raises(SpecError, match=message):
         spec.load("bad.toml")
+
+
+SETTING = "indices.memory.index_buffer_size"
+DOTTED = """
+[target]
+name = "opensearch"
+[load]
+workload = "nyc_taxis"
+{}
+"""
+
+
+@pytest.mark.parametrize(
+    ("written", "overrides"),
+    [
+        (f"[target.setting]\n{SETTING} = '8mb'", ()),
+        (f"[target.setting]\n'{SETTING}' = '8mb'", ()),
+        ("[target.setting.indices.memory]\nindex_buffer_size = '8mb'", ()),
+        (f"[factors]\nsetting.{SETTING} = ['8mb']", ()),
+        (f"[factors]\n'setting.{SETTING}' = ['8mb']", ()),
+        (f"[factors]\nsetting.'{SETTING}' = ['8mb']", ()),
+        (f"[factors]\ntarget.setting.'{SETTING}' = ['8mb']", ()),
+        (f"[factors]\n'target.setting.{SETTING}' = ['8mb']", ()),
+        ("", (f"setting.{SETTING}=8mb",)),
+        ("", (f"target.setting.{SETTING}=8mb",)),
+        ("", (f'setting."{SETTING}"=8mb',)),
+        ("", (f"target.setting.'{SETTING}'=8mb",)),
+        # The one takes the place of the other, however it is written.
+        (f"[target.setting]\n{SETTING} = '4mb'", (f'setting."{SETTING}"=8mb',)),
+        (f"[factors]\nsetting.'{SETTING}' = ['4mb']", (f"target.setting.{SETTING}=8mb",)),
+    ],
+)
+def test_a_name_with_dots_is_read_alike_wherever_it_stands(
+    tmp_path: Path, written: str, overrides: tuple[str, ...]
+) -> None:
+    path = tmp_path / "x.toml"
+    path.write_text(DOTTED.format(written))
+    (cell,) = spec.cells(spec.load(str(path), overrides))
+    assert cell.target.setting == {SETTING: "8mb"}
+
+
+def test_a_name_that_is_given_twice_in_two_ways_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.toml"
+    path.write_text(DOTTED.format(f"[target.setting]\n{SETTING} = '8mb'\n'{SETTING}' = '4mb'"))
+    with pytest.raises(SpecError, match=r"target\.setting: indices\.memory\.index_buffer_size is given twice"):
+        spec.load(str(path))
