@@ -9,6 +9,7 @@ from ingest_bench.analysis.stalls import attribution
 _MEASURED: tuple[Column, ...] = (
     Column("network", "network profile, with overrides"),
     Column("target", "server and version"),
+    Column("java", "version of the Java that the server ran on"),
     Column("workload", "workload"),
     Column("receive_predictor_bytes", "receive buffer that the server was told to use; min..max when adaptive"),
     Column("heap_bytes", "maximum heap"),
@@ -97,7 +98,9 @@ _MEASURED: tuple[Column, ...] = (
     Column("generator_cpu_percent", "CPU of the busiest load worker within the measurement, of one core"),
     Column("generator_cpu_percent_max", "the same in the worst second of any worker"),
     Column("generator_lag_ms_p99", "99th percentile of the lateness of the generator's event loop"),
+    Column("generator_lags", "how many times the lateness was looked at, in the worst worker"),
     Column("send_delay_ms_p99", "open loop: 99th percentile from due to a user that was free"),
+    Column("send_delays", "open loop: how many requests that is of, in the worst worker"),
     Column("tickets_waited", "open loop: requests that were due when no user was free"),
     Column("tickets_unsent", "open loop: requests that were due and never sent"),
     Column("queries_per_s_median", "median of answered queries in each second of the measurement"),

@@ -163,6 +163,7 @@ def conditions(record: RunRecord, cell: Cell) -> dict[str, Value]:
     return {
         "network": " ".join([cell.network.name, *_overrides(cell.levels)]) if cell.network else "as-is",
         "target": f"{name} {version}" if version else name,
+        "java": record.server.get("java"),
         "workload": sent(cell),
         "receive_predictor_bytes": _predictor(options.receive_predictor_bytes),
         "heap_bytes": record.server.get("heap_bytes") if options.runs_already else options.heap_bytes,
