@@ -173,3 +173,25 @@ def test_a_name_that_is_given_twice_in_two_ways_is_refused(tmp_path: Path) -> No
     path.write_text(DOTTED.format(f"[target.setting]\n{SETTING} = '8mb'\n'{SETTING}' = '4mb'"))
     with pytest.raises(SpecError, match=r"target\.setting: indices\.memory\.index_buffer_size is given twice"):
         spec.load(str(path))
+
+
+@pytest.mark.parametrize(
+    ("key", "content", "name"),
+    [
+        ("network", 'description = "x"\nmtu = 1400\n', "net.toml"),
+        ("load.documents", '{"a": 1}\n', "docs.ndjson"),
+    ],
+)
+def test_two_files_of_one_base_name_make_cells_and_runs_with_names_of_their_own(
+    tmp_path: Path, key: str, content: str, name: str
+) -> None:
+    levels = []
+    for folder in ("old", "new"):
+        (tmp_path / folder).mkdir()
+        levels.append(str(tmp_path / folder / name))
+        Path(levels[-1]).write_text(content.replace("1", "1" if folder == "old" else "2"))
+    found = spec.load("verify-recommendation", (f"{key}={','.join(levels)}", "receive_predictor=4KiB,64KiB"))
+    made = spec.cells(found)
+    assert len(made) == len({cell.name for cell in made}) == (4 if key == "network" else 8)
+    ordered = order.order(found)
+    assert len({run.id for run in ordered.runs}) == len(ordered.runs) == len(made) * found.replicates
