@@ -195,3 +195,15 @@ def test_two_files_of_one_base_name_make_cells_and_runs_with_names_of_their_own(
     assert len(made) == len({cell.name for cell in made}) == (4 if key == "network" else 8)
     ordered = order.order(found)
     assert len({run.id for run in ordered.runs}) == len(ordered.runs) == len(made) * found.replicates
+
+
+def test_each_shipped_experiment_says_why_it_has_as_many_replicates() -> None:
+    folder = data.folder("workloads") / "experiments"
+    for path in sorted(folder.glob("*.toml")):
+        lines = path.read_text(encoding="utf-8").splitlines()
+        if any(line.startswith("includes") for line in lines):
+            continue
+        (at,) = [number for number, line in enumerate(lines) if line.startswith("replicates = ")]
+        above = "\n".join(lines[:at]).rpartition('"\n')[2]
+        word = {"1": "One", "2": "Two", "3": "Three"}[lines[at].removeprefix("replicates = ")]
+        assert f"# {word}" in above, path.name
