@@ -291,9 +291,9 @@ SERIES = {
     "docs_per_s": "acknowledged documents of each second, at its start, counted as for docs_per_s_p10",
     "response_ms_p50": "median response time of all requests that ended in each second (computed from the samples); "
     "the last one has those that were due in time and ended later, too",
-    "response_ms_max": "their longest response time (computed from the samples)",
+    "response_ms_max": "longest response time of all requests that waited in each second (computed from the samples)",
     "response_ok_ms_p50": "median response time of those of which every document was acknowledged",
-    "response_ok_ms_max": "their longest response time",
+    "response_ok_ms_max": "longest response time of those that waited in it",
     "heap_bytes": "heap in use, before and after each collection; each second of a server that is a URL",
     "gc_pause_ms": "each pause, at its start",
     "large_allocation_bytes": "each object of 1 MiB and more, when it was allocated",
