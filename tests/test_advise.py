@@ -9,6 +9,7 @@ import made_summaries as made
 import numpy as np
 import pytest
 
+from ingest_bench.cli.recommend import _checked
 from ingest_bench.experiment import order, spec
 from ingest_bench.lab import buffer_advice
 from ingest_bench.model.results import Summary
@@ -58,9 +59,11 @@ def test_each_cell_has_the_costs_of_all_its_runs_and_a_recommendation(results: R
     assert str(small.recommendation.best.buffers) == "8KiB"
 
 
-def test_what_does_not_fit_a_tlab_is_known_when_tlabs_were_measured(results: Results) -> None:
-    advice = buffer_advice.advice(results, summaries(results, tlab_mean_bytes=100_000))[1]
-    over = {str(cost.buffers): cost.over_limit_bytes for cost in advice.costs}
+def test_what_does_not_fit_a_tlab_of_the_network_is_known_when_tlabs_were_measured(results: Results) -> None:
+    advice = buffer_advice.advice(
+        results, summaries(results, tlab_network_bytes=400_000, tlab_network_count=4, tlab_mean_bytes=10**6)
+    )[1]
+    over = {str(cost.buffers): cost.over_tlab_bytes for cost in advice.costs}
     assert over["64KiB"] == 0
     assert over["128KiB"] == 2 * 4 * 128 * KIB
 
@@ -89,3 +92,64 @@ def test_a_server_that_does_not_count_has_no_predictions_beside_it(results: Resu
     rows = summaries(results, sink_buffer_bytes=None)
     assert buffer_advice.predictions(results, rows) == []
     assert whatif_table.predicted([]) == []
+
+
+def test_what_is_humongous_is_known_when_regions_are(results: Results) -> None:
+    advice = buffer_advice.advice(results, summaries(results, g1_region_bytes=64 * KIB))[1]
+    humongous = {str(cost.buffers): cost.humongous_bytes for cost in advice.costs}
+    assert humongous["16KiB"] == 0
+    assert humongous["32KiB"] == 2 * 4 * 2 * 32 * KIB
+    assert advice.recommendation is not None
+    assert str(advice.recommendation.best.buffers) == "8KiB"
+
+
+def test_the_room_of_each_read_checks_the_prediction_where_the_server_does_not_count(results: Results) -> None:
+    rows = summaries(results, sink_buffer_bytes=None)
+    seen = []
+    for row in rows:
+        size = 16 * KIB if row.levels["receive_predictor"] == "16KiB" else 64 * KIB
+        read = sum(READS[row.levels["receive_predictor"]])
+        waste = size - read / 4
+        kernel = {"kernel_reads": 4, "read_requested_bytes_mean": float(size), "read_waste_bytes_mean": waste}
+        seen.append(made.changed(row, values={**row.values, **kernel}))
+    small, large = buffer_advice.predictions(results, seen)
+    assert small.measured_share == pytest.approx(4 * 16 * KIB / 50_000)
+    assert small.error == pytest.approx(0)
+    assert large.error == pytest.approx(0)
+    advice = buffer_advice.advice(results, seen)
+    assert [len(each.errors) for each in advice] == [1, 1]
+    assert "of 1 other size it said +0.0%" in _checked(advice[0].errors)
+    assert "is not known: measure another receive buffer" in _checked(())
+
+
+def test_a_prediction_that_was_too_low_leaves_less_room_for_waste(results: Results) -> None:
+    """It said 1.31 where 1.70 was measured: 1.25 of its own would be 1.62."""
+    rows = summaries(results)
+    low = [
+        made.changed(row, values={**row.values, "sink_buffer_bytes": 85_000})
+        if row.levels["receive_predictor"] == "16KiB"
+        else row
+        for row in rows
+    ]
+    plain, wary = buffer_advice.advice(results, rows)[1], buffer_advice.advice(results, low)[1]
+    (error,) = wary.errors
+    assert error == pytest.approx(4 * 16 * KIB / 50_000 / 1.7 - 1)
+    assert plain.recommendation is not None
+    assert wary.recommendation is not None
+    assert wary.recommendation.best.buffers.largest_bytes < plain.recommendation.best.buffers.largest_bytes
+
+
+def test_two_recordings_of_one_network_agree_or_it_is_said_why_not(results: Results) -> None:
+    assert [each.disagreement for each in buffer_advice.advice(results, summaries(results))] == ["", ""]
+    # With the small buffer the same network brought 5,000 bytes at a time.
+    for run in results.plan.runs:
+        if run.cell.levels["receive_predictor"] == "16KiB":
+            reads = np.zeros(40, dtype=run_folder.READ)
+            reads["end_ns"], reads["bytes"], reads["port"] = range(0, 40 * 10**9, 10**9), 5_000, 40_000
+            reads.tofile(results.run(run).raw / "reads.bin")
+    small, large = buffer_advice.advice(results, summaries(results))
+    assert small.disagreement == large.disagreement != ""
+    assert "disagree: 16KiB allocate 3.28 bytes for each byte ingested by the first, 1.31 by the second" in (
+        small.disagreement
+    )
+    assert "4.88KiB lay in a socket on average, and 48.8KiB: the server took" in small.disagreement

@@ -70,6 +70,12 @@ def test_collector_heap_and_stack_depth_are_what_the_jvm_says(flags: str, collec
     assert parse_told("", "") == Told(collector="", heap_bytes=None, stack_depth=None)
 
 
+def test_the_size_of_a_region_is_what_the_jvm_says() -> None:
+    # jcmd VM.flags of Java 17 with -Xmx3g.
+    said = "4711:\n-XX:G1ConcRefinementThreads=2 -XX:G1HeapRegionSize=2097152 -XX:MaxHeapSize=3221225472 -XX:+UseG1GC"
+    assert parse_told(said, "").g1_region_bytes == 2 << 20
+
+
 @pytest.mark.netns
 @pytest.mark.parametrize(("option", "what"), [("--mount", "mount"), ("--pid", "process")])
 def test_a_process_in_a_container_is_refused(option: str, what: str) -> None:

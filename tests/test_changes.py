@@ -124,3 +124,18 @@ def test_the_command_writes_table_and_page_and_ends_as_a_gate_does(
     assert "these two cannot be compared: no cell is in both" in capsys.readouterr().out
     assert app.run(["compare", a, b, "--column", "docs_per_s"]) == 2
     assert 'unknown column "docs_per_s"; did you mean' in capsys.readouterr().err
+
+
+def test_another_java_or_server_is_named_and_totals_are_compared_for_each_gb() -> None:
+    def side(java: str, target: str, total: int) -> Results:
+        values = {"java": java, "target": target, "gc_pauses": total, "bytes_measured": total * 10**8}
+        each = [made.summary({"network": "ethernet"}, replicate) for replicate in (1, 2, 3)]
+        runs = [made.changed(run, values={**run.values, **values}) for run in each]
+        return Results(summaries=runs, facts={"cores": 2})
+
+    found = changes.between(
+        side("17.0.15", "OpenSearch 2.19.6", 10), side("25.0.1", "OpenSearch 3.0.0", 20), ("gc_pauses",)
+    )
+    assert found.notes == ("target was OpenSearch 2.19.6, is OpenSearch 3.0.0", "java was 17.0.15, is 25.0.1")
+    (compared,) = found.found
+    assert (compared.column, compared.difference) == ("gc_pauses_per_gb", 0)

@@ -97,3 +97,12 @@ def test_no_run_is_resumed_with_other_documents(tmp_path: Path) -> None:
     assert isinstance(answer.exception, SpecError)
     assert "docs.ndjson: it has changed since the first runs of this folder" in str(answer.exception)
     shutil.rmtree(results.path)
+
+
+def test_documents_without_a_folder_in_their_name_have_a_fingerprint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    made = order.order(spec.load("x.toml", fixed={"documents": "docs.ndjson"}))
+    assert "docs.ndjson" in fingerprints.of(made)

@@ -271,3 +271,36 @@ def test_a_wrong_gate_names_file_key_and_remedy(text: str, complaint: str) -> No
     with pytest.raises(SpecError, match=complaint) as caught:
         gate.thresholds(tomllib.loads(text), "gate.toml")
     assert str(caught.value).startswith("gate.toml")
+
+
+def measured(run: Summary, **values: Any) -> Summary:
+    return made.changed(run, values={**run.values, **values})
+
+
+def test_a_longer_measurement_is_no_regression() -> None:
+    """Twice the time: twice the pauses, and twice the bytes."""
+    text = '[[threshold]]\ncolumn = "gc_pause_ms_total"\nmay_rise = "10%"\n'
+    random = np.random.default_rng(3)
+
+    def of(total_ms: float, gigabytes: int) -> list[Summary]:
+        totals = (total_ms * random.normal(1, 0.01) for _ in range(5))
+        return [
+            measured(run, gc_pause_ms_total=total, bytes_measured=gigabytes * 10**9)
+            for run, total in zip(runs(), totals, strict=True)
+        ]
+
+    before, longer = of(80, 1), of(160, 2)
+    verdict = judged(longer, text, before)
+    assert verdict.outcome == "pass", verdict
+    assert "for each GB" in verdict.checks[0].text
+    assert judged(of(120, 1), text, before).outcome == "fail"
+
+
+def test_another_java_is_named_and_forbids_nothing() -> None:
+    text = '[[threshold]]\ncolumn = "docs_per_s_mean"\nmay_fall = "10%"\n'
+    before = [measured(run, java="17.0.15") for run in runs()]
+    now = [measured(run, java="25.0.1") for run in runs(seed=2)]
+    verdict = judged(now, text, before)
+    assert verdict.outcome == "pass"
+    assert "java was 17.0.15, is 25.0.1" in verdict.notes
+    assert not any("java" in note for note in judged(before, text, before).notes)

@@ -284,3 +284,8 @@ def test_a_line_whose_numbers_cannot_be_is_one_that_nobody_knows(line: str) -> N
     assert log.pauses == gclog.parse(everything).pauses
     assert log.unrecognised == [line]
     assert all(len(complaint) < 1000 for complaint in log.complaints())
+
+
+@pytest.mark.parametrize(("run", "region_bytes"), [("11-g1", 1 << 20), ("25-g1", 1 << 20), ("17-parallel", None)])
+def test_the_size_of_a_region_is_what_the_log_says(tmp_path: Path, run: str, region_bytes: int | None) -> None:
+    assert readings(list(PROBES["gc"].read(lay_out(tmp_path, run))))["g1_region_bytes"] == region_bytes

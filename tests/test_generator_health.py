@@ -100,3 +100,11 @@ def test_an_open_loop_is_judged_by_how_late_requests_left() -> None:
 def test_a_closed_loop_has_no_send_delay() -> None:
     assert values(made.report(), None)["send_delay_ms_p99"] is None
     assert values(made.report(is_open=True, queue_p99_ns=2 * MS), None)["send_delay_ms_p99"] == 2.0
+
+
+def test_a_99th_percentile_of_fewer_than_a_hundred_is_left_out_and_their_number_stands_beside_it() -> None:
+    few = values(made.report(is_open=True, loop_lags=99, queue_delays=99), None)
+    many = values(made.report(is_open=True, loop_lags=100, queue_delays=100), None)
+    assert (few["generator_lag_ms_p99"], few["send_delay_ms_p99"]) == (None, None)
+    assert None not in (many["generator_lag_ms_p99"], many["send_delay_ms_p99"])
+    assert (few["generator_lags"], many["send_delays"]) == (99, 100)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import itertools
 from collections import Counter
 
@@ -10,7 +11,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from ingest_bench import report
 from ingest_bench.analysis.compare import comparison, noise
+from ingest_bench.analysis.run import per_gb
 from ingest_bench.cli.what import What, plans
 from ingest_bench.errors import SpecError
 from ingest_bench.experiment import order, spec
@@ -85,3 +88,18 @@ def test_the_table_says_what_would_be_noise_and_nothing_where_there_are_no_sides
     assert int(row["replicates for 10%"]) <= int(row["replicates for 5%"]) <= int(row["replicates for 3%"])
     assert row["sides differ"] == "no"
     assert shown.table([made.summary({"network": "ethernet"}, replicate) for replicate in (1, 2)]) == []
+
+
+def test_the_file_has_the_noise_of_every_column_that_can_be_compared() -> None:
+    runs = [
+        made.summary({"network": "ethernet", "side": side}, replicate, seed=seed)
+        for seed, side in enumerate("AB")
+        for replicate in range(1, 4)
+    ]
+    text = report.noise_tables(runs)["report/noise.csv"].decode()
+    columns = [row["column"] for row in csv.DictReader(text.splitlines())]
+    numbers = {name for name, value in runs[0].values.items() if isinstance(value, (int, float))}
+    assert set(columns) == {name for name in numbers if name not in per_gb.TOTALS}
+    assert {"docs_per_s_mean", "heap_after_gc_max_bytes", "gc_pauses_per_gb"} <= set(columns)
+    assert "gc_pauses" not in columns
+    assert report.noise_tables([made.summary({"network": "ethernet"})]) == {}

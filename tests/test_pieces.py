@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from ingest_bench.analysis.numbers import quantiles
-from ingest_bench.analysis.run import samples as load
-from ingest_bench.analysis.run import steady
+from ingest_bench.analysis.run import over_time, steady
 from ingest_bench.analysis.run.samples import Samples
 from ingest_bench.analysis.run.summary import summarise
 from ingest_bench.model.samples import OUTCOMES, SAMPLE
@@ -65,7 +64,7 @@ def test_a_load_that_is_read_in_pieces_has_the_same_summary(
     monkeypatch.setattr(sample_files, "_PIECE_RECORDS", 1500)
     monkeypatch.setattr(sample_files, "_LEAST_RECORDS", 100)
     monkeypatch.setattr(quantiles, "_FIT", 50)
-    monkeypatch.setattr(load, "_LATE_S", 2)
+    monkeypatch.setattr(over_time, "_LATE_S", 2)
     assert len(list(files.pieces())) > 3
     found = summarise(made.record(), made.cell(), files, report, made.measured(), queries=files)
     assert found.values == pytest.approx(expected.values)
@@ -97,7 +96,7 @@ def test_samples_without_a_file_and_files_without_a_sample_are_none(tmp_path: Pa
     for files in (SampleFiles([]), on_disk(tmp_path, [np.empty(0, dtype=SAMPLE)] * 2)):
         assert len(files) == 0
         assert [len(samples) for samples, _ in files.pieces()] == [0]
-        assert load.series(files, made.report()) == {}
+        assert over_time.series(files, made.report()) == {}
         assert steady.of_load(files, made.report()).reason == "nothing was sent"
 
 

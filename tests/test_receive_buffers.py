@@ -7,7 +7,7 @@ import pytest
 
 from ingest_bench.analysis.buffers import receive_buffers
 from ingest_bench.analysis.buffers.netty import Adaptive, Fixed
-from ingest_bench.analysis.buffers.receive_buffers import KIB, Bytes, Cost
+from ingest_bench.analysis.buffers.receive_buffers import KIB, Bytes, Cost, Limits
 from ingest_bench.model.results import READ_FIELDS
 from ingest_bench.model.target import TargetOptions
 from ingest_bench.report.tables import whatif_table
@@ -113,9 +113,9 @@ def test_a_size_above_a_filled_buffer_is_marked_as_extrapolated() -> None:
 
 
 def test_buffers_over_a_tlab_are_counted_only_when_its_size_is_known() -> None:
-    costs = receive_buffers.what_if(reads(65536, 9), candidates=[Fixed(65536)], tlab_bytes=50_000)
-    assert costs[0].over_limit_bytes == 2 * 65536
-    assert receive_buffers.what_if(reads(65536, 9), candidates=[Fixed(65536)])[0].over_limit_bytes is None
+    costs = receive_buffers.what_if(reads(65536, 9), candidates=[Fixed(65536)], limits=Limits(tlab_bytes=50_000))
+    assert costs[0].over_tlab_bytes == 2 * 65536
+    assert receive_buffers.what_if(reads(65536, 9), candidates=[Fixed(65536)])[0].over_tlab_bytes is None
 
 
 def test_the_adaptive_allocator_shrinks_after_two_small_reads_and_grows_by_four_steps() -> None:
@@ -160,7 +160,7 @@ def test_the_largest_buffer_that_wastes_little_is_recommended() -> None:
 
 
 def test_a_buffer_larger_than_a_tlab_is_not_recommended() -> None:
-    costs = receive_buffers.what_if(reads(*[1 << 20] * 50, 1), tlab_bytes=300_000)
+    costs = receive_buffers.what_if(reads(*[1 << 20] * 50, 1), limits=Limits(tlab_bytes=300_000))
     best, reason = recommended(costs)
     assert best == "256KiB"
     assert "512KiB allocates 1.01 bytes for each byte ingested and is larger than a TLAB" in reason
@@ -186,18 +186,38 @@ def test_what_the_server_was_told_says_what_recorded_the_reads() -> None:
 
 
 def test_costs_of_several_runs_add_up() -> None:
-    one, other = (receive_buffers.what_if(reads(*sizes), tlab_bytes=1e5) for sizes in ([65536, 9], [65536, 65536, 7]))
+    one, other = (
+        receive_buffers.what_if(reads(*sizes), limits=Limits(tlab_bytes=1e5))
+        for sizes in ([65536, 9], [65536, 65536, 7])
+    )
     added = receive_buffers.together([one, other])
     assert [item.buffers for item in added] == list(receive_buffers.CANDIDATES)
     for total, first, second in zip(added, one, other, strict=True):
         assert total.allocations == first.allocations + second.allocations
-        assert total.over_limit_bytes == (first.over_limit_bytes or 0) + (second.over_limit_bytes or 0)
+        assert total.over_tlab_bytes == (first.over_tlab_bytes or 0) + (second.over_tlab_bytes or 0)
     unknown = receive_buffers.together([one, receive_buffers.what_if(reads(65536, 9))])
-    assert {item.over_limit_bytes for item in unknown} == {None}
+    assert {item.over_tlab_bytes for item in unknown} == {None}
 
 
 def test_the_table_marks_extrapolated_sizes_and_leaves_out_what_nobody_knows() -> None:
     head, *rows = whatif_table.table(receive_buffers.what_if(reads(65536, 9)))
     assert head == ["receive buffer", "buffers/GB", "allocated/GB", "wasted/GB"]
     assert [row[0] for row in rows][3:6] == ["32KiB", "64KiB", "128KiB (extrapolated)"]
-    assert "over a TLAB/GB" in whatif_table.table(receive_buffers.what_if(reads(65536, 9), tlab_bytes=1e5))[0]
+    assert (
+        "over a TLAB/GB"
+        in whatif_table.table(receive_buffers.what_if(reads(65536, 9), limits=Limits(tlab_bytes=1e5)))[0]
+    )
+
+
+def test_half_a_region_is_humongous_and_not_recommended() -> None:
+    # A recording with 1 MiB said that 1 MiB was best. With regions of 1 MiB, 512 KiB and its header are above half.
+    costs = receive_buffers.what_if(reads(*[1 << 20] * 50, 1), limits=Limits(region_bytes=1 << 20))
+    by_size = {str(cost.buffers): cost for cost in costs}
+    assert by_size["256KiB"].humongous_bytes == 0
+    assert by_size["512KiB"].humongous_bytes == by_size["512KiB"].allocated_bytes > 0
+    best, reason = recommended(costs)
+    assert best == "256KiB"
+    assert "512KiB allocates 1.01 bytes for each byte ingested and is a humongous object" in reason
+    large = receive_buffers.what_if(reads(*[1 << 20] * 50, 1), limits=Limits(region_bytes=4 << 20))
+    assert recommended(large)[0] == "1MiB"
+    assert "humongous/GB" in whatif_table.table(costs)[0]

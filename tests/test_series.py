@@ -7,7 +7,8 @@ import time
 import made_runs
 import numpy as np
 
-from ingest_bench.analysis.run.samples import Samples, series
+from ingest_bench.analysis.run.over_time import series
+from ingest_bench.analysis.run.samples import Samples, measured, window_of
 
 SECOND = made_runs.SECOND
 DAY_S = 24 * 3600
@@ -21,7 +22,7 @@ def ended(done_s: np.ndarray[tuple[int], np.dtype[np.float64]], response_ms: int
     return made
 
 
-def test_each_second_has_the_median_and_the_longest_response_of_what_ended_in_it() -> None:
+def test_each_second_has_the_median_of_what_ended_in_it_and_the_longest_of_what_waited_in_it() -> None:
     done_s = np.random.default_rng(1).uniform(-1, 9, 400)
     done_s = done_s[(done_s < 2) | (done_s >= 3)]
     samples = ended(done_s, 70)
@@ -30,10 +31,13 @@ def test_each_second_has_the_median_and_the_longest_response_of_what_ended_in_it
     second = np.where(due_in_time, np.minimum(np.floor(done_s), 6), 99).astype(int)
     response_ms = (samples["done_ns"] - samples["planned_ns"]) / 1e6
     present = [0, 1, 3, 4, 5, 6]
-    for name, percent in (("response_ms_p50", 50), ("response_ms_max", 100)):
-        expected = [np.percentile(response_ms[second == at], percent, method="inverted_cdf") for at in present]
-        assert found[name].values == tuple(expected)
-        assert found[name].at_ns == tuple(made_runs.START + made_runs.OFFSET + at * SECOND for at in present)
+    medians = [np.percentile(response_ms[second == at], 50, method="inverted_cdf") for at in present]
+    assert found["response_ms_p50"].values == tuple(medians)
+    assert found["response_ms_p50"].at_ns == tuple(made_runs.START + made_runs.OFFSET + at * SECOND for at in present)
+    waited = (samples["planned_ns"] < made_runs.START + 7 * SECOND) & (done_s >= 0)
+    began_s = np.maximum((samples["planned_ns"] - made_runs.START) // SECOND, 0)
+    of_each = [response_ms[waited & (began_s <= at) & (second >= at)] for at in range(7)]
+    assert found["response_ms_max"].values == tuple(times.max() for times in of_each if len(times))
 
 
 def test_a_request_that_was_answered_after_the_end_is_in_the_last_second() -> None:
@@ -43,6 +47,16 @@ def test_a_request_that_was_answered_after_the_end_is_in_the_last_second() -> No
     found = series(samples, made_runs.report())["response_ms_max"]
     assert found.values[-1] == 5000
     assert found.at_ns[-1] == made_runs.START + made_runs.OFFSET + 6 * SECOND
+
+
+def test_who_waited_three_seconds_is_in_each_of_them_and_no_total_changes() -> None:
+    # Drawn at the moment of its answer, a stall began where it was over.
+    samples = ended(np.array([0.5, 1.5, 2.5, 3.5, 4.7, 5.5, 6.5]), 2)
+    samples["planned_ns"][4] = made_runs.START + round(1.3 * SECOND)
+    found = series(samples, made_runs.report())
+    assert [round(value) for value in found["response_ms_max"].values] == [1, 3400, 3400, 3400, 3400, 0, 1]
+    assert found["response_ok_ms_max"].values == found["response_ms_max"].values
+    assert max(found["response_ms_max"].values) == measured(samples, window_of(made_runs.report()))["response_ms_max"]
 
 
 def test_a_day_of_samples_takes_seconds() -> None:

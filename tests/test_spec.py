@@ -127,3 +127,83 @@ def test_a_wrong_experiment_names_file_key_and_what_was_found(here: Path, text: 
     (here / "bad.toml").write_text(text + "\n")
     with pytest.raises(SpecError, match=message):
         spec.load("bad.toml")
+
+
+SETTING = "indices.memory.index_buffer_size"
+DOTTED = """
+[target]
+name = "opensearch"
+[load]
+workload = "nyc_taxis"
+{}
+"""
+
+
+@pytest.mark.parametrize(
+    ("written", "overrides"),
+    [
+        (f"[target.setting]\n{SETTING} = '8mb'", ()),
+        (f"[target.setting]\n'{SETTING}' = '8mb'", ()),
+        ("[target.setting.indices.memory]\nindex_buffer_size = '8mb'", ()),
+        (f"[factors]\nsetting.{SETTING} = ['8mb']", ()),
+        (f"[factors]\n'setting.{SETTING}' = ['8mb']", ()),
+        (f"[factors]\nsetting.'{SETTING}' = ['8mb']", ()),
+        (f"[factors]\ntarget.setting.'{SETTING}' = ['8mb']", ()),
+        (f"[factors]\n'target.setting.{SETTING}' = ['8mb']", ()),
+        ("", (f"setting.{SETTING}=8mb",)),
+        ("", (f"target.setting.{SETTING}=8mb",)),
+        ("", (f'setting."{SETTING}"=8mb',)),
+        ("", (f"target.setting.'{SETTING}'=8mb",)),
+        # The one takes the place of the other, however it is written.
+        (f"[target.setting]\n{SETTING} = '4mb'", (f'setting."{SETTING}"=8mb',)),
+        (f"[factors]\nsetting.'{SETTING}' = ['4mb']", (f"target.setting.{SETTING}=8mb",)),
+    ],
+)
+def test_a_name_with_dots_is_read_alike_wherever_it_stands(
+    tmp_path: Path, written: str, overrides: tuple[str, ...]
+) -> None:
+    path = tmp_path / "x.toml"
+    path.write_text(DOTTED.format(written))
+    (cell,) = spec.cells(spec.load(str(path), overrides))
+    assert cell.target.setting == {SETTING: "8mb"}
+
+
+def test_a_name_that_is_given_twice_in_two_ways_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.toml"
+    path.write_text(DOTTED.format(f"[target.setting]\n{SETTING} = '8mb'\n'{SETTING}' = '4mb'"))
+    with pytest.raises(SpecError, match=r"target\.setting: indices\.memory\.index_buffer_size is given twice"):
+        spec.load(str(path))
+
+
+@pytest.mark.parametrize(
+    ("key", "content", "name"),
+    [
+        ("network", 'description = "x"\nmtu = 1400\n', "net.toml"),
+        ("load.documents", '{"a": 1}\n', "docs.ndjson"),
+    ],
+)
+def test_two_files_of_one_base_name_make_cells_and_runs_with_names_of_their_own(
+    tmp_path: Path, key: str, content: str, name: str
+) -> None:
+    levels = []
+    for folder in ("old", "new"):
+        (tmp_path / folder).mkdir()
+        levels.append(str(tmp_path / folder / name))
+        Path(levels[-1]).write_text(content.replace("1", "1" if folder == "old" else "2"))
+    found = spec.load("verify-recommendation", (f"{key}={','.join(levels)}", "receive_predictor=4KiB,64KiB"))
+    made = spec.cells(found)
+    assert len(made) == len({cell.name for cell in made}) == (4 if key == "network" else 8)
+    ordered = order.order(found)
+    assert len({run.id for run in ordered.runs}) == len(ordered.runs) == len(made) * found.replicates
+
+
+def test_each_shipped_experiment_says_why_it_has_as_many_replicates() -> None:
+    folder = data.folder("workloads") / "experiments"
+    for path in sorted(folder.glob("*.toml")):
+        lines = path.read_text(encoding="utf-8").splitlines()
+        if any(line.startswith("includes") for line in lines):
+            continue
+        (at,) = [number for number, line in enumerate(lines) if line.startswith("replicates = ")]
+        above = "\n".join(lines[:at]).rpartition('"\n')[2]
+        word = {"1": "One", "2": "Two", "3": "Three"}[lines[at].removeprefix("replicates = ")]
+        assert f"# {word}" in above, path.name

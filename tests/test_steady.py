@@ -9,38 +9,7 @@ import pytest
 
 from ingest_bench.analysis.run import steady
 from ingest_bench.analysis.run.samples import Samples
-from ingest_bench.analysis.run.steady import truncation
 from ingest_bench.model.load import WorkerReport
-
-
-def noisy(values: list[float], spread: float = 5.0) -> list[float]:
-    random = np.random.default_rng(7)
-    return [float(value + random.normal(0, spread)) for value in values]
-
-
-def test_a_constant_series_is_steady_from_its_beginning() -> None:
-    assert truncation([100.0] * 100) == 0
-
-
-def test_noise_around_a_mean_is_steady_early() -> None:
-    found = truncation(noisy([100.0] * 200))
-    assert found is not None
-    assert found <= 50
-
-
-def test_a_warm_up_is_cut_where_it_ends() -> None:
-    found = truncation(noisy([10.0 + 3 * n for n in range(30)] + [100.0] * 120, spread=3.0))
-    assert found is not None
-    assert 20 <= found <= 75
-
-
-@pytest.mark.parametrize("slope", [1.0, -1.0])
-def test_a_trend_that_does_not_end_is_never_steady(slope: float) -> None:
-    assert truncation(noisy([500.0 + slope * n for n in range(200)])) is None
-
-
-def test_too_few_values_tell_nothing() -> None:
-    assert truncation([100.0] * 39) is None
 
 
 def load(gaps_s: list[float]) -> Samples:
@@ -88,19 +57,6 @@ def test_an_open_loop_is_steady_where_its_response_times_are() -> None:
     samples = open_load(lambda at: 0.1 - 0.04 * at if at < 2 else 0.02)
     found = steady.of_load(samples, made.report(is_open=True))
     assert found.from_s == pytest.approx(2.0, abs=0.4)
-
-
-def test_neither_noise_nor_one_stall_is_taken_for_a_transient() -> None:
-    random = np.random.default_rng(3)
-    quiet = [truncation(random.normal(100, 10, 400).tolist()) for _ in range(50)]
-    assert quiet.count(None) <= 2
-    assert np.median([found for found in quiet if found is not None]) == 0
-    stalled = []
-    for at in random.integers(40, 340, 50):
-        values = random.normal(100, 10, 400)
-        values[at : at + 20] = 0
-        stalled.append(truncation(values.tolist()))
-    assert stalled.count(None) <= 5
 
 
 def test_an_open_loop_whose_queue_grows_never_gets_steady() -> None:

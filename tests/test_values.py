@@ -333,7 +333,7 @@ def test_the_size_of_a_bulk_that_is_set_takes_the_place_of_the_files(experiment:
         ("[load]\nusers = nan", "load.users: nan is not a whole number"),
         ("[load]\ntrack = { path = 'x', parameters = { when = 2015-01-01 } }", "is not JSON: there is no date there"),
         ("[factors]\njvm = [['-Xa', '-Xb']]", "factors: jvm: ['-Xa', '-Xb'] is no level"),
-        ("[target.setting]\na.b = 1", "target.setting.a.b: there is nothing below it"),
+        ("[target]\nheap.b = 1", "target.heap.b: there is nothing below it"),
         (f"a = {'[' * 10_000}{']' * 10_000}", "nested too deeply"),
         (f"seed = {'9' * 5000}", "this is not TOML"),
         (f"seed = 0x{'f' * 5000}", "seed: a number of more than thirty digits means nothing here"),

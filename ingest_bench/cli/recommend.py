@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from ingest_bench.analysis.buffers.receive_buffers import Limits
 from ingest_bench.cli import screen
 from ingest_bench.lab import buffer_advice, evaluation
 from ingest_bench.report.tables import whatif_table
@@ -42,8 +44,36 @@ def _show(advice: buffer_advice.Advice) -> None:
         return
     head, *rows = whatif_table.table(advice.costs)
     screen.table("", head, rows)
-    if advice.tlab_bytes is not None:
-        screen.say(f"a TLAB held {format_bytes(advice.tlab_bytes)} on average")
+    for line in _limits(advice.limits):
+        screen.say(line)
     if any(item.is_extrapolated for item in advice.costs):
         screen.say("extrapolated: reads filled the recorded buffer, what lay behind is not known: record a larger one")
+    if advice.disagreement:
+        screen.say(advice.disagreement)
+    screen.say(_checked(advice.errors))
     screen.say(f"recommended: {advice.recommendation.reason}\n")
+
+
+def _limits(limits: Limits) -> list[str]:
+    known = []
+    if limits.tlab_bytes is not None:
+        known.append(f"a TLAB of the network's threads held {format_bytes(limits.tlab_bytes)} on average")
+    else:
+        known.append("TLABs of the network's threads are not known: the probe allocations has them")
+    if limits.region_bytes is not None:
+        region = format_bytes(limits.region_bytes)
+        known.append(f"a region of the heap has {region}: a buffer of half of that or more is a humongous object")
+    else:
+        known.append("regions of the heap are not known: the probe gc has those of G1")
+    return known
+
+
+def _checked(errors: Sequence[float]) -> str:
+    if not errors:
+        return (
+            "how far this is off on this network is not known: measure another receive buffer too, with the probe"
+            " kernel-reads where the server does not count its buffers"
+        )
+    low, high = min(errors), max(errors)
+    sizes = f"{len(errors)} other size{'s' if len(errors) > 1 else ''}"
+    return f"checked on this network: of {sizes} it said {low:+.1%}{f' to {high:+.1%}' if len(errors) > 1 else ''}"

@@ -42,6 +42,7 @@ def show(results: Results, found: list[Summary], pictures: tuple[Path, ...]) -> 
     if against_itself := noise_table.table(found):
         title = "the same against itself: what is noise, and what would not be (95%, four times of five)"
         screen.table(title, against_itself[0], against_itself[1:], against_itself[0].index("column") + 1)
+        screen.say(f"every other column: {results.path / 'report' / 'noise.csv'}")
     if compared:
         screen.table("receive buffers: predicted beside measured", compared[0], compared[1:], 3)
     for summary in found:

@@ -21,6 +21,10 @@ _MOST_FILES = 1000
 _KEYS = frozenset({"documents", "workload", "profile", "trace", "file", "jar", "source", "classpath"})
 
 
+# What can only be a path.
+_PATHS = _KEYS - {"workload", "profile"}
+
+
 def of(plan: Plan) -> dict[str, str]:
     """The fingerprint of each file that its runs read, by its path. A folder is each file in it."""
     given = dict.fromkeys(_given(records.to_json(plan)))
@@ -46,8 +50,8 @@ def check(kept: Mapping[str, str], plan: Plan) -> None:
 def _given(value: Any, key: str = "") -> Iterator[Path]:
     """What stands at these keys, and at the `path` of a track."""
     if isinstance(value, str):
-        # Else it is the name of what we ship.
-        if key in _KEYS and (os.sep in value or value.endswith(".toml")):
+        # Else it may be the name of what we ship; of a file of the user's own it is the path, with or without a folder.
+        if key in _KEYS and (key in _PATHS or os.sep in value or value.endswith(".toml")):
             yield Path(value)
     elif isinstance(value, Mapping):
         for name, each in value.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -26,6 +27,8 @@ TABLES: Mapping[str, type] = {
 _BARE = ("target", "load", "network")
 # Those of a link, which may name a profile and change it.
 LINKS = ("network", "peers")
+# A part of a key in quotes, as TOML has it.
+_PART = re.compile(r"\"([^\"]*)\"|'([^']*)'")
 # No table has tables below tables below tables; what a track's parameter holds is its own.
 _DEEPEST = 3
 # The key that names the thing itself may be written as the table's name.
@@ -43,7 +46,7 @@ def path_of(key: str) -> tuple[str, ...]:
     """The table and the keys below it that a key of `--set` or `[factors]` means: "heap" is ("target", "heap")."""
     if key in _NAMES:
         return _NAMES[key]
-    first, *rest = key.split(".")
+    first, *rest = plain(key).split(".")
     if first in TABLES and rest:
         _known(
             rest[0],
@@ -59,6 +62,27 @@ def path_of(key: str) -> tuple[str, ...]:
     if f"host.{key}" in of_host:
         raise SpecError(f'unknown key "{key}"; did you mean "host.{key}"?')
     raise SpecError(f'unknown key "{spelled(key)}"; {records.nearest(first, bare)}')
+
+
+def plain(key: str) -> str:
+    """The key without the quotes that TOML may have around its parts: setting."sink.delay" is setting.sink.delay."""
+    return _PART.sub(lambda part: part[1] or part[2] or part[0], key)
+
+
+def dotted(table: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The same with one key for each value: what TOML reads as a table in a table is a name with dots in it.
+
+    SpecError where two ways to write a name are the same one.
+    """
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        below = dotted(value, where) if isinstance(value, dict) else None
+        for name, each in {key: value}.items() if below is None else below.items():
+            whole = key if below is None else f"{key}.{name}"
+            if whole in found:
+                raise SpecError(f"{where}: {spelled(whole)} is given twice, once with quotes; take one of them out")
+            found[whole] = each
+    return found
 
 
 def _deeper(key: str, rest: Sequence[str]) -> Sequence[str]:

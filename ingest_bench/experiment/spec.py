@@ -58,6 +58,8 @@ def load(
             raise SpecError(f'{where}: unknown key "{spelled(key)}"; {records.nearest(key, TOP)}')
     head = {key: records.at(Experiment, (key,), table[key], f"{where}: {key}") for key in _HEAD if key in table}
     tables = {name: dict(_kind(table, name, dict, {}, "a table", where)) for name in key_paths.TABLES}
+    if isinstance(settings := tables["target"].get("setting"), dict):
+        tables["target"]["setting"] = key_paths.dotted(settings, f"{where}: target.setting")
     for steps, value in key_paths.leaves(tables):
         key_paths.check(steps, value, f"{where}: {'.'.join(map(spelled, steps))}")
     experiment = Experiment(
@@ -230,7 +232,7 @@ def _asked(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def _factors(table: Mapping[str, Any], where: str) -> tuple[Factor, ...]:
     factors = []
-    for key, levels in table.items():
+    for key, levels in key_paths.dotted(table, f"{where}: factors").items():
         if not isinstance(levels, list) or not levels:
             raise SpecError(f"{where}: factors: {spelled(key)}: a factor is a list of levels, found {quoted(levels)}")
         here = f"{where}: factors: {spelled(key)}"
@@ -247,7 +249,7 @@ def _factor(key: str, levels: Sequence[str], where: str) -> Factor:
         raise SpecError(f"{where}: the level {quoted(twice)} is given twice")
     for level in levels:
         key_paths.check(path, level, where)
-    return Factor(key=key, levels=tuple(levels))
+    return Factor(key=key_paths.plain(key), levels=tuple(levels))
 
 
 def _overridden(experiment: Experiment, overrides: Sequence[str], options: Mapping[tuple[str, ...], str]) -> Experiment:

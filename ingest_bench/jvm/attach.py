@@ -73,6 +73,8 @@ class Told:
     """The maximum."""
     stack_depth: int | None
     """How many frames of a stack its flight recorder keeps. It is chosen at the start of a JVM."""
+    g1_region_bytes: int | None = None
+    """The size of a region of its heap, chosen or found by the JVM; None where its collector has none."""
 
 
 def attach(pid: int, java_home: Path | None = None) -> Attached:
@@ -114,11 +116,13 @@ def parse_told(flags: str, recorder: str) -> Told:
     """The same, from its answers to VM.flags and JFR.configure."""
     collector = re.search(r"-XX:\+Use(\w+?)GC\b", flags)
     heap = re.search(r"-XX:MaxHeapSize=(\d+)", flags)
+    region = re.search(r"-XX:G1HeapRegionSize=(\d+)", flags)
     depth = re.search(r"^Stack depth: (\d+)", recorder, re.MULTILINE)
     return Told(
         collector=_COLLECTORS.get(collector[1], f"unknown: {collector[1]}") if collector else "",
         heap_bytes=int(heap[1]) if heap else None,
         stack_depth=int(depth[1]) if depth else None,
+        g1_region_bytes=int(region[1]) if region else None,
     )
 
 

@@ -20,6 +20,7 @@ from ingest_bench.analysis.run import summary
 from ingest_bench.errors import InvalidRun, RunAborted, RunFailed
 from ingest_bench.faults import stage as faults_stage
 from ingest_bench.faults import timeline
+from ingest_bench.host import others
 from ingest_bench.lab import earlier, fault_stage, steps, why_failed, window, wires
 from ingest_bench.lab.server import borrowed, running_server
 from ingest_bench.lab.server.running_server import RunningServer
@@ -77,8 +78,10 @@ def run(
     folder.write(record)
     if options.exporter is not None:
         options.exporter.begin(run=planned.id, cell=planned.cell.name, workload=summary.sent(planned.cell))
+    seen = others.Shared()
     try:
-        record = _carry_out(planned, folder, options, record, stages, on_progress)
+        with others.watched(all_ours=not planned.cell.target.runs_already and options.fleet is None) as seen:
+            record = _carry_out(planned, folder, options, record, stages, on_progress)
     except InvalidRun as error:
         record = dataclasses.replace(record, state="invalid", reason=str(error))
     except RunFailed as error:
@@ -86,7 +89,8 @@ def run(
     finally:
         # After Ctrl-C too.
         folder.remove_homes()
-    record = dataclasses.replace(record, stages=tuple(stages.done), files=folder.marks())
+    notes = (*record.notes, *seen.notes)
+    record = dataclasses.replace(record, stages=tuple(stages.done), files=folder.marks(), notes=notes)
     folder.write(record)
     return record
 

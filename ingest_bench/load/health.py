@@ -30,6 +30,11 @@ class Lateness:
         self._counts: dict[int, int] = {}
         self._total = 0
 
+    @property
+    def count(self) -> int:
+        """How many there were."""
+        return self._total
+
     def add(self, duration_ns: int) -> None:
         """One duration more; a negative one is zero."""
         shift = max(0, duration_ns.bit_length() - _SUB_BITS - 1)

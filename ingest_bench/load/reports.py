@@ -55,6 +55,8 @@ def merge(reports: Sequence[WorkerReport]) -> WorkerReport:
         item_failures=dict(failures),
         cpu_ns=sum(report.cpu_ns for report in reports),
         loop_lag_p99_ns=max(report.loop_lag_p99_ns for report in reports),
+        loop_lags=max(reports, key=lambda report: report.loop_lag_p99_ns).loop_lags,
+        queue_delays=max(reports, key=lambda report: report.queue_p99_ns).queue_delays,
         errors=tuple(error for report in reports for error in report.errors),
         documents_resent=sum(report.documents_resent for report in reports),
         documents_repeated=sum(report.documents_repeated for report in reports),

@@ -181,7 +181,7 @@ class LoadOptions:
     def longest_warm_up_ns(self) -> int:
         """What the load runs before the measurement at most: where the data decide, as long as is measured.
 
-        The rule that finds it (MSER-5) knows no answer in the second half of its data.
+        What ends in the second half of the data is not known to have ended.
         """
         return self.warm_up_ns if isinstance(self.warm_up_ns, int) else self.measure_ns
 
@@ -221,6 +221,8 @@ class WorkerReport:
     loop_lag_p99_ns: int
     """How late a timer came around in the worst worker's event loop."""
     errors: tuple[str, ...]
+    loop_lags: int | None = None
+    """How many timers `loop_lag_p99_ns` is of; None: a report of before this was counted."""
     documents_resent: int = 0
     """Documents that were sent again, each time counted."""
     documents_repeated: int = 0
@@ -231,6 +233,8 @@ class WorkerReport:
     """Of these, the ones that were never sent: they are samples too, cut off at the end."""
     queue_p99_ns: int = 0
     """Open loop: from due to a user that was free, the generator's own delay."""
+    queue_delays: int | None = None
+    """How many requests that was of, in the worst worker."""
     is_open: bool = False
     load_end_ns: Moment = 0
     """The end of the load where it went on after the measurement; else 0."""

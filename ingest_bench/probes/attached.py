@@ -37,7 +37,12 @@ def watch_attached(probes: Sequence[Probe], jvm: Attached, raw: Path, limit_s: i
     said = told(jvm)
     with ExitStack() as stack:
         stack.enter_context(observed(jvm, raw, settings=settings, logs=logs, limit_s=limit_s))
-        kept = Attachment(since_ns=time.time_ns(), collector=said.collector, stack_depth=said.stack_depth)
+        kept = Attachment(
+            since_ns=time.time_ns(),
+            collector=said.collector,
+            stack_depth=said.stack_depth,
+            g1_region_bytes=said.g1_region_bytes,
+        )
         (raw / ATTACHED).write_text(json.dumps(records.to_json(kept)), encoding="utf-8")
         for probe in probes:
             stack.enter_context(probe.watch(jvm.pid, raw))

@@ -32,6 +32,8 @@ class Attachment:
     """A GC log names it only at the start of a JVM."""
     stack_depth: int | None = None
     """None: ours, `recording.STACK_DEPTH`."""
+    g1_region_bytes: int | None = None
+    """A GC log names it only at the start of a JVM."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -126,8 +126,8 @@ def machine_tables(summaries: Sequence[Summary]) -> Files:
 
 
 def noise_tables(summaries: Sequence[Summary]) -> Files:
-    """The table of an A/A test; nothing when the experiment did not run against itself."""
-    rows = noise_table.table(summaries)
+    """The table of an A/A test, of every column; nothing when the experiment did not run against itself."""
+    rows = noise_table.table(summaries, noise_table.ALL)
     if not rows:
         return {}
     return {

@@ -33,6 +33,8 @@ CANDIDATES: tuple[Buffers, ...] = (
 )
 # A recommended buffer allocates at most this for each byte ingested.
 FRUGAL = 1.25
+# Of an array in the heap, in front of its bytes (HotSpot with compressed class pointers).
+_HEADER_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +45,10 @@ class Cost:
     ingested_bytes: int
     allocations: int
     allocated_bytes: int
-    over_limit_bytes: int | None
+    over_tlab_bytes: int | None
     """Of these, in buffers that are larger than a TLAB; None when nobody knows how large those are."""
+    humongous_bytes: int | None
+    """Of these, in humongous objects of G1; None when nobody knows its regions."""
     is_extrapolated: bool
     """Larger than a recorded buffer that was filled: what is said here is probably too high."""
 
@@ -61,6 +65,27 @@ class Cost:
     def per_gb(self, value: float) -> float:
         """A value of this cost for each GB (10^9 bytes) ingested."""
         return value * 1e9 / self.ingested_bytes if self.ingested_bytes else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a buffer of the heap must be smaller than; None: nobody knows."""
+
+    tlab_bytes: float | None = None
+    """The mean TLAB of the threads that read: another thread's says nothing of theirs."""
+    region_bytes: int | None = None
+    """Of G1."""
+
+    def over_tlab(self, size_bytes: int) -> bool:
+        """Whether a buffer of that size is allocated outside of TLABs."""
+        return self.tlab_bytes is not None and size_bytes > self.tlab_bytes
+
+    def is_humongous(self, size_bytes: int) -> bool:
+        """Whether G1 gives a buffer of that size regions of its own: an array with its header is above half of one."""
+        return self.region_bytes is not None and size_bytes + _HEADER_BYTES > self.region_bytes // 2
+
+
+NO_LIMITS = Limits()
 
 
 def sequences(reads: np.ndarray[Any, np.dtype[Any]]) -> list[Bytes]:
@@ -95,20 +120,20 @@ def available(sequence: Bytes, recorded: Buffers) -> Bytes:
 
 
 def cost(
-    drained: Sequence[Bytes], buffers: Buffers, *, tlab_bytes: float | None = None, is_extrapolated: bool = False
+    drained: Sequence[Bytes], buffers: Buffers, *, limits: Limits = NO_LIMITS, is_extrapolated: bool = False
 ) -> Cost:
     """What these buffers cost for what lay in the sockets (`available`), connection by connection."""
     ingested = sum(int(found.sum()) for found in drained)
     sizes = _fixed(drained, buffers.size_bytes) if isinstance(buffers, Fixed) else _replayed(drained, buffers)
-    over = None
-    if tlab_bytes is not None:
-        over = sum(size * number for size, number in sizes.items() if size > tlab_bytes)
+    over = sum(size * number for size, number in sizes.items() if limits.over_tlab(size))
+    humongous = sum(size * number for size, number in sizes.items() if limits.is_humongous(size))
     return Cost(
         buffers=buffers,
         ingested_bytes=ingested,
         allocations=sum(sizes.values()),
         allocated_bytes=sum(size * number for size, number in sizes.items()),
-        over_limit_bytes=over,
+        over_tlab_bytes=None if limits.tlab_bytes is None else over,
+        humongous_bytes=None if limits.region_bytes is None else humongous,
         is_extrapolated=is_extrapolated,
     )
 
@@ -137,7 +162,8 @@ def together(runs: Iterable[Sequence[Cost]]) -> list[Cost]:
             ingested_bytes=sum(item.ingested_bytes for item in costs),
             allocations=sum(item.allocations for item in costs),
             allocated_bytes=sum(item.allocated_bytes for item in costs),
-            over_limit_bytes=_sum([item.over_limit_bytes for item in costs]),
+            over_tlab_bytes=_sum([item.over_tlab_bytes for item in costs]),
+            humongous_bytes=_sum([item.humongous_bytes for item in costs]),
             is_extrapolated=any(item.is_extrapolated for item in costs),
         )
         for costs in zip(*runs, strict=True)
@@ -154,7 +180,7 @@ def what_if(
     recorded: Buffers | None = None,
     *,
     candidates: Sequence[Buffers] = CANDIDATES,
-    tlab_bytes: float | None = None,
+    limits: Limits = NO_LIMITS,
 ) -> list[Cost]:
     """The cost of each candidate. `recorded` is what the reads were made with; None: fixed, found from the reads."""
     connections = sequences(reads)
@@ -165,7 +191,7 @@ def what_if(
         cost(
             drained,
             item,
-            tlab_bytes=tlab_bytes,
+            limits=limits,
             is_extrapolated=filled and item.largest_bytes > buffers.largest_bytes,
         )
         for item in candidates
@@ -181,7 +207,7 @@ class Recommendation:
 
 
 def recommend(costs: Sequence[Cost], *, frugal: float = FRUGAL) -> Recommendation | None:
-    """The fewest reads among the fixed buffers that waste little and fit a TLAB; None without any read.
+    """The fewest reads among the fixed buffers that waste little, fit a TLAB and are not humongous; None without reads.
 
     A smaller buffer always wastes less and always costs more reads, so "the least waste" would always be the smallest.
     """
@@ -190,7 +216,7 @@ def recommend(costs: Sequence[Cost], *, frugal: float = FRUGAL) -> Recommendatio
     ]
     if not fixed:
         return None
-    fitting = [item for item in fixed if not item.over_limit_bytes] or fixed
+    fitting = [item for item in fixed if not item.over_tlab_bytes and not item.humongous_bytes] or fixed
     thrifty = [item for item in fitting if item.share <= frugal]
     if thrifty:
         best = min(thrifty, key=lambda item: (item.allocations, item.allocated_bytes))
@@ -206,7 +232,8 @@ def recommend(costs: Sequence[Cost], *, frugal: float = FRUGAL) -> Recommendatio
 
 
 def _said(item: Cost) -> str:
-    beyond = " and is larger than a TLAB" if item.over_limit_bytes else ""
+    beyond = " and is larger than a TLAB" if item.over_tlab_bytes else ""
+    beyond += " and is a humongous object" if item.humongous_bytes else ""
     return f"{item.buffers} allocates {item.share:.2f} bytes for each byte ingested{beyond}"
 
 

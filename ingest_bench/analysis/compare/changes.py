@@ -14,6 +14,7 @@ from ingest_bench.analysis.compare import cells, comparable, comparison
 from ingest_bench.analysis.compare.cells import CellRuns
 from ingest_bench.analysis.compare.comparable import Results
 from ingest_bench.analysis.compare.comparison import Comparison
+from ingest_bench.analysis.run import per_gb
 from ingest_bench.model.results import Summary
 
 _Pairs = list[tuple[CellRuns, CellRuns]]
@@ -38,6 +39,7 @@ class Changes:
 
 def between(before: Results, now: Results, columns: Sequence[str] = comparison.COMPARED) -> Changes:
     """What changed, cell by cell, in each of the columns that both sides have."""
+    columns = list(dict.fromkeys(map(per_gb.compared, columns)))
     refused, notes = comparable.machines(before.facts, now.facts)
     if not (before.facts and now.facts):
         notes = [comparable.NO_FACTS]
@@ -52,6 +54,8 @@ def between(before: Results, now: Results, columns: Sequence[str] = comparison.C
     notes = [*differing, *notes]
     notes += [f"{one.name} is not compared: {why}" for (one, _), why in zip(pairs, others, strict=True) if why]
     pairs = [pair for pair, why in zip(pairs, others, strict=True) if not why]
+    told = [text for one, other in pairs for text in comparable.servers(one.runs, other.runs)]
+    notes += [text for text in dict.fromkeys(told) if text not in notes]
     notes += _left_out(pairs, before.summaries, now.summaries)
     found = [
         comparison.numbers(column, *((side.name, side.by_replicate(column)) for side in pair), paired=False)

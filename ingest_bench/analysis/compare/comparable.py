@@ -15,6 +15,7 @@ _DECISIVE = (
     *("machine", "cpu", "cores", "memory_bytes", "cpu_governor"),
     *("transparent_hugepages", "numa_balancing", "swappiness", "tcp_congestion_control"),
 )
+_OF_SERVER = ("target", "java")
 _OF_THE_MOMENT = ("load_average",)
 # What the files of a plan held (`fingerprints`).
 _FILES = "files"
@@ -67,6 +68,19 @@ def experiments(before: Sequence[Summary], now: Sequence[Summary]) -> str:
         if ones and others and ones != others:
             return f"the baseline's {name} is {_listed(ones)}, this one's {_listed(others)}"
     return ""
+
+
+def servers(before: Sequence[Summary], now: Sequence[Summary]) -> list[str]:
+    """How the servers of the runs of a cell differ: their version, and the Java that they ran on.
+
+    It forbids nothing: a new version is what one compares for. But it is said.
+    """
+    found = []
+    for name in _OF_SERVER:
+        ones, others = ({str(run.values.get(name) or "") for run in runs} - {""} for runs in (before, now))
+        if ones and others and ones != others:
+            found.append(f"{name} was {_listed(ones)}, is {_listed(others)}")
+    return found
 
 
 def _agree(one: object, other: object) -> bool:

@@ -18,13 +18,14 @@ from ingest_bench.analysis.compare.cells import CellRuns
 from ingest_bench.analysis.compare.comparable import Results
 from ingest_bench.analysis.compare.comparison import Comparison
 from ingest_bench.analysis.numbers import level_changes
+from ingest_bench.analysis.run import per_gb
 from ingest_bench.analysis.run.columns import COLUMNS
 from ingest_bench.inputs.visible import one_line
 from ingest_bench.model.results import Summary
 
 _COUNTS = frozenset(column.name for column in COLUMNS if column.is_count)
 # What a row says of its server. Workload and network are what a history is of.
-_OF_SERVER = ("target", "gc_collector", "heap_bytes", "receive_predictor_bytes")
+_OF_SERVER = ("target", "java", "gc_collector", "heap_bytes", "receive_predictor_bytes")
 _Key = tuple[str, str, str, str]
 
 
@@ -94,6 +95,7 @@ class _Points:
 def trend(nights: Iterable[Night], columns: Sequence[str] = comparison.COMPARED) -> Trend:
     """The histories of these columns in every cell that has 6 nights of them, in the order of the columns."""
     found: dict[tuple[str, _Key], _Points] = {}
+    columns = list(dict.fromkeys(map(per_gb.compared, columns)))
     for column in columns:
         for night in together(nights):
             _add(found, column, night)

@@ -110,8 +110,8 @@ def _whole(passes: Passes, percents: Mapping[str, Sequence[float]]) -> list[_Ran
     return ranges
 
 
-def by_second(second: Values, response_ns: Values) -> tuple[Values, Values, Values]:
-    """Each second that there is, the median and the longest of its times.
+def medians(second: Values, response_ns: Values) -> tuple[Values, Values]:
+    """Each second that there is, and the median of its times.
 
     One sort for all: to choose the times of each second among all of them took 25 CPU minutes for a day.
     """
@@ -125,4 +125,4 @@ def by_second(second: Values, response_ns: Values) -> tuple[Values, Values, Valu
     first = np.flatnonzero(np.diff(second, prepend=-1))
     counts = np.diff(first, append=len(second))
     # As numpy's inverted_cdf: the least value that so large a share is not above.
-    return second[first], response_ns[first + (counts + 1) // 2 - 1], response_ns[first + counts - 1]
+    return second[first], response_ns[first + (counts + 1) // 2 - 1]

@@ -10,6 +10,7 @@ import numpy as np
 from ingest_bench.analysis.run.samples import Samples, Window
 from ingest_bench.model.load import WorkerReport
 from ingest_bench.model.results import Reason, Remark, Value
+from ingest_bench.nearest_rank import rank
 from ingest_bench.units import format_time
 
 # A worker has one thread: above this share of a core it sends what it can, not what it should.
@@ -86,13 +87,20 @@ def _worth(response_ms_p50: Value) -> float:
     return max(_DELAY_NS, response_ms_p50 * 1e6 if isinstance(response_ms_p50, (int, float)) else 0)
 
 
+def _p99_ms(time_ns: int, count: int | None) -> float | None:
+    """None where there were too few for a 99th percentile."""
+    return None if count is not None and rank(99, count) is None else time_ns / 1e6
+
+
 def values(report: WorkerReport, busy: Cpu | None) -> dict[str, Value]:
     """The columns about the generator."""
     return {
         "generator_cpu_percent": busy.mean * 100 if busy else None,
         "generator_cpu_percent_max": busy.worst_second * 100 if busy else None,
-        "generator_lag_ms_p99": report.loop_lag_p99_ns / 1e6,
-        "send_delay_ms_p99": report.queue_p99_ns / 1e6 if report.is_open else None,
+        "generator_lag_ms_p99": _p99_ms(report.loop_lag_p99_ns, report.loop_lags),
+        "generator_lags": report.loop_lags,
+        "send_delay_ms_p99": _p99_ms(report.queue_p99_ns, report.queue_delays) if report.is_open else None,
+        "send_delays": report.queue_delays if report.is_open else None,
         "tickets_waited": report.tickets_waited if report.is_open else None,
         "tickets_unsent": report.tickets_unsent if report.is_open else None,
         "documents_repeated": report.documents_repeated,

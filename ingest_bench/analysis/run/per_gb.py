@@ -22,8 +22,18 @@ TOTALS = frozenset(
         ),
         *("server_cpu_s", "server_context_switches_voluntary", "server_context_switches_involuntary"),
         *("server_minor_faults", "server_major_faults", "context_switches", "retransmits"),
+        *("zero_windows", "out_of_order", "duplicates", "overtaken", "ecn_marks", "wire_packets", "qdisc_drops"),
+        *("allocations_1mib", "allocations_1mib_bytes", "allocations_100mib", "allocations_humongous"),
+        *("gc_promotion_failures", "gc_evacuation_failures", "gc_concurrent_mode_failures", "gc_allocation_stalls"),
+        *("direct_sleep_ms_total", "thp_fault_alloc", "thp_fault_fallback", "thp_collapse_alloc", "thp_split_page"),
+        *("compact_stall", "compact_fail", "compact_success", "numa_pages_migrated", "pgmajfault", "allocstall"),
     )
 )
+
+
+def compared(column: str) -> str:
+    """What is compared where that column is asked for: of a total its share of a GB."""
+    return f"{column}_per_gb" if column in TOTALS else column
 
 
 def shares(values: Mapping[str, Value]) -> dict[str, float | None]:

@@ -11,14 +11,12 @@ import numpy as np
 
 from ingest_bench.analysis.numbers import quantiles
 from ingest_bench.model.load import WorkerReport
-from ingest_bench.model.results import Remark, Series, Value
+from ingest_bench.model.results import Remark, Value
 from ingest_bench.model.samples import OUTCOMES
 from ingest_bench.nearest_rank import rank
 
 Samples = np.ndarray[Any, np.dtype[Any]]
 
-# The drain of a load and what it is cut off in (load.worker), with some room.
-_LATE_S = 30
 # What became of the documents of the last attempt of such a ticket is not known to the sender.
 _UNKNOWN = ("connection-error", "timeout", "cut-off", "broken-answer")
 # Medians of two addresses that are less apart are alike.
@@ -94,32 +92,37 @@ def stalled_seconds(tickets: Tickets, start_ns: int, seconds: int) -> int:
 
 
 def acked_per_second(tickets: Tickets, start_ns: int, seconds: int) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Acknowledged documents in each of so many seconds, those of a request evenly from its sending to its answer.
+    """Acknowledged documents in each of so many seconds."""
+    return acked_each(tickets, start_ns, seconds, 10**9)
 
-    Rejected: all in the second of the answer. Two users with bulks of 10,000 documents then have seconds of 0 and of
+
+def acked_each(tickets: Tickets, start_ns: int, slots: int, slot_ns: int) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Acknowledged documents in each of so many slots, those of a request evenly from its sending to its answer.
+
+    Rejected: all in the slot of the answer. Two users with bulks of 10,000 documents then have seconds of 0 and of
     10,000, and no median between them. A server that stalls shows all the same: what is in flight is little beside
     what it takes in that time; and `stalled_seconds` goes by the answers.
     """
-    found = np.zeros(seconds)
+    found = np.zeros(slots)
     for samples, _ in pieces(tickets):
-        _add_acked(found, samples, start_ns)
+        _add_acked(found, samples, start_ns, slot_ns)
     return found
 
 
-def _add_acked(found: np.ndarray[Any, np.dtype[np.float64]], samples: Samples, start_ns: int) -> None:
-    seconds, acked = len(found), np.flatnonzero(samples["documents_acked"] > 0)
+def _add_acked(found: np.ndarray[Any, np.dtype[np.float64]], samples: Samples, start_ns: int, slot_ns: int) -> None:
+    slots, acked = len(found), np.flatnonzero(samples["documents_acked"] > 0)
     end_ns = samples["done_ns"][acked] - start_ns
     took_ns = np.maximum(end_ns - (samples["sent_ns"][acked] - start_ns), 1)
     begin_ns, documents = end_ns - took_ns, samples["documents_acked"][acked]
-    second = np.maximum(begin_ns // 10**9, 0)
-    # One round for each second that the longest request lasted.
-    while len(going := np.flatnonzero((second < seconds) & (second * 10**9 < end_ns))):
-        if len(going) < len(second):
+    slot = np.maximum(begin_ns // slot_ns, 0)
+    # One round for each slot that the longest request lasted.
+    while len(going := np.flatnonzero((slot < slots) & (slot * slot_ns < end_ns))):
+        if len(going) < len(slot):
             begin_ns, end_ns, took_ns = begin_ns[going], end_ns[going], took_ns[going]
-            documents, second = documents[going], second[going]
-        inside_ns = np.minimum(end_ns, (second + 1) * 10**9) - np.maximum(begin_ns, second * 10**9)
-        found += np.bincount(second, weights=documents * (inside_ns / took_ns), minlength=seconds)
-        second = second + 1
+            documents, slot = documents[going], slot[going]
+        inside_ns = np.minimum(end_ns, (slot + 1) * slot_ns) - np.maximum(begin_ns, slot * slot_ns)
+        found += np.bincount(slot, weights=documents * (inside_ns / took_ns), minlength=slots)
+        slot = slot + 1
 
 
 def measured(tickets: Tickets, window: Window) -> Mapping[str, Value]:
@@ -272,49 +275,3 @@ def _percentiles(
         for kind, wanted in percents.items()
         for short, percent in wanted.items()
     }
-
-
-def series(tickets: Tickets, report: WorkerReport) -> dict[str, Series]:
-    """Throughput and response time of each second from the load's start, warm-up included, in CLOCK_REALTIME."""
-    if not len(tickets):
-        return {}
-    window = window_of(report)
-    # The seconds are those of the measurement, continued backwards over the warm-up.
-    before = -(-(window.start_ns - report.started_monotonic_ns) // 10**9)
-    start_ns = window.start_ns - before * 10**9
-    seconds = before + window.seconds
-    starts = [start_ns + report.realtime_minus_monotonic_ns + second * 10**9 for second in range(seconds)]
-    acked = acked_per_second(tickets, start_ns, seconds)
-    found = {"docs_per_s": Series("docs_per_s", tuple(starts), tuple(acked.tolist()))}
-    for kind in ("response", "response_ok"):
-        parts = list(_seconds(tickets, start_ns, seconds, only_ok=kind == "response_ok"))
-        present, medians_ns, longest_ns = (np.concatenate(column) for column in zip(*parts, strict=True))
-        moments = tuple(starts[number] for number in present.tolist())
-        found[f"{kind}_ms_p50"] = Series(f"{kind}_ms_p50", moments, tuple((medians_ns / 1e6).tolist()))
-        found[f"{kind}_ms_max"] = Series(f"{kind}_ms_max", moments, tuple((longest_ns / 1e6).tolist()))
-    return found
-
-
-def _seconds(tickets: Tickets, start_ns: int, seconds: int, *, only_ok: bool) -> Iterator[tuple[Samples, ...]]:
-    """Which seconds had a ticket that ended in them, the median and the longest response time of each.
-
-    What was due before the end of the measurement and ended after it is in the last second: the response times of the
-    window have it too. A second is done once no later piece has a sample of it; until then its times are kept.
-    """
-    end_ns = start_ns + seconds * 10**9
-    response_ns = second = np.empty(0, dtype=np.int64)
-    for samples, settled_ns in pieces(tickets):
-        done_ns, planned_ns = samples["done_ns"], samples["planned_ns"]
-        new = np.minimum((done_ns - start_ns) // 10**9, seconds - 1)
-        inside = (new >= 0) & (planned_ns < end_ns)
-        if only_ok:
-            inside &= outcome(samples, "ok")
-        second = np.concatenate((second, new[inside]))
-        response_ns = np.concatenate((response_ns, (done_ns - planned_ns)[inside]))
-        # What was never sent ended with the load and was written after the last answers (load.worker).
-        whole = seconds
-        if settled_ns is not None:
-            whole = min(seconds - 1, (settled_ns - start_ns) // 10**9 - _LATE_S)
-        settled = second < whole
-        yield quantiles.by_second(second[settled], response_ns[settled])
-        second, response_ns = second[~settled], response_ns[~settled]

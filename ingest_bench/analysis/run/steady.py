@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from ingest_bench.analysis.run.samples import Samples, Tickets, pieces
+from ingest_bench.analysis.numbers import transient
+from ingest_bench.analysis.run.samples import Samples, Tickets, acked_each, pieces
 from ingest_bench.model.load import WorkerReport
 from ingest_bench.model.results import Remark, Value
 
-# MSER-5 (White, Cobb and Spratt, "A comparison of five steady-state truncation heuristics for simulation", 2000):
-# means of 5 values, because single values are too noisy for the statistic.
-_BATCH = 5
-# With 100 slots one steady series of noise in ten was called unsteady by chance; with 400 one in a hundred.
+# The end of a warm-up of 30 s then falls on 75 ms.
 _SLOTS = 400
-# The last quarter is never all that is left: a few batches may agree by chance.
-_LEAST_LEFT_SHARE = 0.25
-# A cut in the second half means that the minimum was not reached within the data (the rule of the same authors).
-_LATEST_SHARE = 0.5
-_LEAST_BATCHES = 8
 # A slot's median of 5,000 requests is as good as that of all.
 _MOST = 2 * 10**6
 _NEVER = "never got steady"
@@ -35,30 +28,6 @@ class Steady:
     from_s: float | None
     """Seconds after the start of the load."""
     reason: str = ""
-
-
-def truncation(values: Sequence[float]) -> int | None:
-    """How many of the first values do not belong to the steady state, by MSER-5; None when it is never reached.
-
-    Of all cuts the one after which the mean is known best: dropping the transient makes the spread smaller, dropping
-    more than it only makes the sample smaller. A trend that does not end puts the best cut near the end.
-
-    Ranks stand for the values: of 300 made series with noise and one stall of a twentieth of their length, a third was
-    never steady by its values, 2% by its ranks. A true transient or trend is in the ranks too.
-    """
-    batches = len(values) // _BATCH
-    if batches < _LEAST_BATCHES:
-        return None
-    # The last values count whole; the remainder is dropped at the beginning, where the transient is.
-    first = len(values) - batches * _BATCH
-    ranks = np.unique(np.asarray(values[first:], dtype=float), return_inverse=True)[1]
-    means = ranks.reshape(batches, _BATCH).mean(axis=1)
-    rests = (means[cut:] for cut in range(batches - math.ceil(batches * _LEAST_LEFT_SHARE) + 1))
-    scores = [float(((rest - rest.mean()) ** 2).sum()) / len(rest) ** 2 for rest in rests]
-    cut = int(np.argmin(scores))
-    if cut > batches * _LATEST_SHARE:
-        return None
-    return first + cut * _BATCH if cut else 0
 
 
 def of_load(tickets: Tickets, report: WorkerReport) -> Steady:
@@ -74,8 +43,8 @@ def of_load(tickets: Tickets, report: WorkerReport) -> Steady:
     count = sum(int(_acked_before(samples, end_ns).sum()) for samples, _ in pieces(tickets))
     # A slot holds some requests: with fewer its number would be noise of whole bulks.
     slots = min(_SLOTS, count // 4)
-    if slots < _BATCH * _LEAST_BATCHES:
-        return Steady(None, f"too few requests to tell: {count}, at least {4 * _BATCH * _LEAST_BATCHES}")
+    if slots < transient.FEWEST:
+        return Steady(None, f"too few requests to tell: {count}, at least {4 * transient.FEWEST}")
     if report.is_open:
         # Slots of as many requests each: none is empty, and a median hides the one that was slow.
         times = [_times(samples[_acked_before(samples, end_ns)], count) for samples, _ in pieces(tickets)]
@@ -85,13 +54,10 @@ def of_load(tickets: Tickets, report: WorkerReport) -> Steady:
         times_ns = np.split(inside["done_ns"] - inside["planned_ns"], first[1:])
         seen, begins_ns = [float(np.median(part)) for part in times_ns], inside["planned_ns"][first]
     else:
-        documents = np.zeros(slots)
-        for samples, _ in pieces(tickets):
-            acked = samples[_acked_before(samples, end_ns)]
-            slot = (acked["done_ns"] - report.started_monotonic_ns) * slots // length_ns
-            documents += np.bincount(slot, weights=acked["documents_acked"], minlength=slots)
-        seen, begins_ns = documents.tolist(), report.started_monotonic_ns + np.arange(slots) * length_ns // slots
-    cut = truncation(seen)
+        each_ns = length_ns // slots
+        seen = acked_each(tickets, report.started_monotonic_ns, slots, each_ns).tolist()
+        begins_ns = report.started_monotonic_ns + np.arange(slots) * each_ns
+    cut = transient.end(seen)
     if cut is None:
         return Steady(None, f"{'response time' if report.is_open else 'throughput'} {_NEVER}")
     return Steady(int(begins_ns[cut] - report.started_monotonic_ns) / 1e9 if cut else 0.0)

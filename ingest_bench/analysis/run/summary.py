@@ -8,7 +8,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePath
 
 from ingest_bench.analysis.numbers import histogram
-from ingest_bench.analysis.run import closed_loop, delivery, generator_health, integrity, per_gb, recovery, steady
+from ingest_bench.analysis.run import (
+    closed_loop,
+    delivery,
+    generator_health,
+    integrity,
+    over_time,
+    per_gb,
+    recovery,
+    steady,
+)
 from ingest_bench.analysis.run import samples as load
 from ingest_bench.analysis.run.columns import COLUMNS
 from ingest_bench.analysis.run.samples import Samples, Tickets
@@ -89,7 +98,7 @@ def summarise(
         busy = generator_health.busiest(cpu, load.window_of(report))
         values |= {**generator_health.values(report, busy), **steady.values(samples, report)}
         values |= closed_loop.values(samples, load.window_of(report), report, values["response_ms_p50"])
-        series |= load.series(samples, report)
+        series |= over_time.series(samples, report)
         found = attribution.of_load(
             samples, report, values["response_ms_p50"], sources.watched(measured, record.faults, cpu, report)
         )
@@ -154,6 +163,7 @@ def conditions(record: RunRecord, cell: Cell) -> dict[str, Value]:
     return {
         "network": " ".join([cell.network.name, *_overrides(cell.levels)]) if cell.network else "as-is",
         "target": f"{name} {version}" if version else name,
+        "java": record.server.get("java"),
         "workload": sent(cell),
         "receive_predictor_bytes": _predictor(options.receive_predictor_bytes),
         "heap_bytes": record.server.get("heap_bytes") if options.runs_already else options.heap_bytes,

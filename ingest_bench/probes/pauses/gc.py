@@ -80,6 +80,7 @@ class Gc:
         else:
             yield from (Remark(probe="gc", text=text) for text in log.complaints())
             yield Reading("gc_collector", log.collector or None)
+            yield Reading("g1_region_bytes", log.region_bytes or context.attachment.g1_region_bytes)
             yield Reading("humongous_regions_max", _humongous(log, context))
         if found.is_whole:
             yield from _from_recording(found, log, context)

@@ -33,6 +33,8 @@ _KNOWN = re.compile(
     # A cycle of ZGC that the end of the JVM cut off.
     r"|(?:Garbage|Minor|Major) Collection \(.+\) Aborted"
 )
+# Java 11 writes it small, at gc,heap.
+_REGION = re.compile(r"Heap [Rr]egion [Ss]ize: (?P<size>[0-9]+[KMG])")
 COLLECTORS = {
     "G1": "g1",
     "Concurrent Mark Sweep": "cms",
@@ -78,6 +80,8 @@ class GcLog:
 
     collector: str = ""
     """A name of `COLLECTORS`; empty when the log never said one; "unknown: NAME" for any other."""
+    region_bytes: int | None = None
+    """The size of a region of G1's heap; a log says it at the start of a JVM."""
     pauses: list[LogPause] = field(default_factory=list)
     humongous_regions: list[tuple[int, int, int]] = field(default_factory=list)
     """(end_ns, regions before, regions after) of each G1 collection."""
@@ -160,6 +164,8 @@ class _Reader:
         elif (using := _USING.fullmatch(text)) and tags in ("gc", "gc,init"):
             name = using["name"] or using["z"]
             self.log.collector = COLLECTORS.get(name, f"unknown: {name}")
+        elif (region := _REGION.fullmatch(text)) and tags in ("gc,heap", "gc,init"):
+            self.log.region_bytes = _bytes(region["size"])
         elif tags == "gc" and not _KNOWN.fullmatch(text):
             self.log.unrecognised.append(match.string)
 

@@ -4,13 +4,16 @@
     column = "docs_per_s_mean"     # a column of summary.csv
     at_least = 20000                 # or at_most: absolute, by the median of the cell's runs
     [[threshold]]
-    column = "gc_pause_ms_total"
+    column = "gc_pause_ms_total_per_gb"
     may_rise = "10%"                 # or may_fall: against the baseline
     cells = "network=ethernet*"      # which cells; all of them when it is left out
 
 Against a baseline the 95% interval of the change decides (`analysis.compare`). All of it within the allowance passes,
 all of it beyond fails. Anything else is no verdict, and the text says how many replicates would decide it. With one run
 a side there is no interval.
+
+Of a total, such as `gc_pause_ms_total`, the share of a GB is compared with the baseline's: a longer measurement or a
+quicker server has more of everything.
 
 Two results are compared where they are of the same experiment, workload and network, on machines that agree in what
 decides how fast a server is (`analysis.comparable`). How else they differ is said in notes.
@@ -27,6 +30,7 @@ from typing import Annotated, Any, Literal
 from ingest_bench.analysis.compare import cells, comparable, comparison
 from ingest_bench.analysis.compare.cells import CellRuns
 from ingest_bench.analysis.compare.comparable import Results
+from ingest_bench.analysis.run import per_gb
 from ingest_bench.analysis.run.columns import COLUMNS
 from ingest_bench.errors import SpecError
 from ingest_bench.inputs import records
@@ -111,14 +115,18 @@ def thresholds(table: Mapping[str, Any], where: str) -> tuple[Threshold, ...]:
 def judge(now: Results, wanted: Iterable[Threshold], baseline: Results | None = None) -> Verdict:
     """The verdict on all runs. An invalid or failed run is no verdict on its cell: never a pass."""
     found = cells.group(now.summaries)
-    before = None if baseline is None else {row.name: row for row in cells.group(baseline.summaries)}
-    checks = [check for row in found for check in _runs(row, (before or {}).get(row.name))]
+    before = {} if baseline is None else {row.name: row for row in cells.group(baseline.summaries)}
+    checks = [check for row in found for check in _runs(row, before.get(row.name))]
     notes: list[str] = []
     if baseline is not None:
         forbidden, notes = comparable.machines(baseline.facts, now.facts)
         checks += [Check(cell="*", column="facts", outcome="no verdict", text=each) for each in forbidden]
         if not (baseline.facts and now.facts):
             notes = [comparable.NO_FACTS]
+        told = [
+            text for row in found if row.name in before for text in comparable.servers(before[row.name].runs, row.runs)
+        ]
+        notes += dict.fromkeys(told)
     for item in wanted:
         is_relative = item.may_fall_ppm is not None or item.may_rise_ppm is not None
         rows = matching(found, item)
@@ -127,11 +135,11 @@ def judge(now: Results, wanted: Iterable[Threshold], baseline: Results | None = 
         for row in rows:
             judged = _absolute(row, item)
             if is_relative:
-                judged.append(_relative(row, item, before))
+                judged.append(_relative(row, item, None if baseline is None else before))
             checks += [_of_all(row, item, check) for check in judged]
         if is_relative:
             here = {row.name for row in found}
-            gone = [name for name in before or () if name not in here and fnmatchcase(name, item.cells)]
+            gone = [name for name in before if name not in here and fnmatchcase(name, item.cells)]
             checks += [_missing(name, item, "the baseline has this cell, and these results have not") for name in gone]
     return Verdict(checks=tuple(checks), notes=tuple(notes))
 
@@ -186,12 +194,13 @@ def _relative(row: CellRuns, item: Threshold, baseline: Mapping[str, CellRuns] |
         return _check(row, item, "no verdict", "the baseline has no such cell")
     if other := comparable.experiments(before.runs, row.runs):
         return _check(row, item, "no verdict", other)
-    sides = [(name, side.by_replicate(item.column)) for name, side in (("baseline", before), (row.name, row))]
+    column = per_gb.compared(item.column)
+    sides = [(name, side.by_replicate(column)) for name, side in (("baseline", before), (row.name, row))]
     # Never paired: the runs of a baseline were made at another time.
-    found = comparison.numbers(item.column, sides[0], sides[1], paired=False)
+    found = comparison.numbers(column, sides[0], sides[1], paired=False)
     if found is None:
         return _check(row, item, "no verdict", "it was not measured on both sides")
-    means = f"{found.first_mean:,.6g} to {found.second_mean:,.6g}"
+    means = f"{found.first_mean:,.6g} to {found.second_mean:,.6g}{' for each GB' if column != item.column else ''}"
     if found.interval is None:
         runs = f"{found.first_runs} and {found.second_runs} runs"
         text = f"{means}, of {runs}: one run a side has no interval; take 3 replicates or more"

@@ -126,7 +126,7 @@ def _large(axes: Axes, run: Summary, start_ns: int) -> None:
 
 _PANELS: tuple[tuple[str, str, _Draw], ...] = (
     ("docs_per_s", "Documents/s", _documents),
-    ("response_ms_p50", "Response time of all requests, ms", _response),
+    ("response_ms_p50", "Response time, ms: median of what ended, longest of what waited in a second", _response),
     ("heap_bytes", "Heap in use, before and after each collection", _heap),
     ("gc_pause_ms", "GC pauses, ms", _pauses),
     ("large_allocation_bytes", "Objects of 1 MiB and more", _large),

@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ingest_bench.analysis.compare import cells, comparison, noise
+from ingest_bench.analysis.run import per_gb
+from ingest_bench.analysis.run.columns import COLUMNS
 from ingest_bench.model.results import Summary
 from ingest_bench.report.tables.words import short
 
+# All that `gate`, `compare` and `trend` can be asked for: of totals the share of a GB.
+ALL = tuple(dict.fromkeys(per_gb.compared(column.name) for column in COLUMNS))
 
-def table(summaries: Sequence[Summary]) -> list[list[str]]:
+
+def table(summaries: Sequence[Summary], columns: Sequence[str] = comparison.COMPARED) -> list[list[str]]:
     """A head and a row for each column of each cell; nothing where the experiment did not run against itself."""
-    found = noise.noise(summaries, comparison.COMPARED)
+    found = noise.noise(summaries, columns)
     if not found:
         return []
     levels = [key for key in cells.varying(summaries) if key != "side"]

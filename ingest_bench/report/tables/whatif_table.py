@@ -11,8 +11,9 @@ from ingest_bench.report.tables.words import gb_text, short, whole
 
 def table(costs: Sequence[Cost]) -> list[list[str]]:
     """A head and a row for each candidate, all for each GB (10^9 bytes) ingested."""
-    knows_tlab = any(item.over_limit_bytes is not None for item in costs)
-    head = ["receive buffer", "buffers/GB", "allocated/GB", "wasted/GB", *(["over a TLAB/GB"] if knows_tlab else [])]
+    limits = (("over a TLAB/GB", "over_tlab_bytes"), ("humongous/GB", "humongous_bytes"))
+    known = [(title, name) for title, name in limits if any(getattr(item, name) is not None for item in costs)]
+    head = ["receive buffer", "buffers/GB", "allocated/GB", "wasted/GB", *(title for title, _ in known)]
     rows = []
     for item in costs:
         row = [
@@ -21,8 +22,9 @@ def table(costs: Sequence[Cost]) -> list[list[str]]:
             gb_text(item.per_gb(item.allocated_bytes)),
             gb_text(item.per_gb(item.wasted_bytes)),
         ]
-        if knows_tlab:
-            row.append("" if item.over_limit_bytes is None else gb_text(item.per_gb(item.over_limit_bytes)))
+        for _, name in known:
+            value = getattr(item, name)
+            row.append("" if value is None else gb_text(item.per_gb(value)))
         rows.append(row)
     return [head, *rows]
 
