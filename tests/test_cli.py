@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from ingest_bench.cli.app import run
+from ingest_bench.probes import PROBES
 
 Typed = Callable[[str], tuple[int, str]]
 
@@ -83,3 +85,11 @@ def test_a_full_disk_is_one_message_with_the_remedy(typed: Typed, monkeypatch: p
         "error: No space left on device. Make room where results go (--out) and in the temporary folder; "
         "`run --resume` goes on"
     )
+
+
+def test_a_program_can_read_the_list(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["list", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert set(found) == {"experiments", "network profiles", "workloads", "targets", "protocols", "probes"}
+    assert found["experiments"]["quickstart"]
+    assert set(found["probes"]) == set(PROBES)

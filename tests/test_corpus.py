@@ -197,6 +197,8 @@ def test_a_last_line_without_line_feed_is_fine_when_it_is_whole(tmp_path: Path) 
         ('{"n": "ü"}\n'.encode() + '{"n": "ü"}\n'.encode("latin-1"), "line 2 is not UTF-8 (byte 0xfc at column 8)"),
         ('{"n": 1}\n'.encode("utf-16"), "line 1 begins with a byte order mark of UTF-16"),
         (b'\xef\xbb\xbf{"n": 1}\n', "byte order mark of UTF-8"),
+        (b'[{"n": 1},\n{"n": 2}]\n', "is a JSON array: give one document a line, such as with jq -c '.[]'"),
+        *((PACK[ending](b'{"n": 1}\n'), f"name that ends with {ending}") for ending in (".gz", ".bz2", ".zst")),
         (b'{"index": {}}\n{"n": 1}\n{"n": 2}\n{"n": 3}\n', "line 3 is no action line"),
         (b'{"index": {}}\n{"n": 1}\n{"index": {}}\n', "line 3 is an action line and the file ends there"),
     ],

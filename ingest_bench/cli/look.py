@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import textwrap
 from typing import Annotated
 
@@ -28,18 +29,27 @@ def add_to(app: typer.Typer) -> None:
     app.command("doctor")(doctor)
 
 
-def show_list() -> None:
-    """List the experiments, network profiles, workloads, targets and probes."""
-    for title, folder in (
-        ("experiments", catalog.EXPERIMENTS),
-        ("network profiles", catalog.NETWORKS),
-        ("workloads", catalog.WORKLOADS),
-    ):
-        found = data.files(folder)
-        screen.names(title, [(name, str(catalog.table(path).get("description", ""))) for name, path in found.items()])
-    screen.names("targets", [(name, ", ".join(target.versions)) for name, target in targets.TARGETS.items()])
-    screen.names("protocols", [(name, _first_line(protocol)) for name, protocol in PROTOCOLS.items()])
-    screen.names("probes", [(name, _first_line(probe)) for name, probe in probes.PROBES.items()])
+def show_list(
+    as_json: Annotated[bool, typer.Option("--json", help="As a JSON object, for a program that reads it.")] = False,
+) -> None:
+    """List the experiments, network profiles, workloads, targets, protocols and probes."""
+    folders = {
+        "experiments": catalog.EXPERIMENTS,
+        "network profiles": catalog.NETWORKS,
+        "workloads": catalog.WORKLOADS,
+    }
+    found = {
+        title: {name: str(catalog.table(path).get("description", "")) for name, path in data.files(folder).items()}
+        for title, folder in folders.items()
+    }
+    found["targets"] = {name: ", ".join(target.versions) for name, target in targets.TARGETS.items()}
+    found["protocols"] = {name: _first_line(protocol) for name, protocol in PROTOCOLS.items()}
+    found["probes"] = {name: _first_line(probe) for name, probe in probes.PROBES.items()}
+    if as_json:
+        screen.say(json.dumps(found, indent=1))
+        return
+    for title, rows in found.items():
+        screen.names(title, list(rows.items()))
 
 
 def fetch(

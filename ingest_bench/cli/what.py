@@ -129,6 +129,11 @@ class What:
                     f"--documents {self.documents}: at least 1, and in place of --measure: the last one ends a run"
                 )
             found["measure_documents"] = int(self.documents)
+        elif self.documents == "-":
+            raise SpecError(
+                "--documents -: each worker reads the file, and a run that is resumed reads it again: "
+                "write it to a file first, and give that"
+            )
         elif self.documents is not None:
             # Absolute, as the track's: --resume may be called from another folder.
             found["documents"] = str(Path(self.documents).absolute())
@@ -157,6 +162,8 @@ def _plan(experiment: str | None, what: What) -> Plan:
     if asked["interface"] and not (what.url or what.attach):
         raise SpecError("--interface: it leads to a server that runs already; give --url too")
     running = {key: value for key, value in asked.items() if value is not None}
+    if experiment == "track" and what.track is None:
+        raise SpecError("the experiment track sends a track: give it by --track DIR")
     if experiment is None and what.track is None and not running and "file" not in fixed:
         raise SpecError("which experiment? Try: ingest-bench run quickstart (`ingest-bench list` shows all)")
     usual = "track" if what.track is not None else "attached" if what.attach is not None else "running"
