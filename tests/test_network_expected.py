@@ -1,15 +1,17 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ingest_bench.analysis.run.columns import COLUMNS
 from ingest_bench.model.network import Impairment, Profile
 from ingest_bench.network.measure import expected, frames, lanes, wire
 from ingest_bench.network.measure.check import typical_rtt
 from ingest_bench.network.measure.lanes import Seen, fastest_bps, judged, tried
-from ingest_bench.network.measure.readings import parse
+from ingest_bench.network.measure.readings import parse, readings
 
 MS = 10**6
 
@@ -217,3 +219,9 @@ def test_whatever_the_rate_some_hundred_frames_a_second_are_looked_at(frames_per
         sample.look()
     assert sample.frames.total() == pytest.approx(20 * frames_per_s, rel=0.02)
     assert 20 * 100 <= sample.looked_at <= 20 * 1000
+
+
+def test_each_number_of_a_link_has_its_column(tmp_path: Path) -> None:
+    numbers = readings(wires=[tmp_path / "nobody-watched"])
+    assert numbers.keys() >= {"wire_packets", "qdisc_drops", "loss_ppm", "retransmits", "wire_bytes_p50"}
+    assert numbers.keys() - {column.name for column in COLUMNS} == set()
