@@ -5,9 +5,12 @@
 For each profile of `netem/` and each backend: what `ingest-bench net check` measures, and 200 KB that one connection
 sends at once after a pause, read by `recv(65536)`: how many reads, and how long from the first to the last one, beside
 what the wire needs for as many frames. Also how long the sender waits for the answer: what the link takes, and a round
-trip, whenever the reader gets a processor; where it may, the reader goes before all others. The window is grown before
-and kept over the pause, so that it is the link which spaces the frames. FOLDER gets `promises.csv`, `reads.csv` and
-`README.md`.
+trip, whenever the reader gets a processor. The window is grown before and kept over the pause, so that it is the link
+which spaces the frames. FOLDER gets `promises.csv`, `reads.csv` and `README.md`.
+
+Sender and reader have a processor each, and the reader goes before others where it may. The kernel spaces the frames
+on the processor of the sender: on the same one, a reader at 1 Gbit/s got no turn until the end, and read 4 times in
+15 of 15 bulks, where it reads 37 to 103 times on the other.
 """
 
 from __future__ import annotations
@@ -42,6 +45,7 @@ HEADS = (
 )
 READER = """
 import contextlib, os, socket, sys, time
+os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
 with contextlib.suppress(PermissionError):
     os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
 listener = socket.create_server((sys.argv[1], 9))
@@ -59,7 +63,8 @@ while True:
     connection.sendall(b"%d %d\\n" % (len(moments), moments[-1] - moments[0]))
 """
 WRITER = """
-import json, socket, sys, time
+import json, os, socket, sys, time
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 size, rounds, pause_s = int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
 connection = socket.create_connection((sys.argv[1], 9), timeout=300)
 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -137,7 +142,8 @@ def table(promises: Sequence[tuple[str, str, Promise]], found: Sequence[Reads], 
         *([f"Netem of the kernel: not tried here. {without}"] if (without := box.kernel_complaint()) else []),
         "",
         f"200 KB are {BULK_BYTES:,} bytes at once on a TCP connection to the server that was silent for {PAUSE_S:g} s,",
-        "read by `recv(65536)`. The wire's time is that of its frames at the profile's rate; delay comes on top.",
+        "read by `recv(65536)` on another processor than the sender's.",
+        "The wire's time is that of its frames at the profile's rate; delay comes on top.",
         "",
         f"| {' | '.join(HEADS)} |",
         f"|{'---|' * len(HEADS)}",
