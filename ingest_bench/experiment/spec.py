@@ -186,7 +186,13 @@ def _cell(experiment: Experiment, levels: dict[str, str]) -> Cell:
     tables = {name: dict(table) for name, table in experiment.tables.items()}
     paths = [key_paths.path_of(key) for key in levels]
     for path, level in zip(paths, levels.values(), strict=True):
-        tables = key_paths.set_at(tables, path, level)
+        for each, value in key_paths.parted(path, level).items():
+            if each != path and each in paths:
+                raise SpecError(
+                    f'{experiment.name}: the target "{level}" has a version, and so has the factor {each[-1]}; '
+                    "take one of them out"
+                )
+            tables = key_paths.set_at(tables, each, value)
         twin = _TWINS.get(path)
         if twin is not None and twin not in paths:
             tables[twin[0]].pop(twin[1], None)
@@ -246,7 +252,8 @@ def _factor(key: str, levels: Sequence[str], where: str) -> Factor:
     if twice is not None:
         raise SpecError(f"{where}: the level {quoted(twice)} is given twice")
     for level in levels:
-        key_paths.check(path, level, where)
+        for each, value in key_paths.parted(path, level).items():
+            key_paths.check(each, value, where)
     return Factor(key=key, levels=tuple(levels))
 
 

@@ -161,6 +161,15 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """A cell that is not run: its fault cannot happen to its server."""
+
+    cell: str
+    levels: dict[str, str]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
     """What a search for the highest rate looks for. Its runs are added to the plan one by one, as they are decided."""
 
@@ -182,6 +191,8 @@ class Plan:
     factors: tuple[Factor, ...]
     runs: tuple[Run, ...]
     search: Search | None = None
+    left_out: tuple[LeftOut, ...] = ()
+    """What would be a cell if its fault could happen to its server."""
 
 
-RunState = Literal["planned", "started", "measured", "oom", "aborted", "invalid", "failed"]
+RunState = Literal["planned", "started", "measured", "oom", "aborted", "invalid", "failed", "inapplicable"]
