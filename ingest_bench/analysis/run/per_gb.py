@@ -20,7 +20,8 @@ TOTALS = frozenset(
             for layer in ("network", "lucene", "rest")
             for unit in ("bytes", "count")
         ),
-        *("server_cpu_s", "server_context_switches_voluntary", "server_context_switches_involuntary"),
+        *("server_cpu_s", "server_cpu_user_s", "server_cpu_system_s"),
+        *("server_context_switches_voluntary", "server_context_switches_involuntary"),
         *("server_minor_faults", "server_major_faults", "context_switches", "retransmits"),
     )
 )
