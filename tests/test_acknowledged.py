@@ -23,7 +23,7 @@ from ingest_bench.report.gate import thresholds
 from ingest_bench.results import layout
 
 ALL = ("opensearch", "elasticsearch", "cassandra 0.7.5", "cassandra 5.0.9", "kafka", "sink", "forwarder")
-KILLED = "kill: kafka keeps no documents in files, and none would be there afterwards"
+KILLED = "kill: sink keeps no documents in files, and none would be there afterwards"
 
 
 def run(fault: str, target: str, replicate: int = 1, **values: Any) -> Summary:
@@ -42,7 +42,13 @@ def test_one_plan_has_every_shipped_server_and_says_which_faults_it_leaves_out()
     assert {each.cell.levels["target"] for each in plan.runs} == set(ALL)
     assert len(plan.runs) + len(plan.left_out) == len(plan.factors[0].levels) * len(ALL)
     found = {(each.levels["fault"], each.levels["target"]): each.reason for each in plan.left_out}
-    assert found["kill", "kafka"] == KILLED
+    assert found["kill", "sink"] == KILLED
+    assert ("kill", "kafka") not in found
+    assert found["flush", "kafka"] == "flush: kafka cannot be told to write what it has in memory"
+    assert (
+        found["slow-fsync", "forwarder"]
+        == "slow-fsync: forwarder keeps no documents in files, and nothing would be slow"
+    )
     assert found["oversized", "cassandra 5.0.9"] == "oversized is a fault of HTTP, and cassandra takes cql"
     assert found["flush", "sink"] == "flush: sink cannot be told to write what it has in memory"
     assert not {target for _, target in found} & {"opensearch", "elasticsearch"}
@@ -50,22 +56,22 @@ def test_one_plan_has_every_shipped_server_and_says_which_faults_it_leaves_out()
 
 
 def test_plan_names_what_is_left_out_and_a_plan_of_nothing_else_is_refused() -> None:
-    asked = ["plan", "acknowledged", "--set", "target=opensearch,kafka", "--set", "fault=none,kill"]
+    asked = ["plan", "acknowledged", "--set", "target=opensearch,sink", "--set", "fault=none,kill"]
     done = CliRunner().invoke(app, asked)
     assert done.exit_code == 0, done.output
     said = " ".join(done.output.split())
-    assert f"left out: fault=kill+target=kafka: {KILLED}" in said
+    assert f"left out: fault=kill+target=sink: {KILLED}" in said
     assert "3 runs" in said
     with pytest.raises(SpecError, match=f"^{KILLED}"):
-        plans(What(experiment="acknowledged", sets=["target=kafka", "fault=kill"]))
+        plans(What(experiment="acknowledged", sets=["target=sink", "fault=kill"]))
 
 
 def test_what_was_left_out_is_a_row_of_the_results_and_takes_nothing_from_their_being_whole(tmp_path: Path) -> None:
-    (plan,) = plans(What(experiment="acknowledged", sets=["target=opensearch,kafka", "fault=none,kill"]))
+    (plan,) = plans(What(experiment="acknowledged", sets=["target=opensearch,sink", "fault=none,kill"]))
     results = layout.create(tmp_path, plan, {})
     assert layout.open_results(results.path).plan == plan
     (left,) = evaluation.summaries(results)
-    assert (left.run, left.state, left.reason) == ("fault=kill+target=kafka/1", "inapplicable", KILLED)
+    assert (left.run, left.state, left.reason) == ("fault=kill+target=sink/1", "inapplicable", KILLED)
     done = [made.summary(each.cell.levels, run=each.id, cell=each.cell.name) for each in plan.runs]
     assert show(results, [*done, left], ()) == 0
     assert show(results, [*done[1:], left], ()) == 3
@@ -84,6 +90,21 @@ def test_a_target_is_named_with_its_version_once() -> None:
         spec.load("acknowledged", ["target=cassandra 5.0.9", "version=0.7.5"])
     with pytest.raises(SpecError, match="is not a name"):
         spec.load("acknowledged", ["target=cassandra ../x"])
+
+
+def test_a_server_has_its_own_settings_in_its_own_cells_alone(tmp_path: Path) -> None:
+    own = '[settings.forwarder]\nbatch_delay = "1ms"\nworkers = "2"\n[target.setting]\nworkers = "3"\n'
+    (tmp_path / "x.toml").write_text(f'[factors]\ntarget = ["forwarder", "sink"]\n{own}')
+    forwarder, sink = spec.cells(spec.load(str(tmp_path / "x.toml")))
+    # What an experiment says of all of them, and what a level says, comes before it.
+    assert forwarder.target.setting == {"batch_delay": "1ms", "workers": "3"}
+    assert sink.target.setting == {"workers": "3"}
+    (changed, _) = spec.cells(spec.load(str(tmp_path / "x.toml"), ["setting.batch_delay=5ms"]))
+    assert changed.target.setting["batch_delay"] == "5ms"
+    for wrong in ("[settings]\nforwarder = 1", "[settings.forwarder]\nworkers = [[]]", '[settings."../x"]\na = "b"'):
+        (tmp_path / "x.toml").write_text(wrong)
+        with pytest.raises(SpecError, match=r"x\.toml: settings"):
+            spec.load(str(tmp_path / "x.toml"))
 
 
 def test_each_fault_has_a_row_and_each_server_a_column() -> None:

@@ -33,6 +33,12 @@ _KEYS = {
 _SHORTEST_GAP_NS = 10 * 10**6
 # Each is a process that waits from the start of the server on.
 _MOST_RESTARTS = 100
+# Faults of a server that writes, with what they would be without it.
+_OF_FILES = {
+    "kill": "and none would be there afterwards",
+    "slow-disk": "and nothing would be slow",
+    "slow-fsync": "and nothing would be slow",
+}
 # The protocols of documents that go over HTTP.
 _OF_HTTP = frozenset({"bulk", "json-array"})
 
@@ -53,19 +59,20 @@ def check(cell: Cell) -> None:
         raise SpecError(f"fault kill: a node would be started again {most:,} times, at most {_MOST_RESTARTS} may be")
 
 
-def inapplicable(cell: Cell, protocols: Set[str], *, keeps_files: bool) -> str:
+def inapplicable(cell: Cell, protocols: Set[str], *, keeps_files: bool, can_flush: bool) -> str:
     """Why a fault of the cell cannot happen to a server of that kind; empty: each of them can.
 
-    `protocols` are those of the documents that it takes; `keeps_files`: whether it has them in files.
+    `protocols` are those of the documents that it takes; `keeps_files`: whether it has them in files; `can_flush`:
+    whether it can be told to write them there.
     """
     name = cell.target.name
     for fault in cell.faults:
         if FAULTS[fault.kind].needs_http and not protocols <= _OF_HTTP:
             return f"{fault.kind} is a fault of HTTP, and {name} takes {' and '.join(sorted(protocols))}"
-        if fault.kind == "flush" and not keeps_files:
+        if fault.kind == "flush" and not can_flush:
             return f"flush: {name} cannot be told to write what it has in memory"
-        if fault.kind == "kill" and not keeps_files:
-            return f"kill: {name} keeps no documents in files, and none would be there afterwards"
+        if fault.kind in _OF_FILES and not keeps_files:
+            return f"{fault.kind}: {name} keeps no documents in files, {_OF_FILES[fault.kind]}"
     return ""
 
 

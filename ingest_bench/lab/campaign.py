@@ -118,7 +118,8 @@ def applicable(plan: Plan) -> Plan:
 
 def _inapplicable(cell: Cell, to_do: parts.Procedure) -> str:
     protocols = {one.plan.wire.protocol for part in to_do.parts for one in parts.sends(part)}
-    return checks.inapplicable(cell, protocols, keeps_files=steps.keeps_files(cell))
+    target = targets.of(cell.target)
+    return checks.inapplicable(cell, protocols, keeps_files=target.keeps_files, can_flush=target.flush is not None)
 
 
 def fetch(plan: Plan, options: runner.RunOptions, tell: Download) -> None:

@@ -125,6 +125,8 @@ class Experiment:
     """Probes that slow the server: they run in replicates of their own, whose rates count nowhere."""
     tables: dict[str, dict[str, Any]]
     """The fixed part: `network`, `target`, `load` and `host`, as TOML keeps them."""
+    settings: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Settings of a server by its name: those that only the cells with that target have."""
     factors: tuple[Factor, ...] = ()
     faults: tuple[Fault, ...] = ()
 

@@ -117,6 +117,8 @@ _MEASURED: tuple[Column, ...] = (
     Column("mss", "TCP's maximum segment size"),
     Column("idle_rtt_ms", "median round trip before the load; far above what is promised: the machine was busy"),
     Column("rtt_ms", "median round trip during the load, as the client's TCP saw it"),
+    Column("wire_packets", "packets that the queues of a shaped link sent on, both directions, from start to end"),
+    Column("qdisc_drops", "packets that they dropped, losses of the link's profile among them"),
     Column("loss_ppm", "packets lost on the link under load"),
     Column("retransmits", "TCP segments sent again; of several nodes by the clients and all of them, on whatever link"),
     Column("out_of_order", "segments that came before one that was sent earlier, at either end of the link"),

@@ -59,16 +59,11 @@ def check(cell: Cell, *, may_delete: bool = True) -> Procedure:
     return found
 
 
-def keeps_files(cell: Cell) -> bool:
-    """Whether its server keeps its documents in files."""
-    return targets.of(cell.target).flush is not None
-
-
 def _check_files(cell: Cell) -> None:
     """SpecError where what was asked for needs a server that keeps its documents in files."""
     if not cell.target.earlier_documents:
         return
-    if not keeps_files(cell):
+    if targets.of(cell.target).flush is None:
         raise SpecError(f"target.earlier_documents: {cell.target.name} cannot be told to write them to files")
     if cell.load.track is not None:
         raise SpecError("target.earlier_documents: a track says itself what is there at its start; take one of them")
