@@ -141,8 +141,9 @@ def keys() -> str:
 
 _BESIDE = (
     "Beside these an experiment has the tables `[factors]` (a key of `[network]`, `[peers]`, `[target]`, `[load]` or "
-    "`[host]` with a list of levels), `[network]`, `[peers]`, `[target]`, `[load]`, `[host]` and `[[fault]]`. Or it "
-    "has `includes` alone: a list of other experiments."
+    "`[host]` with a list of levels), `[network]`, `[peers]`, `[target]`, `[load]`, `[host]` and `[[fault]]`, "
+    "and `[settings.NAME]` for settings that only the target of that name has (`[settings.forwarder]`). Or it has "
+    "`includes` alone: a list of other experiments."
 )
 _HEAD = ("key", "what it may be", "default", "what it means")
 _PROFILE = "The profile that the link has; the other keys change it. Only in `[network]` and `[peers]`."
@@ -387,7 +388,11 @@ def _huge_pages() -> str:
     if not rows:
         return "How OpenSearch's response time depends on transparent huge pages (needs root; no reference result yet)."
     times = {
-        level: [float(row["response_ms_p99"]) for row in rows if row["host.transparent_hugepages"] == level]
+        level: [
+            float(row["response_ms_p99"])
+            for row in rows
+            if (row["host.transparent_hugepages"], row["fault"]) == (level, "none")
+        ]
         for level in ("always", "madvise", "never")
     }
     told = [f"{level} {median(found):.0f} ms" for level, found in times.items()]

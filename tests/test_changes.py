@@ -14,11 +14,14 @@ import pytest
 from test_page import Tags
 
 from ingest_bench.analysis.compare import changes
-from ingest_bench.analysis.compare.comparable import Results
+from ingest_bench.analysis.compare.comparable import Results, machines
 from ingest_bench.cli import app
+from ingest_bench.host import machine
+from ingest_bench.host.settings import SETTINGS
 from ingest_bench.model.results import Summary
 from ingest_bench.report.page import page
 from ingest_bench.report.tables import text_tables
+from ingest_bench.results.facts import facts
 
 MACHINE = {"cpu": "A", "kernel": "6.1"}
 
@@ -72,6 +75,19 @@ def test_what_differs_in_all_runs_of_a_side_is_what_is_compared() -> None:
     other = runs([1.0, 2.0], "x", java="21", heap="4g")
     refused = between([*sides[0], *sides[1]], other).refused
     assert refused == ("no cell is in both: 17,1g, 17,2g; and x",)
+
+
+def test_what_an_experiment_or_doctor_has_of_the_machine_decides_whether_results_are_of_the_same_one() -> None:
+    here = facts()
+    of_the_machine = {
+        key for key, setting in SETTINGS.items() if key.startswith(("transparent", "numa", "swap", "dirty"))
+    }
+    assert of_the_machine <= here.keys()
+    assert here["numad_runs"] is machine.facts().numad_runs
+    assert here["max_map_count"] == str(machine.facts().max_map_count)
+    for name in (*of_the_machine, "numad_runs", "max_map_count"):
+        forbidden, _ = machines(here, here | {name: "other"})
+        assert forbidden == [f"another machine: {name} was {here[name]}, is other"]
 
 
 def test_another_machine_or_another_workload_is_refused_and_what_is_missing_is_named() -> None:

@@ -38,6 +38,14 @@ def seen(record: RunRecord) -> dict[str, Happened]:
 
 @pytest.mark.jvm
 @pytest.mark.netns
+def test_a_jvm_that_shares_no_counters_collects_too(tmp_path: Path) -> None:
+    text = LOAD.format(name="sink", seconds=4) + 'jvm = ["-XX:+PerfDisableSharedMem"]\n'
+    record, _ = happened(tmp_path, text + '[[fault]]\nkind = "gc"\nat = "1s"\n')
+    assert seen(record)["gc"].seen.startswith("node 1: collected within ")
+
+
+@pytest.mark.jvm
+@pytest.mark.netns
 def test_a_jvm_collects_dumps_its_heap_and_has_few_files_while_it_is_loaded(tmp_path: Path) -> None:
     text = 'probes = ["gc"]' + LOAD.format(name="sink", seconds=9) + '[[fault]]\nkind = "gc"\nat = "1s"\n'
     text += '[[fault]]\nkind = "heap-dump"\nat = "3s"\n[[fault]]\nkind = "file-descriptors"\nat = "6s"\nfor = "2s"\n'

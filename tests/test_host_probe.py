@@ -32,7 +32,7 @@ def test_a_process_with_brackets_and_spaces_in_its_name_is_read_right() -> None:
     text = f"4711 (a (b) c) {' '.join(fields)}"
     tick_ns = SECOND // os.sysconf("SC_CLK_TCK")
     page_bytes = os.sysconf("SC_PAGE_SIZE")
-    assert proc.parse_stat(text) == ((14 + 15) * tick_ns, 10, 12, 20, 24 * page_bytes)
+    assert proc.parse_stat(text) == (14 * tick_ns, 15 * tick_ns, 10, 12, 20, 24 * page_bytes)
 
 
 def test_the_last_two_lines_of_a_status_are_its_switches() -> None:
@@ -85,31 +85,46 @@ def test_a_sample_has_a_value_for_each_field() -> None:
 
 def test_readings_are_growth_within_the_measurement(tmp_path: Path) -> None:
     lines = [
-        line(9, server_cpu_ns=0),
-        line(10, server_cpu_ns=2 * SECOND, server_voluntary_switches=100, run_queue=1, cpu_busy_ticks=0),
-        line(11, server_cpu_ns=3 * SECOND, server_voluntary_switches=150, run_queue=3, cpu_busy_ticks=30),
+        line(9, server_user_ns=0),
+        line(10, server_user_ns=2 * SECOND, server_voluntary_switches=100, run_queue=1, cpu_busy_ticks=0),
+        line(
+            11,
+            server_user_ns=3 * SECOND,
+            server_minor_faults=90,
+            server_major_faults=10,
+            server_voluntary_switches=150,
+            run_queue=3,
+            cpu_busy_ticks=30,
+        ),
         line(
             12,
-            server_cpu_ns=5 * SECOND,
+            server_user_ns=4 * SECOND,
+            server_system_ns=SECOND,
+            server_minor_faults=90,
+            server_major_faults=10,
             server_voluntary_switches=170,
             run_queue=2,
             cpu_busy_ticks=60,
             cpu_steal_ticks=20,
         ),
-        line(13, server_cpu_ns=99 * SECOND),
+        line(13, server_user_ns=99 * SECOND),
         line(14)[:7],
     ]
     (tmp_path / "host.jsonl").write_text("\n".join(lines))
     measured = list(PROBES["host"].read(context(tmp_path, 10, 13)))
     seen = {item.name: item.value for item in measured if isinstance(item, Reading)}
-    assert seen["server_cpu_s"] == 3
+    assert (seen["server_cpu_s"], seen["server_cpu_user_s"], seen["server_cpu_system_s"]) == (3, 2, 1)
     assert seen["server_context_switches_voluntary"] == 70
     assert (seen["run_queue_mean"], seen["run_queue_max"]) == (2, 3)
     # What was stolen is neither busy nor idle: 60 and 20 of 80 ticks.
     assert (seen["cpu_busy_share"], seen["cpu_steal_share"]) == (0.75, 0.25)
-    cores = next(item for item in measured if isinstance(item, Series) and item.name == "server_cpu_cores")
+    over_time = {item.name: item for item in measured if isinstance(item, Series)}
+    cores = over_time["server_cpu_cores"]
     assert cores.at_ns[:3] == (10 * SECOND, 11 * SECOND, 12 * SECOND)
     assert cores.values[:3] == (2, 1, 2)
+    assert over_time["server_cpu_system_cores"].values[:3] == (0, 0, 1)
+    assert over_time["server_page_faults_per_s"].values[:3] == (0, 100, 0)
+    assert over_time["server_context_switches_per_s"].values[1:3] == (50, 20)
 
 
 def test_a_counter_that_the_machine_lacks_is_unavailable_and_not_zero(tmp_path: Path) -> None:
@@ -119,6 +134,9 @@ def test_a_counter_that_the_machine_lacks_is_unavailable_and_not_zero(tmp_path: 
     measured = list(PROBES["host"].read(context(tmp_path, 10, 13)))
     seen = {item.name: item.value for item in measured if isinstance(item, Reading)}
     assert {seen[name] for name in lacks} == {None}
+    over_time = {item.name for item in measured if isinstance(item, Series)}
+    assert over_time.isdisjoint({"compact_stall_per_s", "numa_pages_migrated_per_s"})
+    assert "server_page_faults_per_s" in over_time
     assert seen["pgmajfault"] == 0
     assert seen["thp_fault_alloc"] == 5
 

@@ -18,6 +18,7 @@ from ingest_bench.results import layout
 from ingest_bench.results.layout import Results
 
 _INVALID = 3
+_COMPLETE = frozenset({"measured", "oom", "inapplicable"})
 
 
 def add_to(app: typer.Typer) -> None:
@@ -55,7 +56,8 @@ def show(results: Results, found: list[Summary], pictures: tuple[Path, ...]) -> 
     screen.say(f"tables:  {results.path / 'summary.csv'}")
     if results.plan.search is not None:
         return _show_search(results, found)
-    complete = len(found) == len(results.plan.runs) and all(each.state in {"measured", "oom"} for each in found)
+    plan = results.plan
+    complete = len(found) == len(plan.runs) + len(plan.left_out) and all(each.state in _COMPLETE for each in found)
     return 0 if complete else _INVALID
 
 

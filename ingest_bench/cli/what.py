@@ -14,6 +14,7 @@ from ingest_bench.documents import tracks
 from ingest_bench.errors import SpecError
 from ingest_bench.experiment import order, spec
 from ingest_bench.inputs import records
+from ingest_bench.lab import campaign
 from ingest_bench.lab.server import attaching
 from ingest_bench.model.experiment import Plan
 from ingest_bench.model.load import TrackChoice
@@ -178,4 +179,4 @@ def _plan(experiment: str | None, what: What) -> Plan:
     if what.against_itself is not None:
         ordered = order.against_itself(ordered)
     layout.check_names(ordered)
-    return attaching.pinned(ordered)
+    return campaign.applicable(attaching.pinned(ordered))

@@ -103,6 +103,14 @@ def set_at(tables: dict[str, Any], path: Sequence[str], value: Any) -> dict[str,
     return catalog.merged(tables, nested)
 
 
+def parted(path: tuple[str, ...], level: str) -> dict[tuple[str, ...], str]:
+    """What a level is, key by key: a target may be named with its version, "cassandra 5.0.9"."""
+    name, space, version = level.partition(" ")
+    if path == _NAMES["target"] and space:
+        return {path: name, ("target", "version"): version}
+    return {path: level}
+
+
 def leaves(table: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Each value of a table and of those in it, with the keys that lead there."""
     for key, value in table.items():

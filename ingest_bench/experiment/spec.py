@@ -23,7 +23,7 @@ from ingest_bench.units import quoted, spelled
 _INCLUDES = "includes"
 # What an experiment says of itself, beside its tables.
 _HEAD = ("description", "replicates", "seed", "probes", "costly_probes")
-TOP = (*_HEAD, "factors", "fault", *key_paths.TABLES)
+TOP = (*_HEAD, "factors", "fault", "settings", *key_paths.TABLES)
 # Two keys for one thing: the one that is set takes the place of the other.
 _TWINS: Mapping[tuple[str, ...], tuple[str, str]] = {
     ("load", "bulk"): ("load", "bulk_documents"),
@@ -66,6 +66,7 @@ def load(
         name=path.stem,
         **head,
         tables=tables,
+        settings=_settings(_kind(table, "settings", dict, {}, "a table", where), where),
         factors=_factors(_kind(table, "factors", dict, {}, "a table", where), where),
         faults=tuple(
             records.from_toml(Fault, fault, f"{where}: fault")
@@ -188,10 +189,18 @@ def _cell(experiment: Experiment, levels: dict[str, str]) -> Cell:
     tables = {name: dict(table) for name, table in experiment.tables.items()}
     paths = [key_paths.path_of(key) for key in levels]
     for path, level in zip(paths, levels.values(), strict=True):
-        tables = key_paths.set_at(tables, path, level)
+        for each, value in key_paths.parted(path, level).items():
+            if each != path and each in paths:
+                raise SpecError(
+                    f'{experiment.name}: the target "{level}" has a version, and so has the factor {each[-1]}; '
+                    "take one of them out"
+                )
+            tables = key_paths.set_at(tables, each, value)
         twin = _TWINS.get(path)
         if twin is not None and twin not in paths:
             tables[twin[0]].pop(twin[1], None)
+    name = str(tables["target"].get("name", TargetOptions().name))
+    tables["target"] = catalog.merged({"setting": experiment.settings.get(name, {})}, tables["target"])
     where = experiment.name
     happens = tables.pop("fault", {}).get("name")
     faults = tuple(fault for fault in experiment.faults if happens is None or fault.name in (None, happens))
@@ -230,6 +239,14 @@ def _asked(options: Mapping[str, Any]) -> dict[str, Any]:
     return given
 
 
+def _settings(table: Mapping[str, Any], where: str) -> dict[str, dict[str, Any]]:
+    """The settings of each server by its name, `[settings.forwarder]`."""
+    for target, own in table.items():
+        key_paths.check(("target", "name"), target, f"{where}: settings")
+        records.at(TargetOptions, ("setting",), own, f"{where}: settings.{target}")
+    return dict(table)
+
+
 def _factors(table: Mapping[str, Any], where: str) -> tuple[Factor, ...]:
     factors = []
     for key, levels in key_paths.dotted(table, f"{where}: factors").items():
@@ -248,7 +265,8 @@ def _factor(key: str, levels: Sequence[str], where: str) -> Factor:
     if twice is not None:
         raise SpecError(f"{where}: the level {quoted(twice)} is given twice")
     for level in levels:
-        key_paths.check(path, level, where)
+        for each, value in key_paths.parted(path, level).items():
+            key_paths.check(each, value, where)
     return Factor(key=key_paths.plain(key), levels=tuple(levels))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from random import Random
 
 from ingest_bench.errors import SpecError
@@ -34,8 +34,14 @@ _KEYS = {
 _SHORTEST_GAP_NS = 10 * 10**6
 # Each is a process that waits from the start of the server on.
 _MOST_RESTARTS = 100
+# Faults of a server that writes, with what they would be without it.
+_OF_FILES = {
+    "kill": "and none would be there afterwards",
+    "slow-disk": "and nothing would be slow",
+    "slow-fsync": "and nothing would be slow",
+}
 # The protocols of documents that go over HTTP.
-_OF_HTTP = ("bulk", "json-array")
+_OF_HTTP = frozenset({"bulk", "json-array"})
 
 
 def check(cell: Cell) -> None:
@@ -54,13 +60,23 @@ def check(cell: Cell) -> None:
         raise SpecError(f"fault kill: a node would be started again {most:,} times, at most {_MOST_RESTARTS} may be")
 
 
-def check_protocol(cell: Cell, protocol: str) -> None:
-    """SpecError for a fault of clients that those of this protocol cannot have."""
+def inapplicable(cell: Cell, protocols: Set[str], *, keeps_files: bool, can_flush: bool) -> str:
+    """Why a fault of the cell cannot happen to a server of that kind; empty: each of them can.
+
+    `protocols` are those of the documents that it takes; `keeps_files`: whether it has them in files; `can_flush`:
+    whether it can be told to write them there.
+    """
+    name = cell.target.name
     for fault in cell.faults:
-        if FAULTS[fault.kind].needs_names and protocol == "kafka":
-            raise SpecError(f"fault {fault.kind}: the library that speaks to Kafka looks its brokers up by itself")
-        if FAULTS[fault.kind].needs_http and protocol not in _OF_HTTP:
-            raise SpecError(f"fault {fault.kind}: it is one of HTTP, and {cell.target.name} takes {protocol}")
+        if FAULTS[fault.kind].needs_names and "kafka" in protocols:
+            return f"{fault.kind}: the library that speaks to Kafka looks its brokers up by itself"
+        if FAULTS[fault.kind].needs_http and not protocols <= _OF_HTTP:
+            return f"{fault.kind} is a fault of HTTP, and {name} takes {' and '.join(sorted(protocols))}"
+        if fault.kind == "flush" and not can_flush:
+            return f"flush: {name} cannot be told to write what it has in memory"
+        if fault.kind in _OF_FILES and not keeps_files:
+            return f"{fault.kind}: {name} keeps no documents in files, {_OF_FILES[fault.kind]}"
+    return ""
 
 
 def _turns(cell: Cell, number: int) -> int:

@@ -22,7 +22,7 @@ from ingest_bench.lab import evaluation, runner, steps, wires
 from ingest_bench.lab.server import attaching, borrowed, real_path, running_server
 from ingest_bench.lab.steps import downloads, parts, track_steps
 from ingest_bench.load import Progress
-from ingest_bench.model.experiment import Cell, Plan, Run
+from ingest_bench.model.experiment import Cell, LeftOut, Plan, Run
 from ingest_bench.model.network import LinkName, Profile
 from ingest_bench.model.results import RunRecord, Summary
 from ingest_bench.results.facts import memory_bytes
@@ -83,7 +83,7 @@ def check(plan: Plan, options: runner.RunOptions | None = None) -> tuple[str, ..
 
     SpecError (exit 2) for a plan that cannot be carried out by anybody, or not with this machine's memory.
     """
-    lines: dict[str, None] = {}
+    lines = dict.fromkeys(f"left out: {each.cell}: {each.reason}" for each in plan.left_out)
     for cell in unique_cells(plan):
         probes.check(cell.probes)
         checks.check(cell)
@@ -93,11 +93,33 @@ def check(plan: Plan, options: runner.RunOptions | None = None) -> tuple[str, ..
         # Without options nothing is carried out.
         allowed = options is None or options.allow_delete
         to_do = steps.check(cell, may_delete=allowed or not cell.target.runs_already)
-        for protocol in {one.plan.wire.protocol for part in to_do.parts for one in parts.sends(part)}:
-            checks.check_protocol(cell, protocol)
+        if reason := _inapplicable(cell, to_do):
+            raise SpecError(reason)
         lines |= dict.fromkeys(f"skipped: {name}" for name in to_do.skipped)
         lines |= dict.fromkeys(f"note: {note}" for note in to_do.notes)
     return tuple(lines)
+
+
+def applicable(plan: Plan) -> Plan:
+    """The plan without cells whose fault cannot happen to their server; it names them, each with its reason.
+
+    SpecError where no cell is left.
+    """
+    found = {
+        cell.name: LeftOut(cell=cell.name, levels=cell.levels, reason=reason)
+        for cell in unique_cells(plan)
+        if cell.faults and (reason := _inapplicable(cell, steps.check(cell)))
+    }
+    runs = tuple(run for run in plan.runs if run.cell.name not in found)
+    if not runs:
+        raise SpecError(next(iter(found.values())).reason)
+    return dataclasses.replace(plan, runs=runs, left_out=tuple(found.values()))
+
+
+def _inapplicable(cell: Cell, to_do: parts.Procedure) -> str:
+    protocols = {one.plan.wire.protocol for part in to_do.parts for one in parts.sends(part)}
+    target = targets.of(cell.target)
+    return checks.inapplicable(cell, protocols, keeps_files=target.keeps_files, can_flush=target.flush is not None)
 
 
 def fetch(plan: Plan, options: runner.RunOptions, tell: Download) -> None:
@@ -137,12 +159,12 @@ def carry_out(results: Results, options: runner.RunOptions, watcher: Watcher) ->
     done = {run for run, record in records_before.items() if record.state in DONE}
     before = evaluation.summaries(results, options.java_home) if done else []
     found = {summary.run: summary for summary in before if summary.run in done}
+    found |= {summary.run: summary for summary in evaluation.left_out(plan)}
     missing = [(number, run) for number, run in enumerate(plan.runs, 1) if run.id not in done]
     for at, (number, planned) in enumerate(missing):
         watcher.begin(number, planned.id, left=len(missing) - at)
         found[planned.id] = one(results, planned, options, watcher)
-        ordered = [found[run.id] for run in plan.runs if run.id in found]
-        evaluation.write_tables(results, ordered)
+        evaluation.write_tables(results, list(found.values()))
     return cells.in_order(found.values(), plan.factors)
 
 

@@ -60,12 +60,31 @@ def run_summary(
 
 
 def summaries(results: Results, java_home: Path | None = None) -> list[Summary]:
-    """A row for each run that was started, in the order in which the experiment lists its levels."""
+    """A row for each run that was started and each cell that was left out, in the order of the experiment's levels."""
     plan, records = results.plan, results.records()
     found = [
         run_summary(plan, run, results.run(run), records[run.id], java_home) for run in plan.runs if run.id in records
     ]
-    return cells.in_order(found, plan.factors)
+    return cells.in_order([*found, *left_out(plan)], plan.factors)
+
+
+def left_out(plan: Plan) -> list[Summary]:
+    """A row for each cell that the plan names and does not run, with its reason."""
+    return [
+        visible.summary(
+            Summary(
+                run=f"{each.cell}/1",
+                cell=each.cell,
+                replicate=1,
+                levels=each.levels,
+                state="inapplicable",
+                reason=each.reason,
+                values={},
+                experiment=plan.experiment,
+            )
+        )
+        for each in plan.left_out
+    ]
 
 
 def kept(path: Path) -> list[Summary]:

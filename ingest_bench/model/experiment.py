@@ -128,6 +128,8 @@ class Experiment:
     """Probes that slow the server: they run in replicates of their own, whose rates count nowhere."""
     tables: dict[str, dict[str, Any]]
     """The fixed part: `network`, `target`, `load` and `host`, as TOML keeps them."""
+    settings: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Settings of a server by its name: those that only the cells with that target have."""
     factors: tuple[Factor, ...] = ()
     faults: tuple[Fault, ...] = ()
 
@@ -164,6 +166,15 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """A cell that is not run: its fault cannot happen to its server."""
+
+    cell: str
+    levels: dict[str, str]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
     """What a search for the highest rate looks for. Its runs are added to the plan one by one, as they are decided."""
 
@@ -185,6 +196,8 @@ class Plan:
     factors: tuple[Factor, ...]
     runs: tuple[Run, ...]
     search: Search | None = None
+    left_out: tuple[LeftOut, ...] = ()
+    """What would be a cell if its fault could happen to its server."""
 
 
-RunState = Literal["planned", "started", "measured", "oom", "aborted", "invalid", "failed"]
+RunState = Literal["planned", "started", "measured", "oom", "aborted", "invalid", "failed", "inapplicable"]

@@ -14,7 +14,7 @@ from ingest_bench.model.results import Interval, Measured, Reading, Remark, Seri
 from ingest_bench.probes.proc import FIELDS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -40,6 +40,13 @@ _GROWTH = {
     "numa_pages_migrated": "numa_pages_migrated",
     "pgmajfault": "pgmajfault",
     "allocstall": "allocstall",
+}
+# Counters over time.
+_RATES = {
+    "server_context_switches_per_s": ("server_voluntary_switches", "server_involuntary_switches"),
+    "server_page_faults_per_s": ("server_minor_faults", "server_major_faults"),
+    "compact_stall_per_s": ("compact_stall",),
+    "numa_pages_migrated_per_s": ("numa_pages_migrated",),
 }
 # Of the time between two samples: what explains that nothing went on.
 _HELD, _HALF = 0.25, 0.5
@@ -104,7 +111,10 @@ def _readings(samples: Mapping[str, NDArray[np.float64]]) -> Iterator[Reading]:
         value = growth(name)
         return None if value is None else value / whole
 
-    yield Reading("server_cpu_s", share("server_cpu_ns", 1e9))
+    user_s, system_s = share("server_user_ns", 1e9), share("server_system_ns", 1e9)
+    yield Reading("server_cpu_s", None if user_s is None or system_s is None else user_s + system_s)
+    yield Reading("server_cpu_user_s", user_s)
+    yield Reading("server_cpu_system_s", system_s)
     for name, column in _GROWTH.items():
         value = growth(column)
         yield Reading(name, None if value is None else round(value))
@@ -121,14 +131,23 @@ def _readings(samples: Mapping[str, NDArray[np.float64]]) -> Iterator[Reading]:
 
 
 def _series(table: Mapping[str, NDArray[np.float64]]) -> Iterator[Series]:
-    """Rates between neighbouring samples, at the later one; the run queue as it was."""
+    """Rates between neighbouring samples, at the later one; the run queue as it was. None of what is not counted."""
     at_ns = table["at_ns"].astype(np.int64)
     moments = tuple(int(at) for at in at_ns[1:])
     steps = np.diff(at_ns)
-    yield Series("server_cpu_cores", moments, tuple(np.diff(table["server_cpu_ns"]) / steps))
-    switches = table["server_voluntary_switches"] + table["server_involuntary_switches"]
-    yield Series("server_context_switches_per_s", moments, tuple(np.diff(switches) / steps * 1e9))
+    yield Series("server_cpu_cores", moments, _rates(table, ("server_user_ns", "server_system_ns"), steps))
+    yield Series("server_cpu_system_cores", moments, _rates(table, ("server_system_ns",), steps))
+    for name, counters in _RATES.items():
+        if not any(np.isnan(table[counter]).any() for counter in counters):
+            yield Series(name, moments, _rates(table, counters, steps / 1e9))
     yield Series("run_queue", tuple(int(at) for at in at_ns), tuple(table["run_queue"]))
+
+
+def _rates(
+    table: Mapping[str, NDArray[np.float64]], counters: Sequence[str], steps: NDArray[np.float64]
+) -> tuple[float, ...]:
+    """What these counters grew by together, from each sample to the next, for each unit of `steps`."""
+    return tuple(np.diff(sum((table[counter] for counter in counters), np.zeros(len(steps) + 1))) / steps)
 
 
 def watched(table: Mapping[str, NDArray[np.float64]]) -> Iterator[Watched]:

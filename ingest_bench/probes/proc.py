@@ -15,7 +15,8 @@ from pathlib import Path
 PERIOD_NS = 100_000_000
 FIELDS = (
     "at_ns",
-    "server_cpu_ns",
+    "server_user_ns",
+    "server_system_ns",
     "server_minor_faults",
     "server_major_faults",
     "server_threads",
@@ -128,12 +129,12 @@ def throttled_ns(pid: int) -> int | None:
     return None
 
 
-def parse_stat(text: str) -> tuple[int, int, int, int, int]:
-    """CPU ns, minor faults, major faults, threads and resident bytes of a process (man 5 proc, /proc/PID/stat)."""
+def parse_stat(text: str) -> tuple[int, int, int, int, int, int]:
+    """CPU ns in user mode and in the kernel, minor and major faults, threads, resident bytes (man 5 proc, PID/stat)."""
     # The name of the program may hold spaces and brackets: count from its end. Index 0 is the state, field 3.
     fields = text[text.rindex(")") + 2 :].split()
-    cpu_ticks = int(fields[11]) + int(fields[12])
-    return cpu_ticks * _TICK_NS, int(fields[7]), int(fields[9]), int(fields[17]), int(fields[21]) * _PAGE_BYTES
+    user_ns, system_ns = int(fields[11]) * _TICK_NS, int(fields[12]) * _TICK_NS
+    return user_ns, system_ns, int(fields[7]), int(fields[9]), int(fields[17]), int(fields[21]) * _PAGE_BYTES
 
 
 def parse_system(text: str) -> tuple[int, int, int, int, int]:

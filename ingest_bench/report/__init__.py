@@ -21,10 +21,12 @@ from ingest_bench.report.plots import (
     plots_forwarding,
     plots_large,
     plots_layers,
+    plots_machine,
     plots_nodes,
     plots_time,
 )
 from ingest_bench.report.tables import (
+    acknowledged_table,
     direct_memory_table,
     es23185_table,
     forwarding_table,
@@ -125,6 +127,17 @@ def machine_tables(summaries: Sequence[Summary]) -> Files:
     }
 
 
+def acknowledged_tables(summaries: Sequence[Summary]) -> Files:
+    """The table of what became of acknowledged documents; nothing when the fault does not vary."""
+    rows = acknowledged_table.table(summaries)
+    if not rows:
+        return {}
+    return {
+        "report/acknowledged.csv": text_tables.csv_text(rows).encode(),
+        "report/acknowledged.md": text_tables.markdown(rows, len(rows[0])).encode(),
+    }
+
+
 def noise_tables(summaries: Sequence[Summary]) -> Files:
     """The table of an A/A test, of every column; nothing when the experiment did not run against itself."""
     rows = noise_table.table(summaries, noise_table.ALL)
@@ -169,6 +182,10 @@ def pictures(summaries: Sequence[Summary]) -> Files:
     layers = plots_layers.layers(summaries)
     if layers is not None:
         files["layers.png"], captions["layers.png"] = layers, "allocations outside TLABs by layer"
+    over_time = plots_machine.machine(summaries)
+    if over_time is not None:
+        files["machine.png"] = over_time
+        captions["machine.png"] = "for each setting of the machine: throughput over time, and what the kernel counted"
     asked = plots_large.large(summaries)
     if asked is not None:
         files["large-allocations.png"] = asked
@@ -183,6 +200,7 @@ def pictures(summaries: Sequence[Summary]) -> Files:
         ("What is noise", noise_table.table(summaries)),
         ("Direct buffers, as in JDK-6857566", direct_rows(summaries)),
         ("Forwarding, as in Data Prepper's pull request 6394", forwarding_rows(summaries)),
+        ("What became of acknowledged documents", acknowledged_table.table(summaries)),
         ("What settings of the machine did", machine_table.table(summaries)),
         ("The table of Elasticsearch issue 23185", es23185_table.table(summaries, _published())),
     ]
@@ -199,5 +217,6 @@ REPORTS: Mapping[str, Callable[[Sequence[Summary]], Files]] = {
     "forwarding": forwarding_tables,
     "machine": machine_tables,
     "noise": noise_tables,
+    "acknowledged": acknowledged_tables,
     "pictures": pictures,
 }

@@ -12,8 +12,15 @@ import psutil
 
 _HOST_FILES = {
     "transparent_hugepages": "/sys/kernel/mm/transparent_hugepage/enabled",
+    "transparent_hugepages_defrag": "/sys/kernel/mm/transparent_hugepage/defrag",
     "numa_balancing": "/proc/sys/kernel/numa_balancing",
     "swappiness": "/proc/sys/vm/swappiness",
+    # While one of bytes is 0, the ratio counts.
+    "dirty_bytes": "/proc/sys/vm/dirty_bytes",
+    "dirty_ratio": "/proc/sys/vm/dirty_ratio",
+    "dirty_background_bytes": "/proc/sys/vm/dirty_background_bytes",
+    "dirty_background_ratio": "/proc/sys/vm/dirty_background_ratio",
+    "max_map_count": "/proc/sys/vm/max_map_count",
     "cpu_governor": "/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor",
     "tcp_congestion_control": "/proc/sys/net/ipv4/tcp_congestion_control",
 }
@@ -33,6 +40,7 @@ def facts() -> dict[str, Any]:
         "locust": metadata.version("locust"),
         "uid": os.getuid(),
         "load_average": [round(value, 2) for value in os.getloadavg()],
+        "numad_runs": numad_runs(),
         **{name: _read(path) for name, path in _HOST_FILES.items()},
     }
 
@@ -42,6 +50,11 @@ def memory_bytes() -> int:
     limit = _read("/sys/fs/cgroup/memory.max")
     total: int = psutil.virtual_memory().total
     return min(total, int(limit)) if limit and limit.isdigit() else total
+
+
+def numad_runs() -> bool:
+    """Whether a process numad is there, which moves memory between NUMA nodes."""
+    return any(process.info["name"] == "numad" for process in psutil.process_iter(["name"]))
 
 
 def free_bytes(path: Path) -> int:

@@ -90,6 +90,10 @@ class Target(Protocol):
         """The documents that all its nodes have together, in these indices where it has any; None: nobody can count."""
 
     @property
+    def keeps_files(self) -> bool:
+        """Whether it has its documents in files, so that they are there when it is started again."""
+
+    @property
     def flush(self) -> Callable[[Sequence[Http], Sequence[Attached], Sequence[str]], None] | None:
         """Writes to files what all its nodes have in memory of these indices, all at once; None: it cannot be told."""
 

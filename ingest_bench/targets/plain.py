@@ -21,6 +21,7 @@ class Plain:
     """The part of a `Target` that such a server has in common with others."""
 
     name: str
+    keeps_files: bool = False
     flush: Callable[[Sequence[Http], Sequence[Attached], Sequence[str]], None] | None = None
     """None: it keeps nothing in files, or cannot be told to."""
 

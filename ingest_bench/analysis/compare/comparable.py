@@ -13,7 +13,9 @@ from ingest_bench.model.results import Summary
 # this tool may be what one wants to compare: they are named, and no more.
 _DECISIVE = (
     *("machine", "cpu", "cores", "memory_bytes", "cpu_governor"),
-    *("transparent_hugepages", "numa_balancing", "swappiness", "tcp_congestion_control"),
+    *("transparent_hugepages", "transparent_hugepages_defrag", "numa_balancing", "numad_runs", "swappiness"),
+    *("dirty_bytes", "dirty_ratio", "dirty_background_bytes", "dirty_background_ratio", "max_map_count"),
+    "tcp_congestion_control",
 )
 _OF_SERVER = ("target", "java")
 _OF_THE_MOMENT = ("load_average",)

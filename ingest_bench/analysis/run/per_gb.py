@@ -20,7 +20,8 @@ TOTALS = frozenset(
             for layer in ("network", "lucene", "rest")
             for unit in ("bytes", "count")
         ),
-        *("server_cpu_s", "server_context_switches_voluntary", "server_context_switches_involuntary"),
+        *("server_cpu_s", "server_cpu_user_s", "server_cpu_system_s"),
+        *("server_context_switches_voluntary", "server_context_switches_involuntary"),
         *("server_minor_faults", "server_major_faults", "context_switches", "retransmits"),
         *("zero_windows", "out_of_order", "duplicates", "overtaken", "ecn_marks", "wire_packets", "qdisc_drops"),
         *("allocations_1mib", "allocations_1mib_bytes", "allocations_100mib", "allocations_humongous"),

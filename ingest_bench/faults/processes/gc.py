@@ -12,6 +12,8 @@ from ingest_bench.faults.stage import Node, Stage
 from ingest_bench.model.experiment import Fault
 
 _COUNT = re.compile(r"^sun\.gc\.collector\.\d+\.invocations=(\d+)", re.MULTILINE)
+# In the history of the heap, which holds the last collections.
+_IN_HISTORY = re.compile(r"GC invocations=(\d+)")
 
 
 def _begin(fault: Fault, stage: Stage) -> Begun:
@@ -30,8 +32,13 @@ def _collect(node: Node) -> str:
 
 
 def _collections(node: Node) -> int:
-    """How often any of its collectors ran (the counters of jdk.internal.perf, in all of HotSpot's collectors)."""
-    return sum(map(int, _COUNT.findall(node.ask("PerfCounter.print"))))
+    """How often any of its collectors ran (the counters of jdk.internal.perf, in all of HotSpot's collectors).
+
+    A JVM with -XX:+PerfDisableSharedMem, as Cassandra has it, shows no counters: its history tells the same.
+    """
+    if counts := _COUNT.findall(node.ask("PerfCounter.print")):
+        return sum(map(int, counts))
+    return max(map(int, _IN_HISTORY.findall(node.ask("VM.info"))), default=0)
 
 
 GC = FaultKind(hits="node", begin=_begin)

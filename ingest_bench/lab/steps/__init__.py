@@ -61,17 +61,9 @@ def check(cell: Cell, *, may_delete: bool = True) -> Procedure:
 
 def _check_files(cell: Cell) -> None:
     """SpecError where what was asked for needs a server that keeps its documents in files."""
-    if cell.target.runs_already:
-        return
-    keeps_files = targets.of(cell.target).flush is not None
-    kinds = {fault.kind for fault in cell.faults}
-    if not keeps_files and "flush" in kinds:
-        raise SpecError(f"fault flush: {cell.target.name} cannot be told to write what it has in memory")
-    if not keeps_files and "kill" in kinds:
-        raise SpecError(f"fault kill: {cell.target.name} keeps no documents in files: none would be there afterwards")
     if not cell.target.earlier_documents:
         return
-    if not keeps_files:
+    if targets.of(cell.target).flush is None:
         raise SpecError(f"target.earlier_documents: {cell.target.name} cannot be told to write them to files")
     if cell.load.track is not None:
         raise SpecError("target.earlier_documents: a track says itself what is there at its start; take one of them")

@@ -114,8 +114,8 @@ def thresholds(table: Mapping[str, Any], where: str) -> tuple[Threshold, ...]:
 
 def judge(now: Results, wanted: Iterable[Threshold], baseline: Results | None = None) -> Verdict:
     """The verdict on all runs. An invalid or failed run is no verdict on its cell: never a pass."""
-    found = cells.group(now.summaries)
-    before = {} if baseline is None else {row.name: row for row in cells.group(baseline.summaries)}
+    found = _cells(now)
+    before = {} if baseline is None else {row.name: row for row in _cells(baseline)}
     checks = [check for row in found for check in _runs(row, before.get(row.name))]
     notes: list[str] = []
     if baseline is not None:
@@ -142,6 +142,11 @@ def judge(now: Results, wanted: Iterable[Threshold], baseline: Results | None = 
             gone = [name for name in before if name not in here and fnmatchcase(name, item.cells)]
             checks += [_missing(name, item, "the baseline has this cell, and these results have not") for name in gone]
     return Verdict(checks=tuple(checks), notes=tuple(notes))
+
+
+def _cells(results: Results) -> list[CellRuns]:
+    """The cells that can have a verdict: one whose fault cannot happen to its server was never to be run."""
+    return cells.group(run for run in results.summaries if run.state != "inapplicable")
 
 
 def matching(rows: Iterable[CellRuns], item: Threshold) -> list[CellRuns]:

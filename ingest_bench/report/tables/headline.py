@@ -102,6 +102,15 @@ def _times(ratio: float) -> str:
     return f"{ratio:.0f}x" if ratio >= 10 else f"{ratio:.1f}x"
 
 
+def machine(summaries: Sequence[Summary]) -> str:
+    """What a person should see first in the picture of what settings of the machine did."""
+    rows = [row for row in cells.group(summaries) if row.typical("docs_per_s_p10") is not None]
+    if not rows:
+        return "No throughput was measured"
+    sentence = "Documents/s in all but the worst tenth of seconds: {}"
+    return _compared(summaries, rows, lambda row: row.typical("docs_per_s_p10"), sentence, text=whole)
+
+
 def timeline(run: Summary) -> str:
     """What a person should see first in one run over time: the cost of its faults, or else its pauses."""
     stalled, recovery = run.values.get("stalled_s"), run.values.get("recovery_s")

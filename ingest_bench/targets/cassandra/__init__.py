@@ -97,6 +97,7 @@ class Cassandra(Plain):
     """The server `cassandra`."""
 
     name = "cassandra"
+    keeps_files = True
     default_version = "0.7.5"
     versions: Mapping[str, Requirements] = {
         version: needed for each in _GENERATIONS for version, needed in each.versions.items()

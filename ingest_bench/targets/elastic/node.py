@@ -51,6 +51,11 @@ class Node:
         """The chosen line of the table."""
         return self.table[chosen(self.name, self.versions, asked.version, self.default_version)]
 
+    @property
+    def keeps_files(self) -> bool:
+        """Its indices are files, and its translog is written before it answers."""
+        return True
+
     def with_modules(self, version: str, there: Collection[str]) -> Node:
         """The same node, whose mappings are left alone as far as the module that they need is there."""
         line = self.table[version]

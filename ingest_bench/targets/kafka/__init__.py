@@ -65,6 +65,7 @@ class Kafka(Plain):
     """The server `kafka`."""
 
     name = "kafka"
+    keeps_files = True
     default_version = "4.1.0"
     versions: Mapping[str, Requirements] = jars.versions()
 
