@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ingest_bench import jvm, network, probes, report
+from ingest_bench import network, probes, report
 from ingest_bench.analysis.compare import cells, comparable
 from ingest_bench.analysis.run import delivery, nodes, summary
 from ingest_bench.analysis.search import knees
@@ -22,6 +22,7 @@ from ingest_bench.model.experiment import Cell, Plan, Run
 from ingest_bench.model.load import WorkerReport
 from ingest_bench.model.network import LinkName
 from ingest_bench.model.results import Measured, RunRecord, Summary, Value
+from ingest_bench.probes import recording
 from ingest_bench.report.tables import knee_table, text_tables, whatif_table
 from ingest_bench.results import layout, run_folder
 from ingest_bench.results.layout import Results
@@ -132,7 +133,7 @@ def predicted(results: Results, found: list[Summary]) -> list[list[str]]:
 
 def reader(java: Java) -> Path:
     """The classes that read recordings, compiled once."""
-    return classes(java, (Path(jvm.__file__).with_name("JfrReader.java"),))
+    return classes(java, recording.READER)
 
 
 def _measured(
