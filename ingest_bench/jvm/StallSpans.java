@@ -3,6 +3,7 @@ import java.util.Arrays;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.StringJoiner;
 import java.util.TreeMap;
 import jdk.jfr.consumer.RecordedEvent;
 import jdk.jfr.consumer.RecordedFrame;
@@ -96,6 +97,9 @@ final class StallSpans {
 
   /** By event and thread: begin and end. */
   private final Map<String, Map<String, List<long[]>>> files = new TreeMap<>();
+
+  /** The names of threads by the operating system's numbers. */
+  private final Map<Long, String> threads = new TreeMap<>();
 
   private final List<String> causes = new ArrayList<>(List.of(NONE));
   private final List<String> spans = new ArrayList<>();
@@ -252,11 +256,13 @@ final class StallSpans {
     return found;
   }
 
-  private static String name(RecordedThread thread) {
+  private String name(RecordedThread thread) {
     if (thread == null) {
       return "";
     }
-    return thread.getJavaName() == null ? String.valueOf(thread.getOSName()) : thread.getJavaName();
+    String name = thread.getJavaName() == null ? String.valueOf(thread.getOSName()) : thread.getJavaName();
+    threads.put(thread.getOSThreadId(), name);
+    return name;
   }
 
   private void spansOfSamples() {
@@ -303,6 +309,8 @@ final class StallSpans {
   String json() {
     spansOfSamples();
     List<String> wrong = spansOfFiles();
-    return "{\"spans\":[" + String.join(",", spans) + "],\"wrong\":[" + String.join(",", wrong) + "],\"samples\":" + sampled + ",\"lost\":" + lost + "}";
+    StringJoiner numbered = new StringJoiner(",");
+    threads.forEach((number, name) -> numbered.add("\"" + number + "\":" + JfrReader.quote(name)));
+    return "{\"spans\":[" + String.join(",", spans) + "],\"wrong\":[" + String.join(",", wrong) + "],\"threads\":{" + numbered + "},\"samples\":" + sampled + ",\"lost\":" + lost + "}";
   }
 }
