@@ -171,6 +171,23 @@ def test_a_timeout_of_tcp_lasts_from_before_it_was_seen_until_it_is_gone(tmp_pat
     assert network.losses(tmp_path, [40000]) == ()
 
 
+def test_what_tcp_sent_again_without_a_timeout_was_lost_since_the_look_before(tmp_path: Path) -> None:
+    def end(*retransmits: int) -> dict[str, object]:
+        ports = {"local_port": 40000, "remote_port": 9200, "timeouts": 0}
+        rows = [
+            {"at_ns": n * SECOND // 4, "connections": [{**ports, "retransmits": count}]}
+            for n, count in enumerate(retransmits, 8)
+        ]
+        return {"frames": {}, "looked_at": 0, "lost": 0, "seconds": 1.0, "tcp": rows}
+
+    # What it had sent again before it was looked at first counts nowhere.
+    (tmp_path / network.WIRE).write_text(json.dumps({"to-server": end(7, 7, 7), "to-client": end(3, 3, 5)}))
+    (one,) = network.losses(tmp_path, [40000])
+    assert [(span.thread, span.start_ns, span.end_ns) for span in one.spans] == [
+        ("port 40000", 2.25 * SECOND, 2.5 * SECOND)
+    ]
+
+
 def test_a_run_has_its_stalls_in_columns_notes_and_table() -> None:
     spans = (Interval("garbage collection", ZERO + 3 * SECOND, ZERO + 4 * SECOND),)
     seen: list[Measured] = [*made.measured(), Watched("garbage collection", spans)]

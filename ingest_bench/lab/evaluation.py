@@ -154,7 +154,8 @@ def _measured(
         classes=reader(java),
     )
     seen = probes.read(planned.cell.probes, context)
-    return [*seen, *network.frame_sizes(node.raw), *network.losses(node.raw, load.local_ports)]
+    tcp = (*network.losses(node.raw, load.local_ports), *network.held_back(node.raw, load.local_ports))
+    return [*seen, *network.frame_sizes(node.raw), *tcp]
 
 
 def _of_nodes(
