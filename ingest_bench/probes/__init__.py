@@ -7,7 +7,7 @@
 | allocations | memory taken outside TLABs, and TLABs, by layer | flight recorder; costs 6 to 20% of CPU |
 | large-allocations | objects of 1 MiB and more: who, how often, humongous or not | the same |
 | direct-memory | direct buffers: each that the server tells of, and how room was found for them | flight recorder |
-| host | CPU, context switches, faults, run queue, pressure, huge pages | /proc, by a child process |
+| host | CPU, context switches, faults, run queue, waits of threads, pressure, huge pages | /proc, by a child process |
 | stalls | what threads did and waited for, safepoints, slow files: causes of stalls | flight recorder |
 | kernel-reads | room and bytes of every read, with any transport | BPF, by a child process; needs root |
 
