@@ -84,7 +84,8 @@ def test_bytes_documents_and_ports_agree_with_what_the_server_saw(tmp_path: Path
     assert samples["documents_acked"].sum() == server.documents == heard[-1].documents
     assert len(samples) == server.requests > 0
     assert set(report.local_ports) == server.ports == set(samples["local_port"])
-    assert (samples["sent_ns"] < samples["first_byte_ns"]).all()
+    assert (samples["sent_ns"] < samples["written_ns"]).all()
+    assert (samples["written_ns"] <= samples["first_byte_ns"]).all()
     assert (samples["first_byte_ns"] <= samples["done_ns"]).all()
     assert len(server.ports) == WORKLOAD.users
     assert outcomes(samples) == {"ok"}

@@ -28,6 +28,8 @@ class Sample(NamedTuple):
     """When it was due."""
     sent_ns: _Moment
     """The first byte of the first attempt; `done_ns` where there was none."""
+    written_ns: _Moment
+    """When the kernel had taken the last byte of the last attempt; `done_ns` where it never did."""
     first_byte_ns: _Moment
     """The first byte of the last attempt's answer, interim answers aside; `done_ns` where none came."""
     done_ns: _Moment
@@ -74,6 +76,8 @@ def _on_disk(record: Any) -> np.dtype[Any]:
 
 SAMPLE = _on_disk(Sample)
 CPU_MARK = _on_disk(CpuMark)
+# As they are in run.json of schema 3: without `written_ns`.
+SAMPLE_3 = np.dtype([(name, SAMPLE[name]) for name in Sample._fields if name != "written_ns"])
 # By the beginning of a file's name: what its records are.
 RECORDS: Mapping[str, np.dtype[Any]] = {"samples": SAMPLE, "queries": SAMPLE, "cpu": CPU_MARK}
 # Of each, the fields that are moments of the worker's clock.

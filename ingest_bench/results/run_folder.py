@@ -15,7 +15,7 @@ from ingest_bench.inputs import records
 from ingest_bench.model.load import WorkerReport
 from ingest_bench.model.network import LinkName
 from ingest_bench.model.results import READ_FIELDS, FileMark, RunRecord
-from ingest_bench.model.samples import CPU_MARK
+from ingest_bench.model.samples import CPU_MARK, SAMPLE, SAMPLE_3
 from ingest_bench.results import folder_names, whole_files
 from ingest_bench.results.sample_files import SampleFiles
 
@@ -138,12 +138,17 @@ class RunFolder(NodeFolder):
 
     def samples(self) -> SampleFiles:
         """The ticket of every bulk of the run. A record that was cut off is left out."""
-        return SampleFiles(sorted(self.load.rglob("samples-*.bin")))
+        return SampleFiles(sorted(self.load.rglob("samples-*.bin")), self._sample)
 
     def queries(self) -> SampleFiles | None:
         """The same of every query; None when the load had none."""
         files = sorted(self.load.rglob("queries-*.bin"))
-        return SampleFiles(files) if files else None
+        return SampleFiles(files, self._sample) if files else None
+
+    @property
+    def _sample(self) -> np.dtype[Any]:
+        path = self.path / "run.json"
+        return SAMPLE_3 if path.is_file() and whole_files.schema_of(path) < 4 else SAMPLE  # noqa: PLR2004 - schemas.py
 
     def cpu(self) -> tuple[np.ndarray[Any, np.dtype[Any]], ...]:
         """The CPU of each process that sent, in marks of a second. A mark that was cut off is left out."""
