@@ -484,7 +484,7 @@ def test_documents_in_a_second_are_what_the_rate_says(tmp_path: Path) -> None:
     assert server.documents == 800
 
 
-def test_a_stalled_server_shows_in_response_time_but_not_in_service_time(tmp_path: Path) -> None:
+def test_a_silent_server_shows_in_response_time_but_not_in_service_time(tmp_path: Path) -> None:
     def stalls_once(body: bytes, number: int) -> bytes:
         if number == 40:
             time.sleep(1)

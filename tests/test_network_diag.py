@@ -79,7 +79,7 @@ def test_a_receiver_that_reads_nothing_is_a_full_window_of_its_sender(tmp_path: 
     (tmp_path / wire.FILE).write_text(json.dumps({"to-client": end, "to-server": None}))
     causes = {one.cause: one.spans for one in waits.held_back(tmp_path, [port])}
     spans = causes["the server's receive window was full"]
-    assert {span.thread for span in spans} == {f"port {port}"}
+    assert {span.port for span in spans} == {port}
     assert sum(span.end_ns - span.start_ns for span in spans) >= 10**9
     assert waits.held_back(tmp_path, [1])[0].spans == ()
     assert not any("load's receive" in cause for cause in causes)

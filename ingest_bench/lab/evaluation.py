@@ -7,6 +7,8 @@ import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from ingest_bench import network, probes, report
 from ingest_bench.analysis.compare import cells, comparable
 from ingest_bench.analysis.run import delivery, nodes, summary
@@ -53,6 +55,8 @@ def run_summary(
         queries=folder.queries(),
         changed_files=folder.changed(record.files),
         cpu=folder.cpu(),
+        standstills=folder.standstills(),
+        reads=np.concatenate([node.reads() for node in folder.nodes(cell.target.nodes)]),
         nodes=_of_nodes(cell, folder, record, report, measured),
         delivered=_delivered(cell, folder) if record.state == "measured" and report is not None else None,
     )

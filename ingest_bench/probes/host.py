@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from ingest_bench.probes.context import Events, ReadContext
 
 _FILE, _THREADS = "host.jsonl", "host-threads.jsonl"
+# As a cause of stalls.
+STOPPED = "server process stopped"
+# The machine is looked at ten times a second.
+_LOOK_NS = 60_000_000
 # Counters: what they grew by within the measurement. The rest of `FIELDS` are levels.
 _GROWTH = {
     "server_context_switches_voluntary": "server_voluntary_switches",
@@ -158,7 +162,7 @@ def watched(table: Mapping[str, NDArray[np.float64]]) -> Iterator[Watched]:
     ticks = np.diff(table["cpu_busy_ticks"] + table["cpu_steal_ticks"] + table["cpu_idle_ticks"], prepend=np.nan)
     with np.errstate(divide="ignore", invalid="ignore"):
         found = {
-            "server process stopped": (around, table["server_threads_stopped"] > 0),
+            STOPPED: (around, table["server_threads_stopped"] > 0),
             "server held back by its CPU quota": (since, _share(table, "server_throttled_ns", steps_ns) >= _HELD),
             "CPU stolen by the hypervisor": (since, _share(table, "cpu_steal_ticks", ticks) >= _HELD),
             "everything waiting for memory": (since, _share(table, "pressure_memory_full_us", steps_ns / 1e3) >= _HALF),
@@ -177,7 +181,8 @@ def watched(table: Mapping[str, NDArray[np.float64]]) -> Iterator[Watched]:
         if cause in counted and np.isnan(table[counted[cause]]).all():
             continue
         spans = zip(begins[true].tolist(), ends[true].tolist(), strict=True)
-        yield Watched(cause, tuple(Interval(cause, int(begin), int(end)) for begin, end in spans))
+        told = tuple(Interval(cause, int(begin), int(end)) for begin, end in spans)
+        yield Watched(cause, told, stops=cause == STOPPED, error_ns=_LOOK_NS)
 
 
 def waits(context: ReadContext) -> Iterator[Watched]:
@@ -203,7 +208,7 @@ def waits(context: ReadContext) -> Iterator[Watched]:
             )
         if wait.state == "D":
             found[_DISK].append(Interval(_DISK, (wait.since_ns + wait.at_ns) // 2, wait.at_ns, thread))
-    yield from (Watched(cause, tuple(_joined(spans))) for cause, spans in found.items())
+    yield from (Watched(cause, tuple(_joined(spans)), error_ns=_LOOK_NS) for cause, spans in found.items())
 
 
 def _waits(path: Path) -> Iterator[Wait]:

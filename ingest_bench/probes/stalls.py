@@ -33,6 +33,8 @@ _ALWAYS = {
     "a read of a file was slow": "jdk.FileRead",
     "threads were slow to reach a safepoint": "jdk.SafepointBegin",
 }
+# A thread is looked at each 20 ms, and where there is no CPU at half of these moments or fewer.
+_SAMPLES_NS = 100_000_000
 # The JVM's own names of the operations of its collectors: vmOperations.hpp of JDK 11 to 25.
 _OF_A_COLLECTOR = re.compile(
     r"JVM operation (?:CGC_|CMS_|G1|GenCollect|Parallel|Serial|Shenandoah|CollectFor"
@@ -75,7 +77,8 @@ class Stalls:
         for told, thread, start_ns, end_ns in content["spans"]:
             cause = PAUSE if _OF_A_COLLECTOR.fullmatch(told) else told
             causes.setdefault(cause, []).append(Interval(cause, start_ns, end_ns, thread))
-        yield from (Watched(cause, tuple(spans)) for cause, spans in causes.items())
+        for cause, each in causes.items():
+            yield Watched(cause, tuple(each), stops=cause == PAUSE, error_ns=_SAMPLES_NS)
         if not content["samples"]:
             yield Remark(probe="stalls", text="the recording has no sample of a thread: what the server did is unknown")
         # JDK 11 gives each file event of a thread the duration of its first one; 15 to 19 have JDK-8296733.

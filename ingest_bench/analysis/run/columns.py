@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ingest_bench.analysis.run import per_gb
 from ingest_bench.analysis.run.column import Column
-from ingest_bench.analysis.stalls import attribution
+from ingest_bench.analysis.stalls import attribution, phases
 
 _MEASURED: tuple[Column, ...] = (
     Column("network", "network profile, with overrides"),
@@ -60,7 +60,8 @@ _MEASURED: tuple[Column, ...] = (
     Column("requests_failed", "of these, the ones that did not end with every document acknowledged"),
     Column("attempts", "how often these were sent, each attempt counted; one that was never sent has none"),
     Column("documents_failed", "documents refused for good that no attempt may have stored, warm-up included"),
-    Column("stalled_s", "full seconds of the measurement in which no request ended that had a document acknowledged"),
+    *phases.COLUMNS,
+    Column("silent_s", "full seconds of the measurement in which no request ended that had a document acknowledged"),
     *attribution.COLUMNS,
     Column(
         "idle_while_waiting_s",

@@ -84,7 +84,7 @@ def totals(tickets: Tickets) -> dict[str, Value]:
     return {name: total(tickets, itemgetter(name)) for name in ("documents_acked", "documents_failed")}
 
 
-def stalled_seconds(tickets: Tickets, start_ns: int, seconds: int) -> int:
+def silent_seconds(tickets: Tickets, start_ns: int, seconds: int) -> int:
     """In how many of so many seconds no document was acknowledged: by the moments of the answers alone."""
     answered = np.zeros(seconds, dtype=bool)
     for samples, _ in pieces(tickets):
@@ -93,31 +93,35 @@ def stalled_seconds(tickets: Tickets, start_ns: int, seconds: int) -> int:
     return seconds - int(answered.sum())
 
 
-def acked_per_second(tickets: Tickets, start_ns: int, seconds: int) -> np.ndarray[Any, np.dtype[np.float64]]:
+def acked_per_second(
+    tickets: Tickets, start_ns: int, seconds: int, each_ns: int = 10**9
+) -> np.ndarray[Any, np.dtype[np.float64]]:
     """Acknowledged documents in each of so many seconds, those of a request evenly from its sending to its answer.
+
+    `each_ns` is the length of a second.
 
     Rejected: all in the second of the answer. Two users with bulks of 10,000 documents then have seconds of 0 and of
     10,000, and no median between them. A server that stalls shows all the same: what is in flight is little beside
-    what it takes in that time; and `stalled_seconds` goes by the answers.
+    what it takes in that time; and `silent_seconds` goes by the answers.
     """
     found = np.zeros(seconds)
     for samples, _ in pieces(tickets):
-        _add_acked(found, samples, start_ns)
+        _add_acked(found, samples, start_ns, each_ns)
     return found
 
 
-def _add_acked(found: np.ndarray[Any, np.dtype[np.float64]], samples: Samples, start_ns: int) -> None:
+def _add_acked(found: np.ndarray[Any, np.dtype[np.float64]], samples: Samples, start_ns: int, each_ns: int) -> None:
     seconds, acked = len(found), np.flatnonzero(samples["documents_acked"] > 0)
     end_ns = samples["done_ns"][acked] - start_ns
     took_ns = np.maximum(end_ns - (samples["sent_ns"][acked] - start_ns), 1)
     begin_ns, documents = end_ns - took_ns, samples["documents_acked"][acked]
-    second = np.maximum(begin_ns // 10**9, 0)
+    second = np.maximum(begin_ns // each_ns, 0)
     # One round for each second that the longest request lasted.
-    while len(going := np.flatnonzero((second < seconds) & (second * 10**9 < end_ns))):
+    while len(going := np.flatnonzero((second < seconds) & (second * each_ns < end_ns))):
         if len(going) < len(second):
             begin_ns, end_ns, took_ns = begin_ns[going], end_ns[going], took_ns[going]
             documents, second = documents[going], second[going]
-        inside_ns = np.minimum(end_ns, (second + 1) * 10**9) - np.maximum(begin_ns, second * 10**9)
+        inside_ns = np.minimum(end_ns, (second + 1) * each_ns) - np.maximum(begin_ns, second * each_ns)
         found += np.bincount(second, weights=documents * (inside_ns / took_ns), minlength=seconds)
         second = second + 1
 
@@ -144,7 +148,7 @@ def measured(tickets: Tickets, window: Window) -> Mapping[str, Value]:
         "bytes_measured": counts["bytes"],
         **_percentiles(tickets, window, {**percents, "service": {"p50": 50, "p99": 99}}),
         **{name: counts[name] for name in ("requests", "requests_failed", "attempts")},
-        "stalled_s": stalled_seconds(tickets, window.start_ns, window.seconds) if window.seconds else None,
+        "silent_s": silent_seconds(tickets, window.start_ns, window.seconds) if window.seconds else None,
     }
 
 

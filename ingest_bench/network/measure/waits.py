@@ -33,6 +33,7 @@ _HELD_BACK = {
 _HALF = 0.5
 # The least time after which TCP sends again what nobody acknowledged (TCP_RTO_MIN of Linux): the loss is older.
 _TIMEOUT_NS = 200_000_000
+_TCP_LOOK_NS = 250_000_000
 
 
 def waited(
@@ -103,18 +104,19 @@ def losses(raw: Path, ports: Collection[int]) -> tuple[Watched, ...]:
     if len(ends) < 2 or not any("timeouts" in row for one in ends for asked in one.tcp for row in asked.connections):
         return ()
     again = [span for one in ends for span in _grown(one, frozenset(ports), "retransmits", LOST, 1)]
-    return (Watched(LOST, (*(span for one in ends for span in _spans(one, frozenset(ports))), *again)),)
+    late = [span for one in ends for port in ports for span in _spans(one, port)]
+    return (Watched(LOST, (*late, *again), error_ns=_TCP_LOOK_NS),)
 
 
 def held_back(raw: Path, ports: Collection[int]) -> tuple[Watched, ...]:
     """The spans in which one of these connections had data that the other end, or its own buffer, had no room for.
 
-    From look to look of TCP, where it was so for half of that time; `thread` is the connection. Nothing of an end that
+    From look to look of TCP, where it was so for half of that time. Nothing of an end that
     nobody watched.
     """
     found = seen(raw / FILE)
     return tuple(
-        Watched(cause, tuple(_grown(one, frozenset(ports), counter, cause, _HALF)))
+        Watched(cause, tuple(_grown(one, frozenset(ports), counter, cause, _HALF)), error_ns=_TCP_LOOK_NS)
         for direction, causes in _HELD_BACK.items()
         for counter, cause in causes.items()
         if (one := found.get(direction)) is not None and one.of_connections(counter)
@@ -135,20 +137,20 @@ def _grown(one: Seen, ports: frozenset[int], counter: str, cause: str, least: fl
         for connection, count in now.items():
             if count - before.get(connection, count) >= enough:
                 (port,) = ports.intersection(connection)
-                yield Interval(cause, before_ns, asked.at_ns, f"port {port}")
+                yield Interval(cause, before_ns, asked.at_ns, port=port)
         before, before_ns = now, asked.at_ns
 
 
-def _spans(one: Seen, ports: frozenset[int]) -> Iterator[Interval]:
+def _spans(one: Seen, port: int) -> Iterator[Interval]:
     before_ns = begun_ns = None
     for asked in one.tcp:
-        rows = [row for row in asked.connections if not ports.isdisjoint((row["local_port"], row["remote_port"]))]
+        rows = [row for row in asked.connections if port in (row["local_port"], row["remote_port"])]
         if any(row.get("timeouts") for row in rows):
             if begun_ns is None:
                 begun_ns = (before_ns or asked.at_ns) - _TIMEOUT_NS
         elif begun_ns is not None:
-            yield Interval(LOST, begun_ns, asked.at_ns)
+            yield Interval(LOST, begun_ns, asked.at_ns, port=port)
             begun_ns = None
         before_ns = asked.at_ns
     if begun_ns is not None and before_ns is not None:
-        yield Interval(LOST, begun_ns, before_ns)
+        yield Interval(LOST, begun_ns, before_ns, port=port)
