@@ -332,9 +332,7 @@ def test_what_tcp_sent_again_without_a_timeout_was_lost_since_the_look_before(tm
     # What it had sent again before it was looked at first counts nowhere.
     (tmp_path / network.WIRE).write_text(json.dumps({"to-server": end(7, 7, 7), "to-client": end(3, 3, 5)}))
     (one,) = network.losses(tmp_path, [40000])
-    assert [(span.thread, span.start_ns, span.end_ns) for span in one.spans] == [
-        ("port 40000", 2.25 * SECOND, 2.5 * SECOND)
-    ]
+    assert [(span.port, span.start_ns, span.end_ns) for span in one.spans] == [(40000, 2.25 * SECOND, 2.5 * SECOND)]
 
 
 def test_a_run_has_its_stalls_in_columns_notes_and_table() -> None:

@@ -93,9 +93,7 @@ def silent_seconds(tickets: Tickets, start_ns: int, seconds: int) -> int:
     return seconds - int(answered.sum())
 
 
-def acked_per_second(
-    tickets: Tickets, start_ns: int, seconds: int, each_ns: int = 10**9
-) -> np.ndarray[Any, np.dtype[np.float64]]:
+def acked_per_second(tickets: Tickets, start_ns: int, seconds: int, each_ns: int = 10**9) -> Samples:
     """Acknowledged documents in each of so many seconds, those of a request evenly from its sending to its answer.
 
     `each_ns` is the length of a second.

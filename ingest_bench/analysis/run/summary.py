@@ -105,9 +105,7 @@ def summarise(
         # A fault is meant to disturb, and a step load is not steady.
         if not record.faults and cell.load.arrivals.shape in ("closed", "constant", "poisson"):
             remarks += tuple(steady.remarks(values, sought=cell.load.warm_up_ns == "auto"))
-    values |= record.link
-    values |= histogram.sizes(histograms)
-    values |= readings
+    values |= {**record.link, **histogram.sizes(histograms), **readings}
     blind = _blind(values)
     values |= dict.fromkeys(blind)
     start_ns, end_ns = _window(record, report)
