@@ -322,7 +322,7 @@ def test_a_timeout_of_tcp_lasts_from_before_it_was_seen_until_it_is_gone(tmp_pat
 
 def test_what_tcp_sent_again_without_a_timeout_was_lost_since_the_look_before(tmp_path: Path) -> None:
     def end(*retransmits: int) -> dict[str, object]:
-        ports = {"local_port": 40000, "remote_port": 9200, "timeouts": 0}
+        ports = {"local_port": 40000, "remote_port": 9200, "timeouts": 0, "rtt_us": 80_000}
         rows = [
             {"at_ns": n * SECOND // 4, "connections": [{**ports, "retransmits": count}]}
             for n, count in enumerate(retransmits, 8)

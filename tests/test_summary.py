@@ -542,3 +542,9 @@ def test_flushes_and_compactions_of_the_measurement_are_in_the_row() -> None:
     empty = summary(record={"counters": {"flushes": {}, "compactions": {}}}).values
     assert (empty["flushes"], empty["flush_bytes_mean"], empty["compactions"]) == (0, None, 0)
     assert summary().values["flushes"] is None
+
+
+def test_all_that_a_link_tells_has_a_column() -> None:
+    link = dict.fromkeys(("wire_packets", "qdisc_drops", "loss_ppm", "retransmits"), 1)
+    row = summarise(made.record(link=link), made.cell(), made.steady(), made.report(), made.measured())
+    assert (row.values["wire_packets"], row.values["qdisc_drops"]) == (1, 1)

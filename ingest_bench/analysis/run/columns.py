@@ -119,6 +119,8 @@ _MEASURED: tuple[Column, ...] = (
     Column("idle_rtt_ms", "median round trip before the load; far above what is promised: the machine was busy"),
     Column("rtt_ms", "median round trip during the load, as the client's TCP saw it"),
     Column("loss_ppm", "packets lost on the link under load"),
+    Column("wire_packets", "packets that the queues of the clients' link sent on, of both directions"),
+    Column("qdisc_drops", "packets that they dropped, the losses of netem among them"),
     Column("retransmits", "TCP segments sent again; of several nodes by the clients and all of them, on whatever link"),
     Column("out_of_order", "segments that came before one that was sent earlier, at either end of the link"),
     Column("duplicates", "segments that came twice: made two by the link, or sent again needlessly"),

@@ -24,6 +24,8 @@ from ingest_bench.model.results import Cause, Stall, Value, Watched
 
 # What covers less of the waiting is ruled out.
 RULED_OUT = 0.1
+# What explains less of it explains some of its requests by chance: while a stall lasts others begin to wait all the time.
+_LEAST = 0.15
 # What is sudden (`Watched.sudden`) has its first effect so soon.
 _AT_ONCE_NS = 30_000_000
 
@@ -79,18 +81,18 @@ def find(
 
 def _judged(seen: Waiting, span: Span, spans: Sequence[Span], found: Sequence[Suspect]) -> Stall:
     """One stall with its causes, on the clock of the samples."""
-    waits, ports = _waits(span, seen.window), span.slow["local_port"] if len(span.slow) else np.zeros(1, dtype=int)
+    waits, ports = _waits(span, seen.window), _ports(span)
     against = [_against(one, seen, span, spans) for one in found]
     near = [
         (place, one)
         for place, one in enumerate(found)
         if not against[place] and one.lasted_ns(span.start_ns, span.end_ns)
     ]
-    named: set[int] = set()
+    named, whole = set[int](), int((waits[:, 1] - waits[:, 0]).sum())
     left = np.ones(len(waits), dtype=bool)
     while left.any():
-        best = fit.fits(seen, waits[left], ports[left], [one for _, one in near])
-        if not best:
+        best = fit.fits(seen, waits[left], ports[left], [one for _, one in near], is_rest=not left.all())
+        if not best or best[0].weight_ns < _LEAST * whole:
             break
         named.update(near[number][0] for one in best for number in one.causes)
         left[np.flatnonzero(left)[np.logical_or.reduce([one.explained for one in best])]] = False
@@ -100,6 +102,9 @@ def _judged(seen: Waiting, span: Span, spans: Sequence[Span], found: Sequence[Su
         ]
         named.update(begun)
         left &= not begun
+    if any(found[place].stops for place in named):
+        # Whatever a thread did meanwhile lasted as long, because the thread stood still as well.
+        named = {place for place in named if not found[place].thread}
     starts_ns, ends_ns = joined(*waits[left].T)
     told = [
         Cause(
@@ -112,7 +117,6 @@ def _judged(seen: Waiting, span: Span, spans: Sequence[Span], found: Sequence[Su
         )
         for place, one in enumerate(found)
     ]
-    whole = int((waits[:, 1] - waits[:, 0]).sum())
     shares = [int((one.covered_ns(waits[:, 1]) - one.covered_ns(waits[:, 0])).sum()) / whole for one in found]
     out = [place for place in range(len(found)) if place not in named and (against[place] or shares[place] < RULED_OUT)]
     rest = [place for place in range(len(found)) if place not in named and place not in out]
@@ -122,10 +126,10 @@ def _judged(seen: Waiting, span: Span, spans: Sequence[Span], found: Sequence[Su
         requests=len(span.slow),
         at_once=span.at_once,
         longest_ns=int((span.slow["done_ns"] - span.slow["planned_ns"]).max()) if len(span.slow) else 0,
-        causes=_longest_first(told[place] for place in named),
+        causes=_of_all_ports(told[place] for place in named),
         unexplained_ns=int((ends_ns - starts_ns).sum()),
         ruled_out=_of_all_threads(told[place] for place in out),
-        undecided=_longest_first(dataclasses.replace(told[place], why=_misfit(found[place], waits)) for place in rest),
+        undecided=_of_all_ports(dataclasses.replace(told[place], why=_misfit(found[place], waits)) for place in rest),
     )
 
 
@@ -135,6 +139,16 @@ def _waits(span: Span, window: Window) -> Samples:
         return np.array([[span.start_ns, span.end_ns]])
     ends = np.column_stack((span.slow["planned_ns"], span.slow["done_ns"]))
     return ends.clip(window.start_ns, window.end_ns)
+
+
+def _ports(span: Span) -> Samples:
+    """On which connection each slow request waited; 0: on any, for a user that was free (of a rate that fell: none)."""
+    slow = span.slow
+    if not len(slow):
+        return np.full(1, -1)
+    queued_ns, took_ns = slow["sent_ns"] - slow["planned_ns"], slow["done_ns"] - slow["planned_ns"]
+    ports: Samples = np.where(2 * queued_ns > took_ns, 0, slow["local_port"])
+    return ports
 
 
 def _against(one: Suspect, seen: Waiting, span: Span, spans: Sequence[Span]) -> str:
@@ -173,6 +187,14 @@ def _misfit(one: Suspect, waits: Samples) -> str:
 
 def _longest_first(causes: Iterable[Cause]) -> tuple[Cause, ...]:
     return tuple(sorted(causes, key=lambda one: (-one.lasted_ns, one.cause, one.thread, one.port)))
+
+
+def _of_all_ports(causes: Iterable[Cause]) -> tuple[Cause, ...]:
+    """What several connections had at once is one cause."""
+    found: dict[tuple[str, int | None, str], list[Cause]] = {}
+    for one in _longest_first(causes):
+        found.setdefault((one.cause, one.node, one.thread), []).append(one)
+    return tuple(dataclasses.replace(first, port=0 if more else first.port) for first, *more in found.values())
 
 
 def _of_all_threads(causes: Iterable[Cause]) -> tuple[Cause, ...]:

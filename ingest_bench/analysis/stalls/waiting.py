@@ -19,6 +19,8 @@ _LOW, _AROUND = 0.5, 15
 _STEP_NS, _MOST_STEPS = 10_000_000, 1 << 23
 # Slow requests that are kept, the longest ones: 50 MB.
 _MOST_KEPT = 1 << 19
+# What is less than so many slow requests apart, and no more than so much, is one stall.
+_APART, _MOST_APART_NS = 2, 250_000_000
 # Where the rate fell is looked at so closely.
 _CLOSE_NS = 100_000_000
 
@@ -113,6 +115,9 @@ def spans(waiting: Waiting, tickets: Tickets) -> list[Span]:
     """The stalls, in their order: runs of steps in which slow requests waited, and seconds in which the rate fell."""
     start_ns, step_ns = waiting.window.start_ns, waiting.step_ns
     begins, ends = _runs(waiting.counts > 0)
+    apart = (begins[1:] - ends[:-1]) * step_ns > min(_APART * waiting.slow_ns, _MOST_APART_NS)
+    begins = begins[np.concatenate(([True] * bool(len(begins)), apart)).astype(bool)]
+    ends = ends[np.concatenate((apart, [True] * bool(len(ends)))).astype(bool)]
     place = np.empty(0, dtype=np.int64)
     if len(begins):
         place = np.searchsorted(begins, waiting.step(waiting.slow["planned_ns"]), side="right") - 1

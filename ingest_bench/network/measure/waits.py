@@ -31,6 +31,9 @@ _HELD_BACK = {
     },
 }
 _HALF = 0.5
+# What TCP sends again without a timeout costs about a round trip. For a short one nobody waits, and a busy machine that
+# is late with its acknowledgements makes TCP send again what was never lost (a tail loss probe).
+_LONG_US = 50_000
 # The least time after which TCP sends again what nobody acknowledged (TCP_RTO_MIN of Linux): the loss is older.
 _TIMEOUT_NS = 200_000_000
 _TCP_LOOK_NS = 250_000_000
@@ -103,7 +106,7 @@ def losses(raw: Path, ports: Collection[int]) -> tuple[Watched, ...]:
     ends = [one for one in (found.get("to-server"), found.get("to-client")) if one is not None]
     if len(ends) < 2 or not any("timeouts" in row for one in ends for asked in one.tcp for row in asked.connections):
         return ()
-    again = [span for one in ends for span in _grown(one, frozenset(ports), "retransmits", LOST, 1)]
+    again = [span for one in ends for span in _grown(one, frozenset(ports), "retransmits", LOST, 1, _LONG_US)]
     late = [span for one in ends for port in ports for span in _spans(one, port)]
     return (Watched(LOST, (*late, *again), error_ns=_TCP_LOOK_NS),)
 
@@ -123,15 +126,22 @@ def held_back(raw: Path, ports: Collection[int]) -> tuple[Watched, ...]:
     )
 
 
-def _grown(one: Seen, ports: frozenset[int], counter: str, cause: str, least: float) -> Iterator[Interval]:
-    """Where a counter of a connection grew by so much since the look before; below 1: by that share of its time."""
+def _grown(
+    one: Seen, ports: frozenset[int], counter: str, cause: str, least: float, least_rtt_us: int = 0
+) -> Iterator[Interval]:
+    """Where a counter of a connection grew by so much since the look before; below 1: by that share of its time.
+
+    Of connections of a round trip that is not shorter than the least.
+    """
     before: dict[tuple[int, int], int] = {}
     before_ns = 0
     for asked in one.tcp:
         now = {
             _ports(row): row[counter]
             for row in asked.connections
-            if counter in row and not ports.isdisjoint((row["local_port"], row["remote_port"]))
+            if counter in row
+            and row["rtt_us"] >= least_rtt_us
+            and not ports.isdisjoint((row["local_port"], row["remote_port"]))
         }
         enough = least if least >= 1 else least * (asked.at_ns - before_ns) / 1e3
         for connection, count in now.items():

@@ -40,6 +40,24 @@ def rows(summaries: Sequence[Summary]) -> list[list[object]]:
     return made
 
 
+def page_rows(summaries: Sequence[Summary]) -> list[list[str]]:
+    """The same in few columns, for people."""
+    made = [["run", "when, s", "waited at once", "longest, s", "causes", "undecided", "ruled out by"]]
+    for run in summaries:
+        for stall in run.stalls:
+            first, last = ((moment - (run.measure_start_ns or 0)) / 1e9 for moment in (stall.start_ns, stall.end_ns))
+            made.append(
+                [
+                    *(run.run, f"{first:.2f} to {last:.2f}"),
+                    str(stall.at_once) if stall.requests else "none: the rate fell",
+                    f"{stall.longest_ns / 1e9:.2f}" if stall.requests else "",
+                    _told(stall.causes) or "unexplained",
+                    *(_told(stall.undecided), _told([cause for cause in stall.ruled_out if cause.why])),
+                ]
+            )
+    return made
+
+
 def shown(stalls: Sequence[Stall]) -> str:
     """What explains them in a few words, such as for a picture."""
     causes = dict.fromkeys(cause.cause for stall in stalls for cause in stall.causes)
