@@ -41,6 +41,8 @@ GENERATOR, LOCK = "generator stopped", "lock in the sink"
 # How long after its end an injected stall still has effects: TCP waits twice as long before it sends again.
 AFTER_S = 1.0
 NETWORK = ("partition", "throttle", "profile")
+# A node that another fault keeps from working would not feel these, and then its run fails.
+ALONE = ("quota", "slow-disk", "neighbours")
 _NET = ("packets lost on the network", "receive window was full", "send buffer was full")
 _CPU = ("held back by its CPU quota", "waiting for a CPU")
 _DISK = (
@@ -116,9 +118,11 @@ class Injected:
     end_ns: int
 
     def may_be(self, stall: Stall) -> bool:
-        """Whether that stall may be its."""
+        """Whether that stall may be its: they overlap, or it comes soon after and is not called something else."""
         after_ns = AFTER_S * S + (2 * (self.end_ns - self.start_ns) if self.kind in NETWORK else 0)
-        return stall.start_ns < self.end_ns + after_ns and self.start_ns < stall.end_ns
+        if stall.end_ns <= self.start_ns or stall.start_ns >= self.end_ns + after_ns:
+            return False
+        return stall.start_ns < self.end_ns or all(self.shows_as(cause.cause) for cause in stall.causes)
 
     def shows_as(self, cause: str) -> bool:
         """Whether a cause is it."""
@@ -141,7 +145,7 @@ class Plan:
         while at_s < MEASURE_S - 6:
             length_s, kind = rng.uniform(0.4, 2), rng.choice(setup.kinds)
             plan.events.append((kind, at_s, length_s))
-            others = [other for other in setup.kinds if other != kind and {other, kind} != {"quota", "neighbours"}]
+            others = [] if kind in ALONE else [other for other in setup.kinds if other not in (kind, *ALONE)]
             end_s = at_s + length_s
             if others and rng.random() < 0.2:
                 more = (rng.choice(others), at_s + rng.uniform(0, length_s), rng.uniform(0.4, 2))
@@ -249,6 +253,8 @@ def injected(results: Path, done: Sequence[Injected]) -> list[Injected]:
     folder = opened.run(run)
     record = folder.record()
     assert record is not None  # noqa: S101 - it ran
+    if record.state != "measured":
+        print(f"{results}: {record.state}: {record.reason}")
     found = list(done)
     asked = sorted(run.cell.faults, key=lambda fault: fault.at_ns)
     for happened, fault in zip(sorted(record.faults, key=lambda one: one.started), asked, strict=False):

@@ -176,6 +176,34 @@ def test_causes_that_follow_each_other_explain_a_stall_together() -> None:
     assert named(one) == set()
 
 
+def test_a_request_that_waits_for_a_user_does_not_say_when_a_cause_began() -> None:
+    """Others wait already: what begins now is not what they wait for."""
+    free = made.START + 9 * SECOND
+    rows = [made.sample(5, 9), made.sample(7, 9.02, sent_ns=free, user=1), made.sample(7.5, 9.02, sent_ns=free, user=2)]
+    usual = [made.sample(n / 10, n / 10 + 0.02, user=3) for n in range(50)]
+    (one,) = found(made.samples([*usual, *rows]), {"quota": [(7, 9)]})
+    assert named(one) == set()
+
+
+def test_what_lasts_while_a_stall_is_made_up_for_is_no_cause_of_it() -> None:
+    """From 9 s on the server answers what had to wait for a user, each at once."""
+    rows = [made.sample(5, 9)]
+    for n in range(50):
+        sent = made.START + round((9 + n / 50) * SECOND)
+        rows.append(made.sample(5.1 + n / 20, 9.02 + n / 50, sent_ns=sent, user=1 + n % 3))
+    usual = [made.sample(n / 10, n / 10 + 0.02, user=3) for n in range(50)]
+    (one,) = found(made.samples([*usual, *rows]), {"quota": [(5, 9)], "a thread waited": [(9, 10)]})
+    assert named(one) == {"quota"}
+    assert [cause.cause for cause in one.ruled_out] == ["a thread waited"]
+
+
+def test_stalls_that_are_hardly_apart_are_one() -> None:
+    both = load([(5, 6), (6.1, 7)], 20)
+    (one,) = found(both, {"quota": [(5, 7)]})
+    assert named(one) == {"quota"}
+    assert len(found(load([(5, 6), (6.9, 7.9)], 20), {})) == 2
+
+
 def test_packets_lost_on_another_connection_explain_nothing() -> None:
     samples = load([(5, 7)], 20, only_user=2)
     samples["local_port"] = 40000 + samples["user"]

@@ -100,7 +100,7 @@ public final class NettySink {
     private static final Map<String, LongAdder> INDICES = new ConcurrentHashMap<>();
     /** The documents that were given an id, each by its index and id. */
     private static final Set<String> KNOWN = ConcurrentHashMap.newKeySet();
-    private static final AtomicBoolean STALLS = new AtomicBoolean(STALL_NS > 0);
+    private static final AtomicBoolean STALLS = new AtomicBoolean(STALL_NS > 0 || LOCK_NS > 0);
 
     private static EventLoopGroup loops;
 
@@ -355,8 +355,12 @@ public final class NettySink {
                 bulk = new BulkBody();
                 closeAfterBytes = CLOSE.next() ? Math.max(1, length / 2) : 0;
                 if (STALLS.compareAndSet(true, false)) {
-                    planStalls();
-                    holdLock();
+                    if (STALL_NS > 0) {
+                        planStalls();
+                    }
+                    if (LOCK_NS > 0) {
+                        holdLock();
+                    }
                 }
             }
         }
@@ -554,9 +558,6 @@ public final class NettySink {
 
     /** A thread of its own holds the lock that each bulk needs, and says from when to when (CLOCK_REALTIME). */
     private static void holdLock() {
-        if (LOCK_NS == 0) {
-            return;
-        }
         Thread holder = new Thread(() -> {
             try {
                 TimeUnit.NANOSECONDS.sleep(LOCK_AFTER_NS);

@@ -87,6 +87,10 @@ class Watched:
     """Whether nothing is answered while it lasts: then whoever is answered all the same proves that it was not."""
     sudden: bool = False
     """Whether it has no length itself: what it causes begins with it, and nobody knows when that ends."""
+    before_sending: bool = False
+    """Whether it holds requests back before they are sent."""
+    varies: bool = False
+    """Whether it is not always as strong: a span that made nobody wait says little about another one."""
     error_ns: int = 50_000_000
     """How far from the truth a span may begin or end. Ten looks a second are 50 ms off."""
 

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 _FILE, _THREADS = "host.jsonl", "host-threads.jsonl"
 # As a cause of stalls.
 STOPPED = "server process stopped"
-# The machine is looked at ten times a second.
-_LOOK_NS = 60_000_000
+# The machine is looked at ten times a second, and what has only begun is not seen yet.
+_LOOK_NS = 120_000_000
 # Counters: what they grew by within the measurement. The rest of `FIELDS` are levels.
 _GROWTH = {
     "server_context_switches_voluntary": "server_voluntary_switches",
@@ -182,7 +182,7 @@ def watched(table: Mapping[str, NDArray[np.float64]]) -> Iterator[Watched]:
             continue
         spans = zip(begins[true].tolist(), ends[true].tolist(), strict=True)
         told = tuple(Interval(cause, int(begin), int(end)) for begin, end in spans)
-        yield Watched(cause, told, stops=cause == STOPPED, error_ns=_LOOK_NS)
+        yield Watched(cause, told, stops=cause == STOPPED, varies=cause != STOPPED, error_ns=_LOOK_NS)
 
 
 def waits(context: ReadContext) -> Iterator[Watched]:
@@ -208,7 +208,7 @@ def waits(context: ReadContext) -> Iterator[Watched]:
             )
         if wait.state == "D":
             found[_DISK].append(Interval(_DISK, (wait.since_ns + wait.at_ns) // 2, wait.at_ns, thread))
-    yield from (Watched(cause, tuple(_joined(spans)), error_ns=_LOOK_NS) for cause, spans in found.items())
+    yield from (Watched(cause, tuple(_joined(spans)), varies=True, error_ns=_LOOK_NS) for cause, spans in found.items())
 
 
 def _waits(path: Path) -> Iterator[Wait]:

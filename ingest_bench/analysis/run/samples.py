@@ -96,11 +96,9 @@ def silent_seconds(tickets: Tickets, start_ns: int, seconds: int) -> int:
 def acked_per_second(tickets: Tickets, start_ns: int, seconds: int, each_ns: int = 10**9) -> Samples:
     """Acknowledged documents in each of so many seconds, those of a request evenly from its sending to its answer.
 
-    `each_ns` is the length of a second.
-
-    Rejected: all in the second of the answer. Two users with bulks of 10,000 documents then have seconds of 0 and of
-    10,000, and no median between them. A server that stalls shows all the same: what is in flight is little beside
-    what it takes in that time; and `silent_seconds` goes by the answers.
+    A second is `each_ns` long. Rejected: all in the second of the answer. Two users with bulks of 10,000 documents then
+    have seconds of 0 and of 10,000, and no median between them. A server that stalls shows all the same: what is in
+    flight is little beside what it takes in that time; and `silent_seconds` goes by the answers.
     """
     found = np.zeros(seconds)
     for samples, _ in pieces(tickets):

@@ -17,15 +17,16 @@ from ingest_bench.analysis.run import samples as load
 from ingest_bench.analysis.run.column import Column
 from ingest_bench.analysis.run.samples import Samples, Tickets, Window
 from ingest_bench.analysis.stalls import fit, phases, waiting
-from ingest_bench.analysis.stalls.suspects import Suspect, answered_meanwhile, harmless, joined, suspects
+from ingest_bench.analysis.stalls.suspects import Suspect, answered_meanwhile, harmless, held_none, joined, suspects
 from ingest_bench.analysis.stalls.waiting import Span, Waiting
 from ingest_bench.model.load import WorkerReport
 from ingest_bench.model.results import Cause, Stall, Value, Watched
 
 # What covers less of the waiting is ruled out.
 RULED_OUT = 0.1
-# What explains less of it explains some of its requests by chance: while a stall lasts others begin to wait all the time.
+# What explains less of it explains some of its requests by chance: while a stall lasts, new ones begin to wait.
 _LEAST = 0.15
+_ANSWERED = "what was sent meanwhile was answered"
 # What is sudden (`Watched.sudden`) has its first effect so soon.
 _AT_ONCE_NS = 30_000_000
 
@@ -81,27 +82,32 @@ def find(
 
 def _judged(seen: Waiting, span: Span, spans: Sequence[Span], found: Sequence[Suspect]) -> Stall:
     """One stall with its causes, on the clock of the samples."""
-    waits, ports = _waits(span, seen.window), _ports(span)
+    waits, ports = _waits(span, seen.window), _ports(span, seen.slow_ns)
+    leads = np.flatnonzero(_leads(waits, ports))
+    own, own_ports = _on_connection(span, waits, ports)[leads], ports[leads]
+    whole = int((own[:, 1] - own[:, 0]).sum())
+    shares = [int((one.covered_ns(own[:, 1]) - one.covered_ns(own[:, 0])).sum()) / whole for one in found]
     against = [_against(one, seen, span, spans) for one in found]
+    held = [not held_none(one, span.slow, ports) for one in found]
     near = [
         (place, one)
         for place, one in enumerate(found)
-        if not against[place] and one.lasted_ns(span.start_ns, span.end_ns)
+        if held[place] and not against[place] and one.lasted_ns(span.start_ns, span.end_ns)
     ]
-    named, whole = set[int](), int((waits[:, 1] - waits[:, 0]).sum())
-    left = np.ones(len(waits), dtype=bool)
+    named: set[int] = set()
+    left = np.ones(len(own), dtype=bool)
     while left.any():
-        best = fit.fits(seen, waits[left], ports[left], [one for _, one in near], is_rest=not left.all())
+        best = fit.fits(seen, own[left], own_ports[left], [one for _, one in near])
         if not best or best[0].weight_ns < _LEAST * whole:
             break
         named.update(near[number][0] for one in best for number in one.causes)
         left[np.flatnonzero(left)[np.logical_or.reduce([one.explained for one in best])]] = False
     if left.any():
-        begun = [
-            place for place, one in enumerate(found) if one.sudden and _begins(one, waits[left], fit.lead_ns(seen))
-        ]
+        begun = [place for place, one in enumerate(found) if one.sudden and _begins(one, own[left], fit.lead_ns(seen))]
         named.update(begun)
         left &= not begun
+    # Those that waited for a user waited for what the last one before them waited for.
+    left = left[np.searchsorted(leads, np.arange(len(waits)), side="right") - 1]
     if any(found[place].stops for place in named):
         # Whatever a thread did meanwhile lasted as long, because the thread stood still as well.
         named = {place for place in named if not found[place].thread}
@@ -113,11 +119,10 @@ def _judged(seen: Waiting, span: Span, spans: Sequence[Span], found: Sequence[Su
             port=one.port,
             node=one.node,
             lasted_ns=one.lasted_ns(span.start_ns, span.end_ns),
-            why=against[place],
+            why=against[place] or ("" if held[place] or shares[place] < RULED_OUT else _ANSWERED),
         )
         for place, one in enumerate(found)
     ]
-    shares = [int((one.covered_ns(waits[:, 1]) - one.covered_ns(waits[:, 0])).sum()) / whole for one in found]
     out = [place for place in range(len(found)) if place not in named and (against[place] or shares[place] < RULED_OUT)]
     rest = [place for place in range(len(found)) if place not in named and place not in out]
     return Stall(
@@ -141,14 +146,29 @@ def _waits(span: Span, window: Window) -> Samples:
     return ends.clip(window.start_ns, window.end_ns)
 
 
-def _ports(span: Span) -> Samples:
-    """On which connection each slow request waited; 0: on any, for a user that was free (of a rate that fell: none)."""
+def _ports(span: Span, slow_ns: float) -> Samples:
+    """On which connection each slow request waited; 0: it waited for a user that was free (of a rate that fell: -1)."""
     slow = span.slow
     if not len(slow):
         return np.full(1, -1)
-    queued_ns, took_ns = slow["sent_ns"] - slow["planned_ns"], slow["done_ns"] - slow["planned_ns"]
-    ports: Samples = np.where(2 * queued_ns > took_ns, 0, slow["local_port"])
+    ports: Samples = np.where(slow["done_ns"] - slow["sent_ns"] > slow_ns / 2, slow["local_port"], 0)
     return ports
+
+
+def _on_connection(span: Span, waits: Samples, ports: Samples) -> Samples:
+    """The same ends, from the sending on where a request waited on its connection."""
+    found = waits.copy()
+    if len(span.slow):
+        found[:, 0] = np.where(ports > 0, np.maximum(span.slow["sent_ns"], waits[:, 0]), waits[:, 0])
+    return found
+
+
+def _leads(waits: Samples, ports: Samples) -> Samples:
+    """Which requests say when a cause began: not those that waited for a user, while others waited already."""
+    reached = np.maximum.accumulate(waits[:, 1])
+    before: Samples = np.concatenate(([False], reached[:-1] > waits[1:, 0]))
+    found: Samples = (ports != 0) | ~before
+    return found
 
 
 def _against(one: Suspect, seen: Waiting, span: Span, spans: Sequence[Span]) -> str:
@@ -157,8 +177,7 @@ def _against(one: Suspect, seen: Waiting, span: Span, spans: Sequence[Span]) -> 
         return f"{answers} answers meanwhile"
     starts_ns, ends_ns = one.within(span.start_ns, span.end_ns)
     lasted_ns = int((ends_ns - starts_ns).max()) if len(starts_ns) else 0
-    hit, missed = harmless(one, seen, spans, lasted_ns) if lasted_ns else (0, 0)
-    if missed and missed >= hit:
+    if lasted_ns and (missed := harmless(one, seen, spans, lasted_ns)):
         return f"{missed} as long made nobody wait"
     return ""
 

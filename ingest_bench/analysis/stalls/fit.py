@@ -49,12 +49,10 @@ def lead_ns(waiting: Waiting) -> int:
     return int(min(max(_LEAD * waiting.usual_ns, _LEAST_LEAD_NS), _MOST_LEAD_NS))
 
 
-def fits(waiting: Waiting, waits: Samples, ports: Samples, suspects: Sequence[Suspect], *, is_rest: bool) -> list[Fit]:
+def fits(waiting: Waiting, waits: Samples, ports: Samples, suspects: Sequence[Suspect]) -> list[Fit]:
     """All explanations that are as good as the best one, each with as few causes as possible; none: unexplained.
 
-    `waits` are the ends of each request's waiting, two columns on the clock of the samples; `ports` its connection, 0
-    where it waited for any. Such a request began to wait in the middle of what others waited for: when `is_rest` says
-    that it is one of those that another cause does not explain, it does not say when a cause began.
+    `waits` are the ends of each request's waiting, two columns on the clock of the samples; `ports` its connection.
     """
     if not len(waits):
         return []
@@ -65,7 +63,7 @@ def fits(waiting: Waiting, waits: Samples, ports: Samples, suspects: Sequence[Su
         found = [
             fit
             for causes in itertools.combinations(sorted(tried[:_MOST_TRIED]), size)
-            if (fit := _fit(waiting, waits, ports, suspects, causes, is_rest=is_rest)) is not None
+            if (fit := _fit(waiting, waits, ports, suspects, causes)) is not None
         ]
         # More causes explain it better, or they are none.
         least = max((fit.weight_ns for fit in best), default=0) * (1 + _NEEDED)
@@ -82,13 +80,7 @@ def _inside(suspect: Suspect, waits: Samples) -> Samples:
 
 
 def _fit(
-    waiting: Waiting,
-    waits: Samples,
-    ports: Samples,
-    suspects: Sequence[Suspect],
-    causes: tuple[int, ...],
-    *,
-    is_rest: bool,
+    waiting: Waiting, waits: Samples, ports: Samples, suspects: Sequence[Suspect], causes: tuple[int, ...]
 ) -> Fit | None:
     chosen = [suspects[place] for place in causes]
     error_ns, lead = max(one.error_ns for one in chosen), lead_ns(waiting)
@@ -101,11 +93,10 @@ def _fit(
     explained = (lasted - covered <= 2 * lead + error_ns + after) & (covered >= _COVERED * lasted)
     own = {one.port for one in chosen if one.port}
     if own and all(one.port for one in chosen):
-        explained &= np.isin(ports, [0, *own])
-    leading = explained & (ports != 0) if is_rest else explained
-    if not leading.any():
+        explained &= np.isin(ports, list(own))
+    if not explained.any():
         return None
-    first_ns, last_ns = int(waits[leading, 0].min()), int(waits[explained, 1].max())
+    first_ns, last_ns = int(waits[explained, 0].min()), int(waits[explained, 1].max())
     touched = (ends_ns > first_ns - error_ns) & (starts_ns < last_ns + error_ns)
     began_ns, over_ns = int(starts_ns[touched].min()), int(ends_ns[touched].max())
     room, gap = error_ns + lead, int(3 * waiting.gap_ns)

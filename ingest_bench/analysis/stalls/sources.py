@@ -38,7 +38,9 @@ def faults(happened: Sequence[Happened], end_ns: int) -> list[Watched]:
         name = f"fault {kind}"
         spans = tuple(Interval(name, fault.started, fault.ended or end_ns) for fault in each)
         sudden = all(span.end_ns - span.start_ns < _SUDDEN_NS for span in spans)
-        found.append(Watched(name, spans, node, stops=kind in _STOPPING, sudden=sudden, error_ns=_FAULT_NS))
+        found.append(
+            Watched(name, spans, node, stops=kind in _STOPPING, sudden=sudden, varies=True, error_ns=_FAULT_NS)
+        )
     return found
 
 
@@ -52,4 +54,4 @@ def generator(standstills: Sequence[Samples], report: WorkerReport) -> list[Watc
         for each in standstills
         for start_ns, end_ns in zip(each["start_ns"].tolist(), each["end_ns"].tolist(), strict=True)
     )
-    return [Watched(GENERATOR, spans, stops=len(standstills) == 1, error_ns=_TIMER_NS)]
+    return [Watched(GENERATOR, spans, stops=len(standstills) == 1, before_sending=True, error_ns=_TIMER_NS)]

@@ -14,9 +14,13 @@ from ingest_bench.model.results import Interval, Watched
 # Spans that are nearer to each other are one: a thread is looked at 20 to 50 times a second.
 _BRIDGE_NS = 60_000_000
 # Answers that were given all the same, as a share of what is usual: fewer may have been on their way.
-_STRAY = 0.1
+_STRAY = 0.25
 # A span is like another one from this share of its length on.
 _ALIKE = 0.8
+# Of the time that a request took on its connection a cause covers at least so much.
+_HELD = 0.15
+# Of what is not always as strong so many times as many spans may make nobody wait.
+_VARIES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +33,8 @@ class Suspect:
     port: int
     stops: bool
     sudden: bool
+    before_sending: bool
+    varies: bool
     error_ns: int
     starts_ns: Samples
     ends_ns: Samples
@@ -77,11 +83,14 @@ def suspects(watched: Iterable[Watched], offset_ns: int) -> list[Suspect]:
     `offset_ns` is by how much CLOCK_REALTIME, which the watched spans are on, is ahead of the clock of the samples.
     """
     spans: dict[tuple[str, int | None, str, int], list[Interval]] = {}
-    limits: dict[tuple[str, int | None], tuple[bool, bool, int]] = {}
+    limits: dict[tuple[str, int | None], tuple[bool, bool, bool, bool, int]] = {}
     for one in watched:
         spans.setdefault((one.cause, one.node, "", 0), [])
-        stops, sudden, error_ns = limits.get((one.cause, one.node), (True, True, 0))
-        limits[one.cause, one.node] = stops and one.stops, sudden and one.sudden, max(error_ns, one.error_ns)
+        stops, sudden, before, varies, error_ns = limits.get((one.cause, one.node), (True, True, True, False, 0))
+        limits[one.cause, one.node] = (
+            *(stops and one.stops, sudden and one.sudden, before and one.before_sending, varies or one.varies),
+            max(error_ns, one.error_ns),
+        )
         for span in one.spans:
             spans.setdefault((one.cause, one.node, span.thread, span.port), []).append(span)
     found = []
@@ -113,8 +122,8 @@ def answered_meanwhile(suspect: Suspect, waiting: Waiting, span: Span, slack_ns:
     return answers if answers >= 2 and answers > _STRAY * usual else 0
 
 
-def harmless(suspect: Suspect, waiting: Waiting, stalls: Sequence[Span], lasted_ns: int) -> tuple[int, int]:
-    """How many spans as long as that made somebody wait, and how many did not."""
+def harmless(suspect: Suspect, waiting: Waiting, stalls: Sequence[Span], lasted_ns: int) -> int:
+    """How many spans as long as that made nobody wait; 0 where more did, for that is chance."""
     least_ns = max(_ALIKE * lasted_ns, waiting.slow_ns + suspect.error_ns)
     window = waiting.window
     long = suspect.ends_ns - suspect.starts_ns >= least_ns
@@ -123,4 +132,17 @@ def harmless(suspect: Suspect, waiting: Waiting, stalls: Sequence[Span], lasted_
     begins_ns, over_ns = (np.array([getattr(span, name) for span in stalls]) for name in ("start_ns", "end_ns"))
     first = np.searchsorted(over_ns, starts_ns, side="right")
     hit = (first < len(begins_ns)) & (begins_ns[np.minimum(first, len(begins_ns) - 1)] < ends_ns)
-    return int(hit.sum()), int((~hit).sum())
+    missed = int((~hit).sum())
+    return missed if missed >= (_VARIES if suspect.varies else 1) * hit.sum() else 0
+
+
+def held_none(suspect: Suspect, slow: Samples, ports: Samples) -> bool:
+    """Whether no slow request that waited on its own connection did so meanwhile.
+
+    After a stall those that wait for a user are many, and what makes the server a little slower then is no cause.
+    """
+    own = slow[ports[: len(slow)] > 0]
+    if suspect.before_sending or not len(own):
+        return False
+    held = suspect.covered_ns(own["done_ns"]) - suspect.covered_ns(own["sent_ns"])
+    return not (held >= _HELD * (own["done_ns"] - own["sent_ns"])).any()
