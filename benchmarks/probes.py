@@ -1,11 +1,13 @@
-"""What the default probes (reads and gc) cost a server: throughput and CPU with and without them.
+"""What probes cost a server: throughput, CPU and the length of GC pauses with and without them.
 
-    python benchmarks/probes.py [--rounds 40] [--seconds 3] [--targets opensearch,sink] [--out FILE.json]
+    python benchmarks/probes.py [--probes reads,gc,stalls] [--rounds 40] [--seconds 3] [--targets opensearch,sink]
+        [--out FILE.json]
 
 One server that is warm, under one load that goes on. In each round the probes watch it for a while (as `run --attach`
 does: the same recording and logs) and do not for as long; which comes first alternates, and the ratio is taken within
 the round, so that a drift of the server meets both. Rejected: a new server for each side. Eight pairs of those differed
 by a tenth, and told nothing. CPU is user and system time of the JVM in that time (/proc/PID/stat).
+Pauses are those of a GC log that is on all the time, one line a pause.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import math
 import os
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -36,9 +39,10 @@ from ingest_bench.load import LoadPlan
 from ingest_bench.model.experiment import Cell
 from ingest_bench.model.load import LoadOptions, WorkerReport
 from ingest_bench.model.target import Place, TargetOptions
+from ingest_bench.probes.pauses import gclog
 from ingest_bench.results.run_folder import RunFolder
 
-DEFAULT_PROBES = ("reads", "gc")
+PROBES = "reads,gc,stalls"
 # What the project promises (docs/how-it-measures.md): the largest allowed ratio of CPU time with the probes to that
 # without.
 PROMISED = {"opensearch": 1.03}
@@ -63,6 +67,11 @@ class Look:
     seconds: int
     cpu_s: float
 
+    @property
+    def end_ns(self) -> int:
+        """When it was over."""
+        return self.start_ns + self.seconds * 10**9
+
 
 @dataclass(frozen=True, slots=True)
 class Seen:
@@ -71,6 +80,8 @@ class Seen:
     documents: float
     seconds: int
     cpu_s: float
+    pause_ms: float | None
+    """The mean of the GC pauses; None: there was none."""
 
     @property
     def documents_per_s(self) -> float:
@@ -103,11 +114,16 @@ def cell(target: str, length_s: float) -> Cell:
     return Cell(name=target, levels={}, network=catalog.profile(NETWORK, {}), target=SERVERS[target], load=options)
 
 
-def measure(target: str, rounds: int, seconds: int) -> dict[str, list[Seen]]:
+def measure(target: str, chosen_probes: Sequence[str], rounds: int, seconds: int) -> dict[str, list[Seen]]:
     """What the server did in each round, without and with the probes."""
     each_s = seconds + 2 * SETTLE_S + SWITCH_S
     chosen = cell(target, WARM_UP_S + 2 * rounds * each_s)
-    with served(SERVERS[target], NETWORK) as here:
+    with contextlib.ExitStack() as stack:
+        # The server's user writes there.
+        logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-gc-")))
+        logs.chmod(0o777)
+        log = f"-Xlog:gc=info:file={logs / 'gc.log'}:time,uptime,level,tags:filecount=0"
+        here = stack.enter_context(served(dataclasses.replace(SERVERS[target], jvm=(log,)), NETWORK))
         looks: dict[str, list[Look]] = {"without": [], "with": []}
 
         def send(plans: Sequence[LoadPlan], _: Sequence[bool]) -> Sequence[WorkerReport]:
@@ -116,9 +132,11 @@ def measure(target: str, rounds: int, seconds: int) -> dict[str, list[Seen]]:
                 # What is started in between must be started by this thread: it would end with another one.
                 told = waiting.submit(sender.wait, lambda _: None)
                 try:
-                    look(attach(here.jvm_pid), here.folder, rounds, seconds, looks)
-                finally:
+                    look(attach(here.jvm_pid), chosen_probes, here.folder, rounds, seconds, looks)
+                except BaseException:
                     sender.stop()
+                    raise
+                # Not stopped here: the other thread waits for it, and it ends by itself in some seconds.
                 return [told.result()]
 
         out = here.folder / "load"
@@ -126,17 +144,27 @@ def measure(target: str, rounds: int, seconds: int) -> dict[str, list[Seen]]:
         asks = functools.partial(targets.named(chosen.target.name).ask, here.http)
         steps.carry_out(to_do, asks, send, lambda _: contextlib.nullcontext(), out)
         sent = RunFolder(here.folder).samples().whole()
-    return {side: [seen(sent, one) for one in those] for side, those in looks.items()}
+        pauses = gclog.parse((logs / "gc.log").read_text().splitlines()).pauses
+    if not pauses:
+        raise SystemExit("the GC log has no pause")
+    return {side: [seen(sent, pauses, one) for one in those] for side, those in looks.items()}
 
 
-def look(jvm: Attached, folder: Path, rounds: int, seconds: int, looks: Mapping[str, list[Look]]) -> None:
+def look(
+    jvm: Attached,
+    chosen: Sequence[str],
+    folder: Path,
+    rounds: int,
+    seconds: int,
+    looks: Mapping[str, list[Look]],
+) -> None:
     """Each round's two looks at the server under load."""
     time.sleep(WARM_UP_S)
     for number in range(rounds):
         for side in sorted(looks, reverse=bool(number % 2)):
             raw = folder / f"raw-{number}-{side}"
             raw.mkdir()
-            watching = probes.attach(DEFAULT_PROBES, jvm, raw, 600) if side == "with" else contextlib.nullcontext()
+            watching = probes.attach(chosen, jvm, raw, 600) if side == "with" else contextlib.nullcontext()
             with watching:
                 time.sleep(SETTLE_S)
                 start_ns, before_s = time.monotonic_ns(), cpu_seconds(jvm.pid)
@@ -147,10 +175,14 @@ def look(jvm: Attached, folder: Path, rounds: int, seconds: int, looks: Mapping[
             time.sleep(SETTLE_S)
 
 
-def seen(sent: samples.Samples, looked: Look) -> Seen:
-    """The documents of that time, those of a bulk evenly over its own."""
+def seen(sent: samples.Samples, pauses: Sequence[gclog.LogPause], looked: Look) -> Seen:
+    """The documents of that time, those of a bulk evenly over its own, and the pauses that ended in it."""
     documents = float(samples.acked_per_second(sent, looked.start_ns, looked.seconds).sum())
-    return Seen(documents, looked.seconds, looked.cpu_s)
+    realtime_ns = time.time_ns() - time.monotonic_ns()
+    within = [
+        pause.duration_ns / 1e6 for pause in pauses if looked.start_ns <= pause.end_ns - realtime_ns < looked.end_ns
+    ]
+    return Seen(documents, looked.seconds, looked.cpu_s, statistics.fmean(within) if within else None)
 
 
 def cpu_seconds(pid: int) -> float:
@@ -173,12 +205,10 @@ def ratio(without: Sequence[float], those_with: Sequence[float]) -> Ratio:
     return Ratio(statistics.median(found), low, high)
 
 
-def table(found: Mapping[str, Mapping[str, Sequence[Seen]]]) -> tuple[str, Verdict]:
+def table(found: Mapping[str, Mapping[str, Sequence[Seen]]], chosen_probes: str) -> tuple[str, Verdict]:
     """Markdown, and which promises it keeps."""
-    lines = [
-        f"| server | reads+gc | documents/s, median (range) | CPU s per million documents | ratio ({CONFIDENCE:.0%}) |",
-        "|---|---|---|---|---|",
-    ]
+    head = ("server", chosen_probes, "documents/s, median (range)", "CPU s per million documents")
+    lines = [f"| {' | '.join(head)} | ratio ({CONFIDENCE:.0%}) |", "|---|---|---|---|---|"]
     said, verdict = [], Verdict()
     for target, sides in found.items():
         cpu = {side: [one.cpu_s_per_million for one in seen] for side, seen in sides.items()}
@@ -190,6 +220,18 @@ def table(found: Mapping[str, Mapping[str, Sequence[Seen]]]) -> tuple[str, Verdi
             )
         rates = {side: [one.documents_per_s for one in seen] for side, seen in sides.items()}
         said.append(f"{target}: throughput with the probes by without: {ratio(rates['without'], rates['with'])}")
+        paused = [
+            (one.pause_ms, other.pause_ms)
+            for one, other in zip(sides["without"], sides["with"], strict=True)
+            if one.pause_ms is not None and other.pause_ms is not None
+        ]
+        if paused:
+            lengths = ratio([one for one, _ in paused], [other for _, other in paused])
+            without, those_with = (statistics.median(side) for side in zip(*paused, strict=True))
+            said.append(
+                f"{target}: mean GC pause of a round: {without:.2f} ms without, {those_with:.2f} ms with the "
+                f"probes; ratio {lengths} in {len(paused)} rounds"
+            )
         if (limit := PROMISED.get(target)) is not None:
             judged = f"CPU on {target} {cost}, promised at most {limit:g}"
             verdict.judge(judged, (cost.low, cost.high), (-math.inf, limit))
@@ -202,13 +244,15 @@ def _middle(values: Sequence[float], form: str) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--probes", default=PROBES)
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--seconds", type=int, default=3)
     parser.add_argument("--targets", default="opensearch,sink")
     parser.add_argument("--out", type=Path)
     chosen = parser.parse_args()
-    found = {target: measure(target, chosen.rounds, chosen.seconds) for target in chosen.targets.split(",")}
-    text, verdict = table(found)
+    watching = chosen.probes.split(",")
+    found = {target: measure(target, watching, chosen.rounds, chosen.seconds) for target in chosen.targets.split(",")}
+    text, verdict = table(found, chosen.probes)
     print(text)
     if chosen.out is not None:
         chosen.out.write_text(json.dumps(found, default=dataclasses.asdict, indent=1))

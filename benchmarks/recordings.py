@@ -85,7 +85,7 @@ def read(java: Java, context: ReadContext, kind: str, found: Path) -> Read:
 def measure(version: int, kind: str, events: int, parts: int, folder: Path) -> list[Read]:
     """The same events a few times over, and `parts` times over."""
     java = find(version)
-    compiled = classes(find(17), (recording.READER, PROGRAM))
+    compiled = classes(find(17), (*recording.READER, PROGRAM))
     raw = folder / f"{version}-{kind}"
     ports = record(java, compiled, raw, kind, events)
     context = ReadContext(raw=raw, start_ns=0, end_ns=2**62, ports=ports, java=java.java, classes=compiled)

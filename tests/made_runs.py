@@ -39,6 +39,7 @@ def sample(planned_s: float, done_s: float, **changed: Any) -> dict[str, int]:
     made = {
         "planned_ns": START + round(planned_s * SECOND),
         "sent_ns": START + round(planned_s * SECOND),
+        "written_ns": START + round(planned_s * SECOND),
         "first_byte_ns": START + round(done_s * SECOND),
         "done_ns": START + round(done_s * SECOND),
         "bytes_sent": 50_000,

@@ -12,7 +12,7 @@ import numpy as np
 from ingest_bench import nearest_rank
 from ingest_bench.analysis.numbers import histogram
 from ingest_bench.analysis.run import columns, per_gb
-from ingest_bench.model.results import Happened, Series, Summary
+from ingest_bench.model.results import Cause, Happened, Series, Stall, Summary
 
 KIB = 1024
 START_NS = 1_700_000_000 * 10**9
@@ -127,7 +127,18 @@ def with_series(run: Summary, *, fault: bool = False) -> Summary:
         _series("gc_pause_ms", heap_at[::2], random.gamma(2, 6, len(pauses_at))),
     ]
     faults = (Happened(kind="partition", started=START_NS + 20 * 10**9, ended=START_NS + 30 * 10**9),) if fault else ()
-    return changed(run, series={item.name: item for item in series}, faults=faults)
+    stall = Stall(
+        start_ns=START_NS + 20 * 10**9,
+        end_ns=START_NS + 31 * 10**9,
+        requests=4,
+        at_once=4,
+        longest_ns=11 * 10**9,
+        causes=(Cause(cause="packets lost on the network", lasted_ns=11 * 10**9),),
+        unexplained_ns=0,
+        ruled_out=(Cause(cause="garbage collection", lasted_ns=0, why="12 answers meanwhile"),),
+    )
+    stalls = (stall,) if fault else ()
+    return changed(run, series={item.name: item for item in series}, faults=faults, stalls=stalls)
 
 
 def changed(run: Summary, **fields: Any) -> Summary:

@@ -6,7 +6,7 @@ import pytest
 
 from ingest_bench.load.fleet.transfer import PIECE_BYTES, Clock, on_our_clock, report_on_our_clock
 from ingest_bench.model.load import ClockOffset, WorkerReport
-from ingest_bench.model.samples import CPU_MARK, MOMENTS, RECORDS, SAMPLE
+from ingest_bench.model.samples import CPU_MARK, MOMENTS, RECORDS, SAMPLE, STANDSTILL
 from ingest_bench.model.values import moments
 
 AHEAD_NS = 3 * 10**12
@@ -15,7 +15,7 @@ AHEAD_NS = 3 * 10**12
 def test_samples_and_report_of_a_clock_that_is_ahead_come_back_on_ours() -> None:
     ours = made.samples([made.sample(1.0, 1.5), made.sample(2.0, 2.25)])
     theirs = ours.copy()
-    for name in ("planned_ns", "sent_ns", "first_byte_ns", "done_ns"):
+    for name in ("planned_ns", "sent_ns", "written_ns", "first_byte_ns", "done_ns"):
         theirs[name] += AHEAD_NS
     clock = Clock(AHEAD_NS, 10**9, AHEAD_NS, 9 * 10**9)
     found = np.frombuffer(on_our_clock(theirs.tobytes(), clock, SAMPLE), dtype=SAMPLE)
@@ -59,12 +59,16 @@ def test_the_moments_of_a_workers_cpu_come_back_on_our_clock_and_its_times_stay(
 
 
 def test_no_record_is_cut_in_two_on_its_way() -> None:
-    assert [PIECE_BYTES % record.itemsize for record in RECORDS.values()] == [0, 0, 0]
+    assert [PIECE_BYTES % record.itemsize for record in RECORDS.values()] == [0] * len(RECORDS)
 
 
 def test_the_types_say_which_times_are_moments_of_a_clock() -> None:
     assert set(moments(WorkerReport)) == {"started_monotonic_ns", "warm_up_end_ns", "measure_end_ns", "load_end_ns"}
-    assert MOMENTS == {SAMPLE: ("planned_ns", "sent_ns", "first_byte_ns", "done_ns"), CPU_MARK: ("at_ns",)}
+    assert MOMENTS == {
+        SAMPLE: ("planned_ns", "sent_ns", "written_ns", "first_byte_ns", "done_ns"),
+        CPU_MARK: ("at_ns",),
+        STANDSTILL: ("start_ns", "end_ns"),
+    }
 
 
 def test_a_length_of_time_is_the_same_on_every_clock() -> None:

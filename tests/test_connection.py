@@ -276,6 +276,25 @@ def test_the_first_byte_of_an_answer_is_not_its_last(by_hand: ByHand) -> None:
     assert by_hand.connection.sent_ns < by_hand.connection.first_byte_ns < between_ns
 
 
+def test_a_request_is_written_when_the_kernel_has_its_last_byte(traffic: Traffic) -> None:
+    body = b"x" * 20_000_000
+    by_hand = ByHand(traffic, body)
+    gevent.sleep(0.05)
+    assert by_hand.connection.sent_ns > 0
+    assert by_hand.connection.written_ns == 0
+    before_ns = time.monotonic_ns()
+    missing = len(head(body) + body)
+    with gevent.Timeout(60):
+        while missing:
+            gevent.sleep(0)
+            if select.select([by_hand.accepted], [], [], 0)[0]:
+                missing -= len(by_hand.accepted.recv(1 << 20))
+    by_hand.say(answer(b"hello"))
+    assert by_hand.request.get(timeout=60) == (200, b"hello")
+    by_hand.close()
+    assert before_ns < by_hand.connection.written_ns <= by_hand.connection.first_byte_ns
+
+
 def test_interim_answers_are_skipped_and_are_not_the_first_byte(by_hand: ByHand) -> None:
     for interim in (b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n"):
         by_hand.say(interim)

@@ -55,7 +55,7 @@ def test_recording_and_log_of_a_running_server_agree(java: int, gc: Collector, t
         end_ns=end_ns,
         ports=frozenset({1}),
         java=found.java,
-        classes=classes(found, (recording.READER,)),
+        classes=classes(found, recording.READER),
     )
     # The recording begins a moment after the log, and ends before the JVM does.
     since = dataclasses.replace(whole, start_ns=recording.load(whole).content["first_ns"])

@@ -6,12 +6,15 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
 from ingest_bench.model.results import Reading, Remark, Series, Watched
-from ingest_bench.probes import PROBES, ReadContext, proc
+from ingest_bench.probes import PROBES, ReadContext, proc, recording
+from ingest_bench.probes.threads import Threads, parse_name, parse_number, parse_schedstat, parse_state, parse_switches
 
 SECOND = 10**9
 
@@ -37,7 +40,7 @@ def test_a_process_with_brackets_and_spaces_in_its_name_is_read_right() -> None:
 
 def test_the_last_two_lines_of_a_status_are_its_switches() -> None:
     status = b"Name:\tx\nMems_allowed_list:\t0\nvoluntary_ctxt_switches:\t150\nnonvoluntary_ctxt_switches:\t545\n"
-    assert proc.parse_switches(status) == (150, 545)
+    assert parse_switches(status) == (150, 545)
 
 
 def test_busy_and_idle_ticks_and_the_run_queue_come_from_stat() -> None:
@@ -59,26 +62,26 @@ def test_stalled_allocations_are_those_of_all_zones() -> None:
 
 
 def test_switches_of_all_threads_are_counted_and_those_of_ended_threads_stay() -> None:
-    switches = proc.Switches(os.getpid())
+    switches = Threads(os.getpid())
     started, may_end = threading.Event(), threading.Event()
 
     def work() -> None:
         started.set()
         may_end.wait()
 
-    before = switches.sample()
+    before = switches.sample(time.time_ns())
     thread = threading.Thread(target=work)
     thread.start()
     started.wait()
-    with_thread = switches.sample()
+    with_thread = switches.sample(time.time_ns())
     may_end.set()
     thread.join()
-    assert before <= with_thread <= switches.sample()
+    assert before <= with_thread <= switches.sample(time.time_ns())
     assert with_thread[0] > 0
 
 
 def test_a_sample_has_a_value_for_each_field() -> None:
-    values = proc.sample(os.getpid(), proc.Switches(os.getpid()))
+    values = proc.sample(os.getpid(), Threads(os.getpid()))
     assert len(values) == len(proc.FIELDS)
     assert all(isinstance(value, int) or value is None for value in values)
 
@@ -151,8 +154,14 @@ def test_what_kept_the_server_from_working_is_told_in_spans(tmp_path: Path) -> N
         line(10.0),
         line(10.1, server_threads_stopped=12),
         line(10.2, server_throttled_ns=5_000_000),
-        line(10.3, server_throttled_ns=65_000_000, server_threads_blocked=1),
-        line(10.4, server_throttled_ns=65_000_000),
+        line(10.3, server_throttled_ns=65_000_000, pressure_io_full_us=50_000, compact_stall=1),
+        line(
+            10.4,
+            server_throttled_ns=65_000_000,
+            pressure_io_full_us=60_000,
+            compact_stall=1,
+            numa_pages_migrated=2560,
+        ),
     ]
     (tmp_path / "host.jsonl").write_text("\n".join(lines))
     seen = {
@@ -162,8 +171,91 @@ def test_what_kept_the_server_from_working_is_told_in_spans(tmp_path: Path) -> N
     }
     assert seen["server process stopped"] == [(10.05, 10.15)]
     assert seen["server held back by its CPU quota"] == [(10.2, 10.3)]
-    assert seen["server threads waiting for a disk"] == [(10.25, 10.35)]
+    assert seen["everything waiting for a disk"] == [(10.2, 10.3)]
+    assert seen["memory being compacted"] == [(10.2, 10.3)]
+    assert seen["pages moved between NUMA nodes"] == [(10.3, 10.4)]
     assert seen["CPU stolen by the hypervisor"] == []
+
+
+def wait(since_s: float, at_s: float, thread: int, name: str, waited_ms: int, state: str = "S") -> str:
+    moments = {"since_ns": round(since_s * SECOND), "at_ns": round(at_s * SECOND)}
+    return json.dumps(moments | {"thread": thread, "name": name, "waited_ns": waited_ms * 10**6, "state": state})
+
+
+def threads_waiting(raw: Path, *waits: str) -> dict[str, list[tuple[str, float, float]]]:
+    (raw / "host.jsonl").write_text("\n".join(line(at) for at in (10, 10.1, 10.2)))
+    (raw / "host-threads.jsonl").write_text("\n".join((*waits, waits[0][:30])))
+    return {
+        item.cause: [(span.thread, span.start_ns / SECOND, span.end_ns / SECOND) for span in item.spans]
+        for item in PROBES["host"].read(context(raw, 10, 11))
+        if isinstance(item, Watched)
+    }
+
+
+def test_threads_that_wait_for_a_cpu_or_a_disk_have_names_and_spans(tmp_path: Path) -> None:
+    found = threads_waiting(
+        tmp_path,
+        wait(10, 10.1, 7, "write", 60),
+        wait(10.1, 10.2, 7, "write", 80, "D"),
+        wait(10.1, 10.2, 8, "http", 49),
+        # It ran again after it had waited for longer than the time between two samples.
+        wait(10.2, 10.3, 9, "merge", 250),
+        # The JVM's own.
+        wait(10, 10.1, 10, "C2 CompilerThre", 100, "D"),
+    )
+    assert found["server threads waiting for a CPU"] == [("merge", 10.05, 10.3), ("write", 10, 10.2)]
+    assert found["server threads waiting for a disk"] == [("write", 10.15, 10.2)]
+
+
+def test_a_thread_whose_name_the_kernel_cut_off_has_the_one_that_the_recording_knows(tmp_path: Path) -> None:
+    (tmp_path / "recording.jfr").write_bytes(b"read already")
+    content = {
+        "events": 1,
+        "last_ns": 0,
+        "files": [],
+        "lost_bytes": 0,
+        "stalls": {"threads": {"7": "node[write][T#1]"}},
+    }
+    key = [recording.READER_VERSION, 10 * SECOND, 11 * SECOND, [], ["recording.jfr"]]
+    (tmp_path / "recording.json").write_text(json.dumps({"key": key, "content": content}))
+    found = threads_waiting(tmp_path, wait(10, 10.1, 7, "node[write][T#1", 60), wait(10, 10.1, 8, "other", 60))
+    assert [thread for thread, *_ in found["server threads waiting for a CPU"]] == ["node[write][T#1]", "other"]
+
+
+def test_of_a_run_without_that_file_no_thread_was_looked_at(tmp_path: Path) -> None:
+    (tmp_path / "host.jsonl").write_text("\n".join(line(at) for at in (10, 10.1, 10.2)))
+    seen = [item.cause for item in PROBES["host"].read(context(tmp_path, 10, 11)) if isinstance(item, Watched)]
+    assert "server threads waiting for a CPU" not in seen
+
+
+def test_a_thread_that_shares_its_cpu_waits_for_it_and_one_that_sleeps_does_not() -> None:
+    spin = [sys.executable, "-S", "-c", "while True: pass"]
+    children = [subprocess.Popen(command) for command in (spin, spin, spin, ["sleep", "60"])]
+    try:
+        for child in children:
+            os.sched_setaffinity(child.pid, {min(os.sched_getaffinity(0))})
+        looked = [Threads(child.pid) for child in children]
+        waited = dict.fromkeys(range(len(children)), 0)
+        until = time.monotonic() + 30
+        while min(waited[spinning] for spinning in range(3)) < SECOND // 5 and time.monotonic() < until:
+            for number, threads in enumerate(looked):
+                threads.sample(time.time_ns())
+                waited[number] += sum(one.waited_ns for one in threads.waits())
+            time.sleep(0.1)
+        assert min(waited[spinning] for spinning in range(3)) >= SECOND // 5
+        assert waited[3] == 0
+        assert [one.thread for one in looked[0].waits()] in ([children[0].pid], [])
+    finally:
+        for child in children:
+            child.kill()
+            child.wait()
+
+
+def test_a_thread_has_its_name_and_its_number_in_its_own_namespace() -> None:
+    status = b"Name:\tC2 CompilerThre\nState:\tD (disk sleep)\nPid:\t4711\nNSpid:\t4711\t12\n"
+    assert (parse_name(status), parse_number(status), parse_state(status)) == ("C2 CompilerThre", 12, "D")
+    assert parse_number(b"Name:\tx\nPid:\t4711\n") == 4711
+    assert parse_schedstat(b"100 2000 3\n") == 2000
 
 
 def test_a_quota_that_nobody_counts_was_not_looked_for(tmp_path: Path) -> None:
@@ -176,10 +268,10 @@ def test_a_quota_that_nobody_counts_was_not_looked_for(tmp_path: Path) -> None:
 def test_a_stopped_process_has_stopped_threads() -> None:
     child = subprocess.Popen(["sleep", "60"])
     try:
-        switches = proc.Switches(child.pid)
+        switches = Threads(child.pid)
         os.kill(child.pid, signal.SIGSTOP)
         os.waitpid(child.pid, os.WUNTRACED)
-        switches.sample()
+        switches.sample(time.time_ns())
         assert switches.states()["T"] == 1
     finally:
         child.kill()

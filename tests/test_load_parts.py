@@ -13,10 +13,7 @@ from ingest_bench.model.samples import SAMPLE, Sample
 
 
 def test_samples_come_back_as_they_went_in(tmp_path: Path) -> None:
-    rows = [
-        (10**18 + n, 10**18 + n + 1, 10**18 + n + 2, 10**18 + n + 3, n, n, n, n, 0, 1, 200, n % 8, n, 1, 40000)
-        for n in range(3000)
-    ]
+    rows = [(*(10**18 + n + more for more in range(5)), n, n, n, n, 0, 1, 200, n % 8, n, 1, 40000) for n in range(3000)]
     with Recorder(tmp_path / "samples-0.bin") as recorder:
         for row in rows:
             recorder.add(record(*row))

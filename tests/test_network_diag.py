@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import socket
-from contextlib import ExitStack
+import time
+from contextlib import ExitStack, suppress
+from pathlib import Path
 
 from pyroute2 import DiagSocket
 
-from ingest_bench.network.measure import diag
+from ingest_bench.network.measure import diag, waits, wire
 
 ESTABLISHED, INFO = 1 << 1, 1 << 1  # net/tcp_states.h; of INET_DIAG_INFO
 
@@ -49,5 +52,34 @@ def test_connections_are_what_pyroute2_says_of_them() -> None:
             assert one.path_mtu_bytes == info["tcpi_pmtu"] > 1000
             assert one.rtt_us == info["tcpi_rtt"] > 0
             assert one.retransmits == info["tcpi_total_retrans"]
+            assert one.send_buffer_full_us == info["tcpi_sndbuf_limited"]
+            assert one.receiver_full_us == info["tcpi_rwnd_limited"]
             assert 0 <= one.received_ms_ago - info["tcpi_last_data_recv"] + 1000 < 2000
             assert 0 <= one.sent_ms_ago - info["tcpi_last_data_sent"] + 1000 < 2000
+
+
+def test_a_receiver_that_reads_nothing_is_a_full_window_of_its_sender(tmp_path: Path) -> None:
+    """A real connection, whose ends are looked at as the watchers of a link do it."""
+    looks: list[dict[str, object]] = []
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listening,
+        socket.create_connection(listening.getsockname()) as client,
+    ):
+        server, (_, port) = listening.accept()
+        with server:
+            client.setblocking(False)
+            begin_ns = time.time_ns()
+            while time.time_ns() - begin_ns < 2 * 10**9:
+                with suppress(BlockingIOError):
+                    client.send(bytes(1 << 20))
+                rows = [wire._row(one) for one in diag.connections() if one.local_port == port]
+                looks.append({"at_ns": time.time_ns(), "connections": rows})
+                time.sleep(0.25)
+    end = {"frames": {}, "looked_at": 0, "lost": 0, "seconds": 2.0, "tcp": looks}
+    (tmp_path / wire.FILE).write_text(json.dumps({"to-client": end, "to-server": None}))
+    causes = {one.cause: one.spans for one in waits.held_back(tmp_path, [port])}
+    spans = causes["the server's receive window was full"]
+    assert {span.port for span in spans} == {port}
+    assert sum(span.end_ns - span.start_ns for span in spans) >= 10**9
+    assert waits.held_back(tmp_path, [1])[0].spans == ()
+    assert not any("load's receive" in cause for cause in causes)

@@ -87,7 +87,7 @@ def counters(server: Served) -> dict[str, Any]:
 
 def context(jvm: Attached, raw: Path, ports: set[int], start_ns: int = 0) -> ReadContext:
     found = java.find(jvm.java_version)
-    compiled = classes(found, (recording.READER,))
+    compiled = classes(found, recording.READER)
     window = {"start_ns": start_ns, "end_ns": 2**62}
     return ReadContext(raw=raw, **window, ports=frozenset(ports), java=found.java, classes=compiled)
 

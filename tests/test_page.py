@@ -131,3 +131,15 @@ def test_the_axis_begins_with_the_load_and_not_with_the_boot_of_the_server() -> 
     chart = charts.run(made.changed(run, series={**run.series, "heap_bytes": heap}))
     assert chart is not None
     assert (chart["from"], chart["to"]) == (-5, 60)
+
+
+def test_each_stall_is_in_a_table_and_its_cause_is_on_the_axis_of_time() -> None:
+    run = made.with_series(FOUR[0], fault=True)
+    text = page.index([run, *FOUR[1:]], {})
+    row = text.partition("Stalls: when requests waited")[2].partition("</table>")[0]
+    for expected in ("20.00 to 31.00", "packets lost on the network 11.000 s", "12 answers meanwhile"):
+        assert expected in row
+    drawn = charts.run(run)
+    assert drawn is not None
+    assert drawn["stalls"] == [{"cause": "packets lost on the network", "from": 20.0, "to": 31.0}]
+    assert "Stalls: when requests waited" not in page.index(FOUR, {})

@@ -26,6 +26,7 @@ addEventListener("load", () => setTimeout(() => {
     figures: document.querySelectorAll("figure").length,
     panels: [...svg.querySelectorAll("text.head")].map((text) => text.textContent),
     faults: [...svg.querySelectorAll("text.kind")].map((text) => text.textContent),
+    causes: [...svg.querySelectorAll("text.cause")].map((text) => text.textContent),
     steps: svg.querySelector("path.blue").getAttribute("d").match(/H/g).length,
     unbroken: [...svg.querySelectorAll("path.line")].every((path) => !/NaN|undefined/.test(path.getAttribute("d"))),
     axis: numbers(svg),
@@ -90,6 +91,7 @@ def test_the_runs_are_drawn_zoomed_by_keys_and_hostile_names_are_text(tmp_path: 
     assert seen["panels"][0] == "Documents/s"
     assert len(seen["panels"]) == 4
     assert seen["faults"] == ["partition"]
+    assert seen["causes"] == ["packets lost on the network"]
     assert seen["steps"] == 65
     assert seen["unbroken"]
     assert seen["axis"][0] == "-5 s" or seen["axis"][0] == "0 s"

@@ -142,7 +142,7 @@ def test_the_headline_says_when_nothing_can_be_said() -> None:
 
 
 def test_the_headline_of_a_fault_is_what_it_cost() -> None:
-    run = made.changed(made.with_series(FOUR[0], fault=True), values={"stalled_s": 11, "recovery_s": 1.5})
+    run = made.changed(made.with_series(FOUR[0], fault=True), values={"silent_s": 11, "recovery_s": 1.5})
     assert headline.timeline(run) == "Partition: 11 s without progress, throughput back 1.5 s after it"
     lost = made.changed(run, values={"recovery_s": None})
     assert headline.timeline(lost).endswith("throughput not back in time")

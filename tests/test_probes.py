@@ -13,6 +13,7 @@ from ingest_bench.errors import MissingCapability, SpecError
 from ingest_bench.model.results import Histogram, Measured, Reading, Remark
 from ingest_bench.nearest_rank import percentile
 from ingest_bench.probes import PROBES, ReadContext, jvm_options, oom, recording
+from ingest_bench.probes.context import Events
 
 
 def context(raw: Path) -> ReadContext:
@@ -75,7 +76,16 @@ def test_the_settings_enable_what_the_probes_need_and_keep_every_read(tmp_path: 
 def test_two_probes_cannot_want_one_event_in_two_ways() -> None:
     events = {"jdk.SocketRead": {"threshold": "0 ns"}}
     with pytest.raises(ValueError, match="two probes want"):
-        recording.merge(events, {"jdk.SocketRead": {"threshold": "20 ms"}})
+        recording.merge(events, {"jdk.SocketRead": {"threshold": "0 ns", "stackTrace": "true"}})
+
+
+def test_of_two_thresholds_the_lower_one_counts_whichever_probe_comes_first() -> None:
+    low, high = ({"jdk.ThreadSleep": {"threshold": one, "stackTrace": "true"}} for one in ("0 ns", "20 ms"))
+    for first, second in ((low, high), (high, low)):
+        events: Events = {}
+        recording.merge(events, first)
+        recording.merge(events, second)
+        assert events == low
 
 
 def test_a_java_without_an_open_recorder_is_refused(tmp_path: Path) -> None:

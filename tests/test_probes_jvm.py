@@ -36,7 +36,7 @@ def java() -> Path:
 
 @pytest.fixture(scope="module")
 def classes() -> Path:
-    return compiled(find(17), (recording.READER, *sorted(PROGRAMS.rglob("*.java"))))
+    return compiled(find(17), (*recording.READER, *sorted(PROGRAMS.rglob("*.java"))))
 
 
 @pytest.fixture

@@ -37,7 +37,7 @@ def raw(tmp_path: Path) -> Path:
 
 def context(raw: Path, java: int, ports: set[int]) -> ReadContext:
     found = find(java)
-    compiled = classes(found, (recording.READER,))
+    compiled = classes(found, recording.READER)
     return ReadContext(raw=raw, start_ns=0, end_ns=2**62, ports=frozenset(ports), java=found.java, classes=compiled)
 
 

@@ -180,7 +180,9 @@ def test_the_loop_sends_all_but_the_first_request_and_each_has_its_times(monkeyp
     assert (len(samples), work.acked, documents) == (50, 100, 100)
     assert sum(one.bytes_sent for one in samples) == read
     for one, following in itertools.pairwise(samples):
-        assert one.planned_ns <= one.sent_ns < one.first_byte_ns <= one.done_ns <= following.planned_ns
+        assert (
+            one.planned_ns <= one.sent_ns < one.written_ns <= one.first_byte_ns <= one.done_ns <= following.planned_ns
+        )
 
 
 def test_each_sample_has_the_port_of_the_connection_on_which_its_request_went() -> None:

@@ -41,7 +41,7 @@ def run(path: Path, *predictor_bytes: int) -> tuple[TargetOptions, Reads, dict[s
         system.run(server.between.client.command([sys.executable, SENDER, host, str(port), "5,20,40,60", "100"]))
         counted = counters(server)
     java = find(17)
-    compiled = classes(java, (recording.READER,))
+    compiled = classes(java, recording.READER)
     ports = frozenset(map(int, counted["by_peer_port"]))
     recording.load(ReadContext(raw=raw, start_ns=0, end_ns=2**62, ports=ports, java=java.java, classes=compiled))
     reads = np.fromfile(raw / "reads.bin", dtype=np.dtype(list(READ_FIELDS)))

@@ -118,7 +118,7 @@ for = "1s"
     assert [fault.kind for fault in summary.faults] == ["partition", "reset", "pause"]
     lasted = [((fault.ended or 0) - fault.started) / 1e9 for fault in summary.faults]
     assert 1.5 < lasted[0] < 4
-    stalled, failed = summary.values["stalled_s"], summary.values["requests_failed"]
+    stalled, failed = summary.values["silent_s"], summary.values["requests_failed"]
     assert isinstance(stalled, (int, float))
     assert stalled >= 1
     assert isinstance(failed, int)

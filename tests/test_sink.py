@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import time
@@ -181,6 +182,18 @@ def test_a_body_above_the_limit_is_answered_413(tmp_path: Path) -> None:
     with served(tmp_path, sink(setting={"sink.max_content_length": "1KiB"})) as server:
         small, large = try_both(server)
     assert (small.status, large.status) == (200, 413)
+
+
+def test_a_lock_is_held_at_its_moments_and_nothing_is_answered_meanwhile(tmp_path: Path) -> None:
+    setting = {"sink.lock": "1s", "sink.lock_after": "300ms", "sink.lock_every": "2s"}
+    with served(tmp_path, sink(setting=setting)) as server:
+        begun, took_s = time.monotonic(), []
+        while time.monotonic() - begun < 4:
+            before = time.monotonic()
+            assert server.bulk(10).status == 200
+            took_s.append(time.monotonic() - before)
+    assert sum(took > 0.5 for took in took_s) == 2
+    assert len(re.findall(r"^sink\.lock \S+Z \S+Z$", (tmp_path / "server.log").read_text(), re.MULTILINE)) == 2
 
 
 def test_a_stall_stops_every_answer_for_its_time(tmp_path: Path) -> None:

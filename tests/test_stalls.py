@@ -13,8 +13,9 @@ import pytest
 from ingest_bench import network
 from ingest_bench.analysis.run import summary
 from ingest_bench.analysis.run.samples import Samples, Window
-from ingest_bench.analysis.stalls import attribution, sources
-from ingest_bench.model.results import Happened, Interval, Measured, Stall, Watched
+from ingest_bench.analysis.stalls import attribution, phases, sentences, sources
+from ingest_bench.model.results import READ_FIELDS, Happened, Interval, Measured, Stall, Watched
+from ingest_bench.model.samples import STANDSTILL
 from ingest_bench.report.tables import stall_table
 
 SECOND = made.SECOND
@@ -56,52 +57,58 @@ def found(samples: Samples, spans: dict[str, list[tuple[float, float]]], length_
     return attribution.find(samples, window, SERVICE_S * 1000, watched(spans), made.OFFSET)
 
 
+def named(stall: Stall) -> set[str]:
+    return {cause.cause for cause in stall.causes}
+
+
 def test_a_stall_has_its_span_its_requests_and_its_cause() -> None:
     one, other = found(
         np.concatenate([load([(5, 8.4)], 20, only_user=2), load([(12, 13)], 20)]),
-        {"garbage collection": [(1, 1.01), (12.02, 13)], "quota": [(4, 8.5)]},
+        {"garbage collection": [(1, 1.01), (12.02, 13)], "quota": [(4.95, 8.45)]},
     )
     assert (one.start_ns - ZERO) / SECOND == pytest.approx(5, abs=0.03)
     assert (one.end_ns - ZERO) / SECOND == pytest.approx(8.4, abs=0.03)
     assert (one.requests, one.at_once) == (1, 1)
     assert one.longest_ns / SECOND == pytest.approx(3.4, abs=0.04)
-    assert [cause for cause, _ in one.causes] == ["quota"]
-    assert [cause for cause, _ in one.ruled_out] == ["garbage collection"]
-    assert (other.requests, other.at_once, other.causes[0][0]) == (USERS, USERS, "garbage collection")
-    assert attribution.sentence(one, ZERO, USERS).startswith("4.98-8.42 s: ")
-    assert "1 of 4 users waited, the longest request 3.4" in attribution.sentence(one, ZERO, USERS)
-    assert attribution.sentence(one, ZERO, USERS).endswith("ruled out: garbage collection (0.00 s)")
+    assert named(one) == {"quota"}
+    assert [cause.cause for cause in one.ruled_out] == ["garbage collection"]
+    assert (other.requests, other.at_once, named(other)) == (USERS, USERS, {"garbage collection"})
+    said = sentences.sentence(one, ZERO, USERS)
+    assert said.startswith("4.98-8.42 s: 1 of 4 connections waited, the longest 3.4")
+    assert ", while: quota (3.4" in said
+    assert "; ruled out: garbage collection" in said
 
 
 def test_what_nothing_covers_is_unexplained() -> None:
     (one,) = found(load([(5, 8)], 20), {"garbage collection": [(5.1, 5.2)], "quota": [(9, 10)]})
-    assert (one.causes, one.unexplained_ns) == ((), one.end_ns - one.start_ns)
-    assert "unexplained; ruled out: garbage collection (0.10 s), quota (0.00 s)" in attribution.sentence(
-        one, ZERO, USERS
-    )
+    assert one.causes == ()
+    assert one.unexplained_ns == pytest.approx(one.end_ns - one.start_ns, abs=0.02 * SECOND)
+    assert "unexplained; ruled out: garbage collection (0.10 s), quota;" in sentences.sentence(one, ZERO, USERS)
     assert attribution.values([one])["stall_cause_top"] == "unexplained"
-    assert attribution.values([one])["stalled_unexplained_s"] == attribution.values([one])["stalls_s"]
+    values = attribution.values([one])
+    assert values["stalled_unexplained_s"] == pytest.approx(values["stalled_s"], abs=0.02)
 
 
 def test_what_is_always_there_explains_no_stall() -> None:
     """It covers all of the waiting, and as much of everything else."""
     always = [(second / 10, second / 10 + 0.08) for second in range(200)]
     (one,) = found(load([(5, 8)], 20), {"quota": always})
-    assert (one.causes, one.ruled_out) == ((), ())
+    assert one.causes == ()
+    assert [cause.cause for cause in one.undecided] == ["quota"]
 
 
 def test_a_rate_that_falls_is_a_stall_without_slow_requests() -> None:
     rows = [made.sample(n / 20, n / 20 + 0.02) for n in range(400) if not 160 <= n < 220 or n % 5 == 0]
     (one,) = found(made.samples(rows), {"quota": [(8, 11)]})
-    assert ((one.start_ns - ZERO) / SECOND, (one.end_ns - ZERO) / SECOND) == (8, 11)
-    assert (one.requests, [cause for cause, _ in one.causes]) == (0, ["quota"])
+    assert [(moment - ZERO) / SECOND for moment in (one.start_ns, one.end_ns)] == pytest.approx([8, 11], abs=0.11)
+    assert (one.requests, named(one)) == (0, {"quota"})
     assert not found(load([], 20), {"quota": [(8, 11)]})
 
 
 def test_of_200_stalls_at_random_moments_none_is_named_wrong_and_19_of_20_are_named() -> None:
     """One or two causes that may overlap, each seen with an error of 100 ms, among spans that mean nothing."""
     rng = random.Random(14)  # noqa: S311 - made-up runs
-    named = wrong = 0
+    explained = wrong = 0
     for _ in range(200):
         start_s = rng.uniform(2, 14)
         true = {rng.choice(CAUSES): (start_s, start_s + rng.uniform(0.4, 4))}
@@ -113,11 +120,180 @@ def test_of_200_stalls_at_random_moments_none_is_named_wrong_and_19_of_20_are_na
             spans[cause].append((begin + rng.uniform(-0.1, 0.1), end + rng.uniform(-0.1, 0.1)))
         spans["garbage collection"] += [(at, at + 0.02) for at in (rng.uniform(0, 20) for _ in range(30))]
         spans["a cause that was not there"] = [(at, at + 0.1) for at in (rng.uniform(0, 20) for _ in range(20))]
-        told = {cause for one in found(load(list(true.values()), 20), spans) for cause, _ in one.causes}
+        told = set[str]().union(*(named(one) for one in found(load(list(true.values()), 20), spans)))
         wrong += bool(told - true.keys())
-        named += bool(told)
+        explained += bool(told)
     assert wrong == 0
-    assert named >= 190
+    assert explained >= 190
+
+
+def test_of_200_stalls_whose_cause_nobody_watched_no_bystander_is_named() -> None:
+    """A second thing happens twice a run for half a second, whenever it likes."""
+    rng = random.Random(15)  # noqa: S311 - made-up runs
+    for _ in range(200):
+        start_s = rng.uniform(2, 14)
+        bystander = [(at, at + 0.5) for at in (rng.uniform(0, 19.5) for _ in range(2))]
+        stalls = found(load([(start_s, start_s + rng.uniform(0.4, 4))], 20), {"garbage collection": bystander})
+        assert [named(one) for one in stalls] == [set()], (start_s, bystander)
+
+
+def test_what_covers_a_fifth_of_the_waiting_explains_nothing() -> None:
+    (one,) = found(load([(5, 5.34)], 20), {"garbage collection": [(5.1, 5.17)]})
+    assert named(one) == set()
+    (one,) = found(load([(5, 5.34)], 20), {"garbage collection": [(5, 5.07)]})
+    assert named(one) == set()
+
+
+def test_two_causes_that_cover_the_same_stall_are_both_named() -> None:
+    spans: dict[str, list[tuple[float, float]]] = {"quota": [(5.0, 7.0)], "garbage collection": [(5.01, 6.99)]}
+    for given in (spans, dict(reversed(spans.items()))):
+        (one,) = found(load([(5, 7)], 20), given)
+        assert named(one) == set(spans)
+
+
+def test_no_cause_that_lasted_within_a_stall_is_passed_over() -> None:
+    spans = {"quota": [(5.0, 7.0)], "garbage collection": [(5.5, 6.0)], "packets lost on the network": [(12.0, 13.0)]}
+    (one,) = found(load([(5, 7)], 20), spans)
+    assert named(one) == {"quota"}
+    assert [cause.cause for cause in one.undecided] == ["garbage collection"]
+    assert [cause.cause for cause in one.ruled_out] == ["packets lost on the network"]
+
+
+def test_two_requests_that_overlap_by_chance_have_each_its_own_cause() -> None:
+    both = np.concatenate([load([(5, 8.4)], 20, only_user=2)[::1], load([(8.2, 9.4)], 20, only_user=1)])
+    (one,) = found(both, {"quota": [(5, 8.4)]})
+    assert named(one) == {"quota"}
+    assert one.unexplained_ns / SECOND == pytest.approx(1.2, abs=0.05)
+    (one,) = found(both, {"quota": [(5, 8.4)], "packets lost on the network": [(8.2, 9.4)]})
+    assert named(one) == {"quota", "packets lost on the network"}
+    assert one.unexplained_ns == 0
+
+
+def test_causes_that_follow_each_other_explain_a_stall_together() -> None:
+    (one,) = found(load([(5, 8)], 20), {"quota": [(5, 6.6)], "packets lost on the network": [(6.5, 8)]})
+    assert named(one) == {"quota", "packets lost on the network"}
+    (one,) = found(load([(5, 8)], 20), {"quota": [(5, 6.6)]})
+    assert named(one) == set()
+
+
+def test_a_request_that_waits_for_a_user_does_not_say_when_a_cause_began() -> None:
+    """Others wait already: what begins now is not what they wait for."""
+    free = made.START + 9 * SECOND
+    rows = [made.sample(5, 9), made.sample(7, 9.02, sent_ns=free, user=1), made.sample(7.5, 9.02, sent_ns=free, user=2)]
+    usual = [made.sample(n / 10, n / 10 + 0.02, user=3) for n in range(50)]
+    (one,) = found(made.samples([*usual, *rows]), {"quota": [(7, 9)]})
+    assert named(one) == set()
+
+
+def test_what_lasts_while_a_stall_is_made_up_for_is_no_cause_of_it() -> None:
+    """From 9 s on the server answers what had to wait for a user, each at once."""
+    rows = [made.sample(5, 9)]
+    for n in range(50):
+        sent = made.START + round((9 + n / 50) * SECOND)
+        rows.append(made.sample(5.1 + n / 20, 9.02 + n / 50, sent_ns=sent, user=1 + n % 3))
+    usual = [made.sample(n / 10, n / 10 + 0.02, user=3) for n in range(50)]
+    (one,) = found(made.samples([*usual, *rows]), {"quota": [(5, 9)], "a thread waited": [(9, 10)]})
+    assert named(one) == {"quota"}
+    assert [cause.cause for cause in one.ruled_out] == ["a thread waited"]
+
+
+def test_stalls_that_are_hardly_apart_are_one() -> None:
+    both = load([(5, 6), (6.1, 7)], 20)
+    (one,) = found(both, {"quota": [(5, 7)]})
+    assert named(one) == {"quota"}
+    assert len(found(load([(5, 6), (6.9, 7.9)], 20), {})) == 2
+
+
+def test_packets_lost_on_another_connection_explain_nothing() -> None:
+    samples = load([(5, 7)], 20, only_user=2)
+    samples["local_port"] = 40000 + samples["user"]
+
+    def lost(port: int) -> set[str]:
+        span = Interval("lost", ZERO + 5 * SECOND, ZERO + 7 * SECOND, port=port)
+        window = Window(made.START, made.START + 20 * SECOND)
+        (one,) = attribution.find(samples, window, SERVICE_S * 1000, [Watched("lost", (span,))], made.OFFSET)
+        return named(one)
+
+    assert lost(40002) == {"lost"}
+    assert lost(40001) == set()
+
+
+def test_a_pause_of_everything_in_which_others_were_answered_was_none() -> None:
+    """One of four connections waits; a pause would have stopped the other three."""
+    span = Interval("garbage collection", ZERO + 5 * SECOND, ZERO + 7 * SECOND)
+    window = Window(made.START, made.START + 20 * SECOND)
+    for only_user, expected in ((None, {"garbage collection"}), (2, set())):
+        watched_ = [Watched("garbage collection", (span,), stops=True)]
+        (one,) = attribution.find(load([(5, 7)], 20, only_user), window, SERVICE_S * 1000, watched_, made.OFFSET)
+        assert named(one) == expected
+    assert [(cause.cause, cause.why[-17:]) for cause in one.ruled_out] == [("garbage collection", "answers meanwhile")]
+
+
+def test_what_lasted_as_long_elsewhere_and_made_nobody_wait_is_no_cause() -> None:
+    (one,) = found(load([(5, 6)], 20), {"quota": [(5, 6), (9, 10), (14, 15.2)]})
+    assert named(one) == set()
+    assert [(cause.cause, cause.why) for cause in one.ruled_out] == [("quota", "2 as long made nobody wait")]
+
+
+def test_a_cause_has_its_thread_and_one_of_another_thread_is_another_cause() -> None:
+    spans = (
+        Interval("flushed", ZERO + 5 * SECOND, ZERO + 8 * SECOND, "write#1"),
+        Interval("flushed", ZERO + 11 * SECOND, ZERO + 12 * SECOND, "write#2"),
+    )
+    window = Window(made.START, made.START + 20 * SECOND)
+    (one,) = attribution.find(
+        load([(5, 8)], 20, 1), window, SERVICE_S * 1000, [Watched("flushed", spans, node=2)], made.OFFSET
+    )
+    assert [(cause.cause, cause.thread, cause.node) for cause in one.causes] == [("flushed", "write#1", 2)]
+    assert "while: flushed in write#1 of node 2 (3.0" in sentences.sentence(one, ZERO, USERS)
+
+
+def test_a_fault_without_length_explains_what_begins_with_it() -> None:
+    def told(at_s: float) -> set[str]:
+        at_ns = ZERO + round(at_s * SECOND)
+        causes = sources.faults([Happened(kind="reset", started=at_ns, ended=at_ns + 2_000_000)], ZERO + 20 * SECOND)
+        window = Window(made.START, made.START + 20 * SECOND)
+        (one,) = attribution.find(load([(5, 7)], 20), window, SERVICE_S * 1000, causes, made.OFFSET)
+        return named(one)
+
+    assert told(5.005) == {"fault reset"}
+    assert told(5.5) == told(4.5) == set()
+
+
+def test_a_request_is_divided_by_the_reads_of_its_connection() -> None:
+    row = made.sample(3, 6, sent_ns=made.START + 3_200_000_000, written_ns=made.START + 3_300_000_000)
+    row["first_byte_ns"] = made.START + 5_500_000_000
+    moments_s = {40000: (3.1, 3.5, 4.0, 5.6), 40001: (3.3, 5.4)}
+    reads = np.array(
+        [(ZERO + round(at * SECOND), 100, port) for port, each in moments_s.items() for at in each]
+        + [(ZERO + 4_500_000_000, 0, 40000)],
+        dtype=list(READ_FIELDS),
+    )
+    of_port = phases.by_port(reads, made.OFFSET)
+    found_s = {name: part[0] / SECOND for name, part in phases.split_ns(made.samples([row]), of_port).items()}
+    assert found_s == pytest.approx(
+        {"client": 0.2, "writing": 0.1, "wire": 0.3, "reading": 0.5, "working": 1.5, "answer": 0.5}
+    )
+    unseen = phases.of_longest(made.samples([row]), {})
+    assert [(name, length / SECOND) for name, length in unseen] == [
+        ("client", 0.2),
+        (phases.UNSEEN, 2.3),
+        ("answer", 0.5),
+    ]
+
+
+def test_the_columns_of_phases_are_of_the_slowest_hundredth() -> None:
+    rows = [made.sample(n / 100, n / 100 + 0.005, local_port=40000) for n in range(1000)]
+    for row in rows[::100]:
+        row["done_ns"] += 2 * SECOND
+        row["first_byte_ns"] = row["sent_ns"] + SECOND
+    reads = np.array([(row["sent_ns"] + made.OFFSET + 1_000_000, 9, 40000) for row in rows], dtype=list(READ_FIELDS))
+    report = made.report(warm_up_end_ns=made.START, measure_end_ns=made.START + 20 * SECOND)
+    values = phases.values(made.samples(rows), report, reads)
+    assert values["slowest_wire_ms"] == pytest.approx(1)
+    assert values["slowest_answer_ms"] == pytest.approx(1005)
+    blind = phases.values(made.samples(rows), report, None)
+    assert (blind["slowest_working_ms"], blind["slowest_writing_ms"]) == (None, 0)
 
 
 def test_a_load_in_pieces_has_the_same_stalls() -> None:
@@ -137,12 +313,13 @@ def test_a_load_in_pieces_has_the_same_stalls() -> None:
 
 
 def test_a_generator_that_stood_still_is_a_cause_and_one_that_did_not_is_ruled_out() -> None:
-    marks = made.cpu(0.1, 0.1, 0.1)
-    (none,) = sources.generator([marks], made.report())
-    marks["at_ns"][2:] += SECOND // 2
-    (late,) = sources.generator([marks], made.report())
+    still = np.array([(made.START + 2 * SECOND, made.START + 5 * SECOND // 2)], dtype=STANDSTILL)
+    (none,) = sources.generator([still[:0]], made.report())
+    (late,) = sources.generator([still], made.report())
     assert none.spans == ()
     assert [(span.start_ns - ZERO, span.end_ns - ZERO) for span in late.spans] == [(2 * SECOND, 2.5 * SECOND)]
+    assert late.stops
+    assert not sources.generator([still, still[:0]], made.report())[0].stops
     assert sources.generator([], made.report()) == []
 
 
@@ -162,13 +339,28 @@ def test_a_timeout_of_tcp_lasts_from_before_it_was_seen_until_it_is_gone(tmp_pat
     path = tmp_path / network.WIRE
     path.write_text(json.dumps({"to-server": end([0, 0, 0, 0]), "to-client": end([0, 1, 2, 0])}))
     (one,) = network.losses(tmp_path, [40000])
-    assert [(span.cause, span.start_ns, span.end_ns) for span in one.spans] == [
-        (network.LOST, 1.8 * SECOND, 2.75 * SECOND)
+    assert [(span.cause, span.start_ns, span.end_ns, span.port) for span in one.spans] == [
+        (network.LOST, 1.8 * SECOND, 2.75 * SECOND, 40000)
     ]
     (other,) = network.losses(tmp_path, [40001])
     assert other.spans == ()
     path.write_text(json.dumps({"to-server": None, "to-client": end([0, 1, 2, 0])}))
     assert network.losses(tmp_path, [40000]) == ()
+
+
+def test_what_tcp_sent_again_without_a_timeout_was_lost_since_the_look_before(tmp_path: Path) -> None:
+    def end(*retransmits: int) -> dict[str, object]:
+        ports = {"local_port": 40000, "remote_port": 9200, "timeouts": 0, "rtt_us": 80_000}
+        rows = [
+            {"at_ns": n * SECOND // 4, "connections": [{**ports, "retransmits": count}]}
+            for n, count in enumerate(retransmits, 8)
+        ]
+        return {"frames": {}, "looked_at": 0, "lost": 0, "seconds": 1.0, "tcp": rows}
+
+    # What it had sent again before it was looked at first counts nowhere.
+    (tmp_path / network.WIRE).write_text(json.dumps({"to-server": end(7, 7, 7), "to-client": end(3, 3, 5)}))
+    (one,) = network.losses(tmp_path, [40000])
+    assert [(span.port, span.start_ns, span.end_ns) for span in one.spans] == [(40000, 2.25 * SECOND, 2.5 * SECOND)]
 
 
 def test_a_run_has_its_stalls_in_columns_notes_and_table() -> None:
@@ -177,7 +369,7 @@ def test_a_run_has_its_stalls_in_columns_notes_and_table() -> None:
     rows = [made.sample(n / 10, n / 10 + 0.01) for n in range(70) if not 30 <= n < 40] + [made.sample(3, 4)]
     row = summary.summarise(made.record(documents_counted=6100), made.cell(), made.samples(rows), made.report(), seen)
     assert (row.values["stalls"], row.values["stall_cause_top"]) == (1, "garbage collection")
-    assert row.values["stalls_s"] == pytest.approx(1, abs=0.02)
+    assert row.values["stalled_s"] == pytest.approx(1, abs=0.02)
     assert row.values["stalled_unexplained_s"] == pytest.approx(0, abs=0.02)
     assert [text for remark in row.remarks if (text := remark.text).startswith("stall: 1.00-2.0")]
     table = stall_table.rows([row])

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 from ingest_bench.errors import SpecError
 from ingest_bench.experiment import order, spec
 from ingest_bench.model.results import RunRecord
-from ingest_bench.model.samples import SAMPLE
+from ingest_bench.model.samples import SAMPLE, SAMPLE_3
 from ingest_bench.results import layout
 
 
@@ -34,11 +35,25 @@ def test_a_plan_and_a_record_come_back_as_they_were_written(results: layout.Resu
 def test_samples_of_several_workers_are_one_array_and_a_cut_record_is_left_out(results: layout.Results) -> None:
     folder = results.run(results.plan.runs[0])
     folder.create()
-    one = (5, 5, 8, 9, 100, 0, 10, 10, 0, 1, 200, 0, 1, 0, 40000)
-    two = (1, 2, 3, 3, 100, 0, 10, 10, 0, 1, 200, 0, 2, 0, 40001)
+    one = (5, 5, 6, 8, 9, 100, 0, 10, 10, 0, 1, 200, 0, 1, 0, 40000)
+    two = (1, 2, 2, 3, 3, 100, 0, 10, 10, 0, 1, 200, 0, 2, 0, 40001)
     (folder.load / "samples-0.bin").write_bytes(np.array([one], dtype=SAMPLE).tobytes() + b"cut")
     (folder.load / "samples-1.bin").write_bytes(np.array([two], dtype=SAMPLE).tobytes())
     assert folder.samples().whole()["user"].tolist() == [2, 1]
+
+
+def test_samples_of_the_schema_before_are_read_as_never_written(results: layout.Results) -> None:
+    run = results.plan.runs[0]
+    folder = results.run(run)
+    folder.create()
+    folder.write(RunRecord(run=run.id, replicate=1, cell=run.cell.name, levels=run.cell.levels, state="started"))
+    record = folder.path / "run.json"
+    record.write_text(json.dumps(json.loads(record.read_text()) | {"schema": 3}))
+    old = (1, 2, 3, 4, 100, 0, 10, 10, 0, 1, 200, 0, 2, 0, 40001)
+    (folder.load / "samples-0.bin").write_bytes(np.array([old, old], dtype=SAMPLE_3).tobytes())
+    found = folder.samples().whole()
+    assert found["written_ns"].tolist() == found["done_ns"].tolist() == [4, 4]
+    assert found["local_port"].tolist() == [40001, 40001]
 
 
 def test_what_a_broken_try_left_is_kept_beside_the_next(results: layout.Results) -> None:

@@ -73,7 +73,7 @@ def test_a_whole_run_is_measured_and_has_its_numbers() -> None:
         "gc_pauses": 3,
         "requests": 50,
         "requests_failed": 0,
-        "stalled_s": 0,
+        "silent_s": 0,
     }
     assert {name: row.values[name] for name in expected} == expected
 
@@ -194,7 +194,7 @@ def test_a_run_that_ended_out_of_memory_has_what_was_measured_until_then() -> No
     row = summary(np.concatenate([until_four_seconds(), refused]), record=OUT_OF_MEMORY)
     assert (row.state, row.values["out_of_memory"], row.values["out_of_memory_after_s"]) == ("oom", "heap", 4)
     assert (row.values["docs_per_s_mean"], row.values["docs_per_s_p10"]) == (1000, 1000)
-    assert (row.values["requests"], row.values["requests_failed"], row.values["stalled_s"]) == (20, 0, 0)
+    assert (row.values["requests"], row.values["requests_failed"], row.values["silent_s"]) == (20, 0, 0)
     assert row.measure_end_ns == OUT_OF_MEMORY["out_of_memory_realtime_ns"]
 
 
@@ -258,7 +258,7 @@ def test_documents_of_huge_bulks_count_while_they_are_worked_on() -> None:
     row = summary(made.samples(rows))
     assert row.values["docs_per_s_mean"] == pytest.approx(8000)
     assert row.series["docs_per_s"].values == pytest.approx((8000,) * 7)
-    assert row.values["stalled_s"] == 1
+    assert row.values["silent_s"] == 1
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -284,7 +284,7 @@ def test_a_second_in_which_the_server_stalls_is_a_hole_in_the_throughput() -> No
     held = made.samples([made.sample(4.0, 5.01)])
     found = load.acked_per_second(np.concatenate([kept, held]), made.START, 7)
     assert found[4] == pytest.approx(99, abs=1)
-    assert load.stalled_seconds(np.concatenate([kept, held]), made.START, 7) == 1
+    assert load.silent_seconds(np.concatenate([kept, held]), made.START, 7) == 1
 
 
 def test_every_ticket_has_a_response_time_and_those_of_the_acknowledged_ones_stand_beside_it() -> None:
@@ -394,7 +394,7 @@ def test_a_load_that_left_no_report_has_no_number_at_all() -> None:
     assert {name for name, value in row.values.items() if value is not None} <= conditions
 
 
-def test_the_seconds_of_a_partition_are_stalled_and_recovery_is_timed() -> None:
+def test_the_seconds_of_a_partition_are_silent_and_recovery_is_timed() -> None:
     rows = made.steady()
     rows = rows[(rows["done_ns"] < made.START + 4 * made.SECOND) | (rows["done_ns"] >= made.START + 6 * made.SECOND)]
     at = made.START + made.OFFSET
@@ -403,7 +403,7 @@ def test_the_seconds_of_a_partition_are_stalled_and_recovery_is_timed() -> None:
     record = {"faults": (fault,), "documents_counted": len(rows) * 100}
     row = summary(rows, report=report, record=record, measured={"bytes_read": len(rows) * 50_000})
     assert row.state == "measured"
-    assert row.values["stalled_s"] == 2
+    assert row.values["silent_s"] == 2
     assert row.values["recovery_s"] == 1.5
 
 
@@ -542,3 +542,9 @@ def test_flushes_and_compactions_of_the_measurement_are_in_the_row() -> None:
     empty = summary(record={"counters": {"flushes": {}, "compactions": {}}}).values
     assert (empty["flushes"], empty["flush_bytes_mean"], empty["compactions"]) == (0, None, 0)
     assert summary().values["flushes"] is None
+
+
+def test_all_that_a_link_tells_has_a_column() -> None:
+    link = dict.fromkeys(("wire_packets", "qdisc_drops", "loss_ppm", "retransmits"), 1)
+    row = summarise(made.record(link=link), made.cell(), made.steady(), made.report(), made.measured())
+    assert (row.values["wire_packets"], row.values["qdisc_drops"]) == (1, 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import unicodedata
 
-from ingest_bench.model.results import Happened, Remark, Stall, Summary, Value
+from ingest_bench.model.results import Cause, Happened, Remark, Stall, Summary, Value
 
 # Controls (C0, DEL, C1), formats (among them the marks that turn text round, CVE-2021-42574), halves of characters,
 # and the two separators that end a line.
@@ -60,8 +60,16 @@ def _fault(fault: Happened) -> Happened:
 
 
 def _stall(stall: Stall) -> Stall:
-    causes, out = (tuple((one_line(name), ns) for name, ns in each) for each in (stall.causes, stall.ruled_out))
-    return dataclasses.replace(stall, causes=causes, ruled_out=out)
+    return dataclasses.replace(
+        stall,
+        causes=tuple(map(_cause, stall.causes)),
+        ruled_out=tuple(map(_cause, stall.ruled_out)),
+        undecided=tuple(map(_cause, stall.undecided)),
+    )
+
+
+def _cause(cause: Cause) -> Cause:
+    return dataclasses.replace(cause, cause=one_line(cause.cause), thread=one_line(cause.thread))
 
 
 def _remark(remark: Remark) -> Remark:

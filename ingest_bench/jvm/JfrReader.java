@@ -148,6 +148,7 @@ public final class JfrReader {
   private final List<String> failures = new ArrayList<>();
 
   private final DirectMemory directMemory = new DirectMemory();
+  private final StallSpans stalls;
 
   private final Map<String, long[]> types = new TreeMap<>();
   /** Events that this Java could have written: the lack of one that it does not know means nothing. */
@@ -163,6 +164,7 @@ public final class JfrReader {
     sinceNs = Long.parseLong(since);
     startNs = Long.parseLong(start);
     endNs = Long.parseLong(end);
+    stalls = new StallSpans(startNs, endNs);
     if (portList.equals("*")) {
       ports.set(0, 1 << 16);
     } else {
@@ -214,6 +216,7 @@ public final class JfrReader {
     types.computeIfAbsent(type, key -> new long[1])[0]++;
     firstNs = Math.min(firstNs, end);
     lastNs = Math.max(lastNs, end);
+    stalls.take(type, event, end);
     switch (type) {
       case "jdk.SocketRead":
         read(event, end);
@@ -409,7 +412,7 @@ public final class JfrReader {
     return false;
   }
 
-  private static boolean isJdk(String owner) {
+  static boolean isJdk(String owner) {
     for (String prefix : JDK) {
       if (owner.startsWith(prefix)) {
         return true;
@@ -462,6 +465,7 @@ public final class JfrReader {
     large(out);
     out.append(",\"direct\":[").append(String.join(",", direct));
     out.append("],\"direct_memory\":").append(directMemory.json());
+    out.append(",\"stalls\":").append(stalls.json());
     return out.append(",\"failures\":[").append(String.join(",", failures)).append("]}").toString();
   }
 
@@ -507,7 +511,7 @@ public final class JfrReader {
     }
   }
 
-  private static String quote(String text) {
+  static String quote(String text) {
     if (text == null) {
       return "null";
     }

@@ -32,6 +32,7 @@ import io.netty.util.UncheckedBooleanSupplier;
 import io.netty.util.Version;
 import io.netty.util.concurrent.EventExecutor;
 import java.nio.charset.StandardCharsets;
+import java.time.Instant;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.Collections;
@@ -69,6 +70,11 @@ public final class NettySink {
     private static final long STALL_NS = Long.getLong("sink.stall_ns", 0);
     private static final long STALL_AFTER_NS = Long.getLong("sink.stall_after_ns", 0);
     private static final long STALL_EVERY_NS = Long.getLong("sink.stall_every_ns", 0);
+    private static final long LOCK_NS = Long.getLong("sink.lock_ns", 0);
+    private static final long LOCK_AFTER_NS = Long.getLong("sink.lock_after_ns", 0);
+    private static final long LOCK_EVERY_NS = Long.getLong("sink.lock_every_ns", 0);
+    /** Needed for the answer to a bulk where "sink.lock" is given. */
+    private static final Object LOCK = new Object();
     private static final long DELAY_NS = Long.getLong("sink.delay_ns", 0);
     private static final Share REJECT = new Share("sink.reject_ppm");
     private static final Share CLOSE = new Share("sink.close_ppm");
@@ -94,7 +100,7 @@ public final class NettySink {
     private static final Map<String, LongAdder> INDICES = new ConcurrentHashMap<>();
     /** The documents that were given an id, each by its index and id. */
     private static final Set<String> KNOWN = ConcurrentHashMap.newKeySet();
-    private static final AtomicBoolean STALLS = new AtomicBoolean(STALL_NS > 0);
+    private static final AtomicBoolean STALLS = new AtomicBoolean(STALL_NS > 0 || LOCK_NS > 0);
 
     private static EventLoopGroup loops;
 
@@ -349,7 +355,12 @@ public final class NettySink {
                 bulk = new BulkBody();
                 closeAfterBytes = CLOSE.next() ? Math.max(1, length / 2) : 0;
                 if (STALLS.compareAndSet(true, false)) {
-                    planStalls();
+                    if (STALL_NS > 0) {
+                        planStalls();
+                    }
+                    if (LOCK_NS > 0) {
+                        holdLock();
+                    }
                 }
             }
         }
@@ -369,7 +380,14 @@ public final class NettySink {
                 Answers.respond(context, alive, HttpResponseStatus.SERVICE_UNAVAILABLE,
                     "{\"error\":{\"type\":\"unavailable_shards_exception\",\"reason\":\"sink.unavailable\"},\"status\":503}");
             } else if (!SILENT.next()) {
-                ByteBuf answer = bulkAnswer(path(whole));
+                ByteBuf answer;
+                if (LOCK_NS > 0) {
+                    synchronized (LOCK) {
+                        answer = bulkAnswer(path(whole));
+                    }
+                } else {
+                    answer = bulkAnswer(path(whole));
+                }
                 if (UNHEARD.next()) {
                     answer.release();
                     context.close();
@@ -536,6 +554,28 @@ public final class NettySink {
                 loop.schedule(stall, STALL_AFTER_NS, TimeUnit.NANOSECONDS);
             }
         }
+    }
+
+    /** A thread of its own holds the lock that each bulk needs, and says from when to when (CLOCK_REALTIME). */
+    private static void holdLock() {
+        Thread holder = new Thread(() -> {
+            try {
+                TimeUnit.NANOSECONDS.sleep(LOCK_AFTER_NS);
+                do {
+                    Instant from;
+                    synchronized (LOCK) {
+                        from = Instant.now();
+                        TimeUnit.NANOSECONDS.sleep(LOCK_NS);
+                    }
+                    System.out.println("sink.lock " + from + " " + Instant.now());
+                    TimeUnit.NANOSECONDS.sleep(LOCK_EVERY_NS - LOCK_NS);
+                } while (LOCK_EVERY_NS > 0);
+            } catch (InterruptedException interrupted) {
+                Thread.currentThread().interrupt();
+            }
+        }, "lock-holder");
+        holder.setDaemon(true);
+        holder.start();
     }
 
     private static void respond(ChannelHandlerContext context, boolean alive, ByteBuf json) {

@@ -7,7 +7,9 @@ import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ingest_bench import jvm, network, probes, report
+import numpy as np
+
+from ingest_bench import network, probes, report
 from ingest_bench.analysis.compare import cells, comparable
 from ingest_bench.analysis.run import delivery, nodes, summary
 from ingest_bench.analysis.search import knees
@@ -22,6 +24,7 @@ from ingest_bench.model.experiment import Cell, Plan, Run
 from ingest_bench.model.load import WorkerReport
 from ingest_bench.model.network import LinkName
 from ingest_bench.model.results import Measured, RunRecord, Summary, Value
+from ingest_bench.probes import recording
 from ingest_bench.report.tables import knee_table, text_tables, whatif_table
 from ingest_bench.results import layout, run_folder
 from ingest_bench.results.layout import Results
@@ -52,6 +55,8 @@ def run_summary(
         queries=folder.queries(),
         changed_files=folder.changed(record.files),
         cpu=folder.cpu(),
+        standstills=folder.standstills(),
+        reads=np.concatenate([node.reads() for node in folder.nodes(cell.target.nodes)]),
         nodes=_of_nodes(cell, folder, record, report, measured),
         delivered=_delivered(cell, folder) if record.state == "measured" and report is not None else None,
     )
@@ -151,7 +156,7 @@ def predicted(results: Results, found: list[Summary]) -> list[list[str]]:
 
 def reader(java: Java) -> Path:
     """The classes that read recordings, compiled once."""
-    return classes(java, (Path(jvm.__file__).with_name("JfrReader.java"),))
+    return classes(java, recording.READER)
 
 
 def _measured(
@@ -172,7 +177,8 @@ def _measured(
         classes=reader(java),
     )
     seen = probes.read(planned.cell.probes, context)
-    return [*seen, *network.frame_sizes(node.raw), *network.losses(node.raw, load.local_ports)]
+    tcp = (*network.losses(node.raw, load.local_ports), *network.held_back(node.raw, load.local_ports))
+    return [*seen, *network.frame_sizes(node.raw), *tcp]
 
 
 def _of_nodes(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import gevent
 
-from ingest_bench.model.samples import CpuMark
+from ingest_bench.model.samples import CpuMark, Standstill
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 # of 2 cores, November 2026).
 _TICK_S = 0.05
 _MARK_NS = 10**9
+# Less is jitter: no request is called slow for it (analysis.stalls).
+_STANDSTILL_NS = 5 * 10**7
 _pack = struct.Struct(f"<{len(CpuMark._fields)}q").pack
+_pack_standstill = struct.Struct(f"<{len(Standstill._fields)}q").pack
 _SUB_BITS = 5
 
 
@@ -62,13 +65,16 @@ def cpu_mark() -> CpuMark:
 class Watch:
     """Watches this process while it sends: the CPU that it uses, each second into a file, and its event loop.
 
+    Into another file goes each time in which the loop stood still.
     `lateness` is how late a greenlet wakes that asked for 50 ms: what any user of this loop waits at least.
     """
 
-    def __init__(self, path: Path, start_ns: int) -> None:
+    def __init__(self, cpu: Path, standstills: Path, start_ns: int) -> None:
         self.lateness = Lateness()
         self._start_ns = start_ns
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._fd, self._standstills = (
+            os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644) for path in (cpu, standstills)
+        )
         self._first = self._last = self._mark()
         self._greenlet = gevent.spawn(self._watch)
 
@@ -82,6 +88,7 @@ class Watch:
         self._greenlet.kill()
         self._last = self._mark()
         os.close(self._fd)
+        os.close(self._standstills)
 
     def _watch(self) -> None:
         # The seconds are those of the load.
@@ -91,6 +98,8 @@ class Watch:
             gevent.sleep(_TICK_S)
             now_ns = time.monotonic_ns()
             self.lateness.add(now_ns - due_ns)
+            if now_ns - due_ns >= _STANDSTILL_NS:
+                os.write(self._standstills, _pack_standstill(due_ns, now_ns))
             if now_ns >= next_ns:
                 self._last = self._mark()
                 next_ns += ((now_ns - next_ns) // _MARK_NS + 1) * _MARK_NS

@@ -206,9 +206,15 @@ class LoadPlan:
         return self.out / f"cpu-{self.worker}.bin"
 
     @property
+    def standstills(self) -> Path:
+        """The file of when this worker's event loop did not come around."""
+        return self.out / f"standstills-{self.worker}.bin"
+
+    @property
     def record_files(self) -> tuple[Path, ...]:
         """The files of records (`model.samples.RECORDS`) that this worker writes."""
-        return (self.samples, self.query_samples, self.cpu) if self.own_query_users else (self.samples, self.cpu)
+        queries = (self.query_samples,) if self.own_query_users else ()
+        return (self.samples, *queries, self.cpu, self.standstills)
 
     @property
     def report(self) -> Path:

@@ -22,7 +22,7 @@ record: Callable[..., bytes] = _layout.pack
 """A sample as it is on disk, of the fields of `Sample` in their order."""
 ending: Callable[..., bytes] = _ending.pack
 """The end of a record, of the fields from `bytes_unanswered` on: those of many samples in a row are the same."""
-record_ending: Callable[[int, int, int, int, int, bytes], bytes] = struct.Struct(
+record_ending: Callable[[int, int, int, int, int, int, bytes], bytes] = struct.Struct(
     f"<{_codes[:_OWN_FIELDS]}{_ending.size}s"
 ).pack
 """A record of the fields before these, and of its end. It takes 0.12 us, and `record` 0.26."""
@@ -80,6 +80,7 @@ def unsent(planned_ns: int, end_ns: int) -> Sample:
     return Sample(
         planned_ns=planned_ns,
         sent_ns=end_ns,
+        written_ns=end_ns,
         first_byte_ns=end_ns,
         done_ns=end_ns,
         bytes_sent=0,

@@ -110,7 +110,7 @@ def _load(plan: LoadPlan, source: Source, recorder: Recorder, queries: Recorder 
     gc.freeze()
     lead.say(phase="ready")
     start_ns = lead.start_ns()
-    watch = Watch(plan.cpu, start_ns)
+    watch = Watch(plan.cpu, plan.standstills, start_ns)
     end_ns = _run(plan, work, [one for one in (recorder, queries) if one is not None], lead, start_ns)
     watch.close()
     _drain(work, way, lead)

@@ -72,6 +72,8 @@ class Interval:
     end_ns: int
     thread: str = ""
     """Whose it was, where only some threads had it; empty: the whole process, or it is none of a process."""
+    port: int = 0
+    """The load's own, where it was of one connection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,16 @@ class Watched:
     cause: str
     spans: tuple[Interval, ...]
     node: int | None = None
+    stops: bool = False
+    """Whether nothing is answered while it lasts: then whoever is answered all the same proves that it was not."""
+    sudden: bool = False
+    """Whether it has no length itself: what it causes begins with it, and nobody knows when that ends."""
+    before_sending: bool = False
+    """Whether it holds requests back before they are sent."""
+    varies: bool = False
+    """Whether it is not always as strong: a span that made nobody wait says little about another one."""
+    error_ns: int = 50_000_000
+    """How far from the truth a span may begin or end. Ten looks a second are 50 ms off."""
 
 
 Measured = Reading | Histogram | Series | Remark | Watched
@@ -117,6 +129,20 @@ class Happened:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Cause:
+    """What may have caused a stall: all spans with that cause of one thread, one connection or one node."""
+
+    cause: str
+    lasted_ns: int
+    """Within the stall."""
+    thread: str = ""
+    port: int = 0
+    node: int | None = None
+    why: str = ""
+    """Why it is ruled out, or why nobody can tell."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Stall:
     """A span in which requests waited far longer than usual; the moments are CLOCK_REALTIME nanoseconds."""
 
@@ -128,12 +154,17 @@ class Stall:
     """The most of them at one moment."""
     longest_ns: int
     """The longest of their response times."""
-    causes: tuple[tuple[str, int], ...]
-    """Each cause that is named, and how long it lasted within, the longest first; none: it is unexplained."""
+    causes: tuple[Cause, ...]
+    """Each cause that is named, the longest first; none: it is unexplained. Of several that cover the same nobody can
+    tell which it was."""
     unexplained_ns: int
-    """What no named cause covers."""
-    ruled_out: tuple[tuple[str, int], ...]
-    """The causes that were looked for and cannot be it, and how long each of them lasted within."""
+    """How long requests waited whose waiting no named cause explains."""
+    ruled_out: tuple[Cause, ...]
+    """The causes that were looked for and cannot be it."""
+    undecided: tuple[Cause, ...] = ()
+    """Those that lasted within and are neither."""
+    phases: tuple[tuple[str, int], ...] = ()
+    """Where the longest request was and for how long (`analysis.stalls.phases`); none where nobody knows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,6 +28,8 @@ class Sample(NamedTuple):
     """When it was due."""
     sent_ns: _Moment
     """The first byte of the first attempt; `done_ns` where there was none."""
+    written_ns: _Moment
+    """When the kernel had taken the last byte of the last attempt; `done_ns` where it never did."""
     first_byte_ns: _Moment
     """The first byte of the last attempt's answer, interim answers aside; `done_ns` where none came."""
     done_ns: _Moment
@@ -65,6 +67,14 @@ class CpuMark(NamedTuple):
     system_ns: _Int64
 
 
+class Standstill(NamedTuple):
+    """When the event loop of a load worker did not come around: it neither sent nor took answers."""
+
+    start_ns: _Moment
+    """CLOCK_MONOTONIC of its machine; it may have begun up to 50 ms before, the period of the timer."""
+    end_ns: _Moment
+
+
 def _on_disk(record: Any) -> np.dtype[Any]:
     """How a record is on disk, without gaps."""
     return np.dtype(
@@ -74,10 +84,22 @@ def _on_disk(record: Any) -> np.dtype[Any]:
 
 SAMPLE = _on_disk(Sample)
 CPU_MARK = _on_disk(CpuMark)
+STANDSTILL = _on_disk(Standstill)
+# As they are in run.json of schema 3: without `written_ns`.
+SAMPLE_3 = np.dtype([(name, SAMPLE[name]) for name in Sample._fields if name != "written_ns"])
 # By the beginning of a file's name: what its records are.
-RECORDS: Mapping[str, np.dtype[Any]] = {"samples": SAMPLE, "queries": SAMPLE, "cpu": CPU_MARK}
+RECORDS: Mapping[str, np.dtype[Any]] = {
+    "samples": SAMPLE,
+    "queries": SAMPLE,
+    "cpu": CPU_MARK,
+    "standstills": STANDSTILL,
+}
 # Of each, the fields that are moments of the worker's clock.
-MOMENTS: Mapping[np.dtype[Any], tuple[str, ...]] = {SAMPLE: moments(Sample), CPU_MARK: moments(CpuMark)}
+MOMENTS: Mapping[np.dtype[Any], tuple[str, ...]] = {
+    SAMPLE: moments(Sample),
+    CPU_MARK: moments(CpuMark),
+    STANDSTILL: moments(Standstill),
+}
 
 # `ok`: every document was acknowledged. `partial`: some were, or the server said of each one why not. `rejected`: none
 # was, by 429. `broken-answer`: not HTTP, or not the answer to a bulk. `cut-off`: the load ended before the answer, or

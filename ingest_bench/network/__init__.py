@@ -11,7 +11,7 @@ from ingest_bench.network.act.links import Links, links, require
 from ingest_bench.network.capabilities import capabilities
 from ingest_bench.network.measure.check import check
 from ingest_bench.network.measure.readings import readings, start
-from ingest_bench.network.measure.waits import LOST, losses, waited
+from ingest_bench.network.measure.waits import LOST, held_back, losses, waited
 from ingest_bench.network.measure.wire import FILE as WIRE
 from ingest_bench.network.measure.wire import frame_sizes, seen, watch_wire
 from ingest_bench.network.plan.places import DIRECTIONS, Direction
@@ -26,6 +26,7 @@ __all__ = [
     "capabilities",
     "check",
     "frame_sizes",
+    "held_back",
     "link",
     "links",
     "losses",

@@ -7,7 +7,8 @@
 | allocations | memory taken outside TLABs, and TLABs, by layer | flight recorder; costs 6 to 20% of CPU |
 | large-allocations | objects of 1 MiB and more: who, how often, humongous or not | the same |
 | direct-memory | direct buffers: each that the server tells of, and how room was found for them | flight recorder |
-| host | CPU, context switches, faults, run queue, pressure, huge pages | /proc, by a child process |
+| host | CPU, context switches, faults, run queue, waits of threads, pressure, huge pages | /proc, by a child process |
+| stalls | what threads did and waited for, safepoints, slow files: causes of stalls | flight recorder |
 | kernel-reads | room and bytes of every read, with any transport | BPF, by a child process; needs root |
 
 A probe is one file with a `Probe` (context.py) and one line in `PROBES`. A number that could not be had is a
@@ -33,6 +34,7 @@ from ingest_bench.probes.large_allocations import LARGE_ALLOCATIONS
 from ingest_bench.probes.oom import OutOfMemory, find_oom
 from ingest_bench.probes.pauses.gc import GC
 from ingest_bench.probes.reads import READS
+from ingest_bench.probes.stalls import STALLS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -65,6 +67,7 @@ PROBES: Mapping[str, Probe] = {
     "large-allocations": LARGE_ALLOCATIONS,
     "direct-memory": DIRECT_MEMORY,
     "host": HOST,
+    "stalls": STALLS,
     "kernel-reads": KERNEL_READS,
 }
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import re
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,7 +14,9 @@ import numpy as np
 from ingest_bench import system
 from ingest_bench.inputs import decoding
 from ingest_bench.model.results import Interval, Measured, Reading, Remark, Series, Watched
+from ingest_bench.probes import recording
 from ingest_bench.probes.proc import FIELDS
+from ingest_bench.probes.threads import Wait
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +27,11 @@ if TYPE_CHECKING:
     from ingest_bench.jvm.logs import Log
     from ingest_bench.probes.context import Events, ReadContext
 
-_FILE = "host.jsonl"
+_FILE, _THREADS = "host.jsonl", "host-threads.jsonl"
+# As a cause of stalls.
+STOPPED = "server process stopped"
+# The machine is looked at ten times a second, and what has only begun is not seen yet.
+_LOOK_NS = 120_000_000
 # Counters: what they grew by within the measurement. The rest of `FIELDS` are levels.
 _GROWTH = {
     "server_context_switches_voluntary": "server_voluntary_switches",
@@ -50,6 +59,14 @@ _RATES = {
 }
 # Of the time between two samples: what explains that nothing went on.
 _HELD, _HALF = 0.25, 0.5
+# 10 MiB of small pages in a tenth of a second: to copy so much takes the kernel some milliseconds.
+_MANY_PAGES = 2560
+_NO_CPU, _DISK = "server threads waiting for a CPU", "server threads waiting for a disk"
+# The JVM's own threads, by the 15 letters that the kernel keeps: what they wait for delays no request by itself.
+_JVM_OWN = re.compile(
+    r"(?:C[12] CompilerThre|GC Thread#|G1 |VM |JFR |Sweeper|Service Thread|Monitor |Signal |Finalizer|Reference |"
+    r"Common-Cleaner|Notification |ZDriver|ZWorker|ZDirector|Concurrent Mark|Shenandoah).*"
+)
 _PRESSURE = ("cpu_some", "io_some", "io_full", "memory_some", "memory_full")
 
 
@@ -62,7 +79,7 @@ class Host:
     @contextmanager
     def watch(self, server_pid: int, raw: Path) -> Iterator[None]:
         """The child samples as long as this stands."""
-        argv = system.python("ingest_bench.probes.proc", str(server_pid), str(raw / _FILE))
+        argv = system.python("ingest_bench.probes.proc", str(server_pid), str(raw / _FILE), str(raw / _THREADS))
         child = system.start(argv, stdout=raw / "host.log")
         try:
             yield
@@ -82,6 +99,7 @@ class Host:
         yield from _readings({name: column[within] for name, column in table.items()})
         yield from _series(table)
         yield from watched(table)
+        yield from waits(context)
 
 
 def _table(path: Path) -> dict[str, NDArray[np.float64]]:
@@ -163,26 +181,88 @@ def watched(table: Mapping[str, NDArray[np.float64]]) -> Iterator[Watched]:
     ticks = np.diff(table["cpu_busy_ticks"] + table["cpu_steal_ticks"] + table["cpu_idle_ticks"], prepend=np.nan)
     with np.errstate(divide="ignore", invalid="ignore"):
         found = {
-            "server process stopped": (around, table["server_threads_stopped"] > 0),
+            STOPPED: (around, table["server_threads_stopped"] > 0),
             "server held back by its CPU quota": (since, _share(table, "server_throttled_ns", steps_ns) >= _HELD),
-            "server threads waiting for a disk": (around, table["server_threads_blocked"] > 0),
             "CPU stolen by the hypervisor": (since, _share(table, "cpu_steal_ticks", ticks) >= _HELD),
             "everything waiting for memory": (since, _share(table, "pressure_memory_full_us", steps_ns / 1e3) >= _HALF),
+            "everything waiting for a disk": (since, _share(table, "pressure_io_full_us", steps_ns / 1e3) >= _HALF),
+            "memory being compacted": (since, _grown(table, "compact_stall") > 0),
+            "pages moved between NUMA nodes": (since, _grown(table, "numa_pages_migrated") >= _MANY_PAGES),
         }
     counted = {
         "server held back by its CPU quota": "server_throttled_ns",
         "everything waiting for memory": "pressure_memory_full_us",
+        "everything waiting for a disk": "pressure_io_full_us",
+        "memory being compacted": "compact_stall",
+        "pages moved between NUMA nodes": "numa_pages_migrated",
     }
     for cause, ((begins, ends), true) in found.items():
         if cause in counted and np.isnan(table[counted[cause]]).all():
             continue
         spans = zip(begins[true].tolist(), ends[true].tolist(), strict=True)
-        yield Watched(cause, tuple(Interval(cause, int(begin), int(end)) for begin, end in spans))
+        told = tuple(Interval(cause, int(begin), int(end)) for begin, end in spans)
+        yield Watched(cause, told, stops=cause == STOPPED, varies=cause != STOPPED, error_ns=_LOOK_NS)
 
 
-def _share(table: Mapping[str, NDArray[np.float64]], name: str, whole: NDArray[np.float64]) -> NDArray[np.float64]:
+def waits(context: ReadContext) -> Iterator[Watched]:
+    """When a thread of the server waited for a CPU for half of the time, or for a disk, by the names of its threads.
+
+    The names are those that the flight recorder knows, where there is one with the probe `stalls`.
+    """
+    path = context.raw / _THREADS
+    if not path.exists():
+        return
+    named = (
+        recording.load(context).content.get("stalls", {}).get("threads", {}) if recording.files(context.raw)[0] else {}
+    )
+    found: dict[str, list[Interval]] = {_NO_CPU: [], _DISK: []}
+    for wait in _waits(path):
+        if _JVM_OWN.fullmatch(wait.name):
+            continue
+        thread = named.get(str(wait.thread), wait.name)
+        if wait.waited_ns >= _HALF * (wait.at_ns - wait.since_ns):
+            # A longer one ended now, and was under way at the sample before.
+            found[_NO_CPU].append(
+                Interval(_NO_CPU, min(wait.since_ns, wait.at_ns - wait.waited_ns), wait.at_ns, thread)
+            )
+        if wait.state == "D":
+            found[_DISK].append(Interval(_DISK, (wait.since_ns + wait.at_ns) // 2, wait.at_ns, thread))
+    yield from (Watched(cause, tuple(_joined(spans)), varies=True, error_ns=_LOOK_NS) for cause, spans in found.items())
+
+
+def _waits(path: Path) -> Iterator[Wait]:
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            wait: Wait = decoding.decoded(Wait, json.loads(line))
+        except (ValueError, RecursionError):
+            # Cut off by a kill.
+            continue
+        yield wait
+
+
+def _joined(spans: list[Interval]) -> Iterator[Interval]:
+    """Those of one thread that overlap or touch, as one."""
+    ordered = sorted(spans, key=lambda span: (span.thread, span.start_ns))
+    for _, of_thread in itertools.groupby(ordered, key=lambda span: span.thread):
+        first, *rest = of_thread
+        for span in rest:
+            if span.start_ns <= first.end_ns:
+                first = replace(first, end_ns=max(first.end_ns, span.end_ns))
+            else:
+                yield first
+                first = span
+        yield first
+
+
+def _share(
+    table: Mapping[str, NDArray[np.float64]], name: str, whole: NDArray[np.float64] | int
+) -> NDArray[np.float64]:
     """What a counter grew by since the sample before, of so much."""
-    return np.diff(table[name], prepend=np.nan) / whole
+    return _grown(table, name) / whole
+
+
+def _grown(table: Mapping[str, NDArray[np.float64]], name: str) -> NDArray[np.float64]:
+    return np.diff(table[name], prepend=np.nan)
 
 
 HOST = Host()

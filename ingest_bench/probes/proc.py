@@ -1,16 +1,19 @@
-"""The child process of probe `host`: `python -m ingest_bench.probes.proc PID OUT` samples /proc until it is ended.
+"""The child process of probe `host`: `python -m ingest_bench.probes.proc PID OUT THREADS` samples /proc until it ends.
 
-One JSON list a line, in the order of `FIELDS`; null for what this machine does not count.
+One JSON list a line, in the order of `FIELDS`; null for what this machine does not count. In the second file one for
+each thread that waited (threads.py).
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import sys
 import time
-from collections import Counter
 from pathlib import Path
+
+from ingest_bench.probes.threads import Threads
 
 PERIOD_NS = 100_000_000
 FIELDS = (
@@ -55,62 +58,6 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 Number = int | None
 
 
-class Switches:
-    """Context switches of all threads of a process, those of ended threads included.
-
-    Files stay open between samples: a server has a hundred threads, and opening each of them again costs more than
-    reading it. What a thread did after its last sample is lost with it.
-    """
-
-    def __init__(self, pid: int) -> None:
-        self._tasks = Path(f"/proc/{pid}/task")
-        self._open: dict[str, int] = {}
-        self._seen: dict[str, tuple[int, int]] = {}
-        self._states: dict[str, str] = {}
-        self._ended = (0, 0)
-
-    def sample(self) -> tuple[int, int]:
-        """Voluntary and involuntary ones since each thread began."""
-        alive = {entry.name for entry in os.scandir(self._tasks)}
-        for tid in self._open.keys() - alive:
-            self._end(tid)
-        for tid in alive:
-            try:
-                if tid not in self._open:
-                    self._open[tid] = os.open(self._tasks / tid / "status", os.O_RDONLY)
-                status = os.pread(self._open[tid], 8192, 0)
-                self._seen[tid], self._states[tid] = parse_switches(status), parse_state(status)
-            except (ProcessLookupError, FileNotFoundError):
-                self._end(tid)
-        return (
-            self._ended[0] + sum(one for one, _ in self._seen.values()),
-            self._ended[1] + sum(one for _, one in self._seen.values()),
-        )
-
-    def states(self) -> Counter[str]:
-        """How many threads were in each state at the last sample, by its letter (man 5 proc): T stopped, D disk."""
-        return Counter(self._states.values())
-
-    def _end(self, tid: str) -> None:
-        if tid in self._open:
-            os.close(self._open.pop(tid))
-        self._states.pop(tid, None)
-        voluntary, involuntary = self._seen.pop(tid, (0, 0))
-        self._ended = (self._ended[0] + voluntary, self._ended[1] + involuntary)
-
-
-def parse_switches(status: bytes) -> tuple[int, int]:
-    """The last two lines of a thread's `status`: voluntary_ctxt_switches and nonvoluntary_ctxt_switches."""
-    voluntary, involuntary = status.rstrip().rsplit(b"\n", 2)[1:]
-    return int(voluntary.split()[1]), int(involuntary.split()[1])
-
-
-def parse_state(status: bytes) -> str:
-    """The letter of a thread's state; empty where it says none."""
-    _, found, rest = status.partition(b"\nState:\t")
-    return rest[:1].decode() if found else ""
-
-
 def throttled_ns(pid: int) -> int | None:
     """How long quotas of CPU held back the process's cgroup (version 1 or 2), the times of its CPUs added up.
 
@@ -153,13 +100,14 @@ def parse_pressure(text: str) -> dict[str, int]:
     return {line.split()[0]: int(line.rpartition("total=")[2]) for line in text.splitlines() if "total=" in line}
 
 
-def sample(pid: int, switches: Switches) -> list[Number]:
+def sample(pid: int, threads: Threads) -> list[Number]:
     """One line, in the order of `FIELDS`. FileNotFoundError or ProcessLookupError when the server is gone."""
     server = parse_stat(Path(f"/proc/{pid}/stat").read_text(encoding="utf-8"))
     machine = parse_system(Path("/proc/stat").read_text(encoding="utf-8"))
-    switched = switches.sample()
-    states = (switches.states()["T"], switches.states()["D"])
-    return [time.time_ns(), *server, *switched, *machine, *_pressure(), *_vmstat(), *states, throttled_ns(pid)]
+    at_ns = time.time_ns()
+    switched = threads.sample(at_ns)
+    states = (threads.states()["T"], threads.states()["D"])
+    return [at_ns, *server, *switched, *machine, *_pressure(), *_vmstat(), *states, throttled_ns(pid)]
 
 
 def _pressure() -> list[Number]:
@@ -186,14 +134,19 @@ def _text(path: str) -> str:
         return ""
 
 
-def main(pid: int, out: Path) -> None:
+def main(pid: int, out: Path, waits: Path) -> None:
     """Samples until the server is gone or this process is ended; a late sample does not delay the next ones."""
-    switches = Switches(pid)
+    threads = Threads(pid)
     following_ns = time.monotonic_ns()
-    with out.open("w", encoding="utf-8", buffering=1) as lines:
+    with (
+        out.open("w", encoding="utf-8", buffering=1) as lines,
+        waits.open("w", encoding="utf-8", buffering=1) as waited,
+    ):
         while True:
             try:
-                lines.write(json.dumps(sample(pid, switches)) + "\n")
+                lines.write(json.dumps(sample(pid, threads)) + "\n")
+                for wait in threads.waits():
+                    waited.write(json.dumps(dataclasses.asdict(wait)) + "\n")
             except (FileNotFoundError, ProcessLookupError):
                 return
             now_ns = time.monotonic_ns()
@@ -202,4 +155,4 @@ def main(pid: int, out: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), Path(sys.argv[2]))
+    main(int(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]))

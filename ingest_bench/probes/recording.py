@@ -21,16 +21,25 @@ if TYPE_CHECKING:
 
 # Says that the recorder itself dropped events: its buffers were full.
 _DATA_LOSS: Events = {"jdk.DataLoss": {"enabled": "true"}}
-READER = Path(jvm.__file__).with_name("JfrReader.java")
-READER_VERSION = 7
+READER = tuple(Path(jvm.__file__).with_name(name) for name in ("JfrReader.java", "StallSpans.java"))
+READER_VERSION = 8
 STACK_DEPTH = 128
 
 
 def merge(into: Events, events: Mapping[str, dict[str, str]]) -> None:
-    """Adds the events of one more probe; two probes must not want one event in two ways."""
+    """Adds the events of one more probe. Of two thresholds the lower one; else two must want an event in one way."""
     for name, wanted in events.items():
-        if into.setdefault(name, wanted) != wanted:
-            raise ValueError(f"two probes want {name} with different settings: {into[name]} and {wanted}")
+        first = into.setdefault(name, wanted)
+        thresholds = [each["threshold"] for each in (first, wanted) if "threshold" in each]
+        lower = {"threshold": min(thresholds, key=_nanoseconds)} if len(thresholds) > 1 else {}
+        if first | lower != wanted | lower:
+            raise ValueError(f"two probes want {name} with different settings: {first} and {wanted}")
+        into[name] = first | lower
+
+
+def _nanoseconds(threshold: str) -> int:
+    number, unit = threshold.split()
+    return int(number) * {"ns": 1, "us": 10**3, "ms": 10**6}[unit]
 
 
 def settings_file(raw: Path) -> Path:

@@ -43,6 +43,8 @@ class Connected(typing.Protocol):
 
     sent_ns: int
     """When the first byte of the last request was given to the kernel; 0: never."""
+    written_ns: int
+    """When the kernel had taken the last byte of it; 0: never, or nobody knows."""
     first_byte_ns: int
     """When the first byte of the answer to it had come; 0: never."""
     done_ns: int

@@ -37,6 +37,8 @@ class Connection(Channel):
         """The last answer and its beginning: most answers begin with the same bytes."""
         self.sent_ns = 0
         """When the first byte of the last request was given to the kernel; 0: never."""
+        self.written_ns = 0
+        """When the kernel had taken the last byte of it; 0: never."""
         self.first_byte_ns = 0
         """When the first byte of the last answer had come, those of interim answers aside; 0: never."""
         self.done_ns = 0
@@ -72,7 +74,7 @@ class Connection(Channel):
             if self._sock is None:
                 before_ns = time.monotonic_ns()
                 self.deadline_ns = before_ns + timeout_ns
-                self.bytes_sent = self.first_byte_ns = self.sent_ns = self.local_port = 0
+                self.bytes_sent = self.first_byte_ns = self.sent_ns = self.written_ns = self.local_port = 0
                 self._usual = _none_usual(self._buffer)
                 self._sock = self._connect()
                 timeout_ns -= time.monotonic_ns() - before_ns
@@ -92,7 +94,7 @@ class Connection(Channel):
         assert sock is not None  # noqa: S101 - whoever calls has connected
         self.sent_ns = now_ns = time.monotonic_ns()
         self.deadline_ns = now_ns + timeout_ns
-        self.bytes_sent = self.first_byte_ns = 0
+        self.bytes_sent = self.first_byte_ns = self.written_ns = 0
         self._got = None
         try:
             sent_bytes = sock.sendmsg((head, body))
@@ -103,7 +105,10 @@ class Connection(Channel):
             return False
         self.bytes_sent = sent_bytes
         self._traffic.bytes_written += sent_bytes
-        return sent_bytes == len(head) + len(body)
+        if sent_bytes != len(head) + len(body):
+            return False
+        self.written_ns = time.monotonic_ns()
+        return True
 
     def _usual_answer(self) -> Answer | None:
         """What one read has, where that is an answer as long as the last one, with the same head."""
@@ -175,6 +180,7 @@ class Connection(Channel):
             self._traffic.bytes_written += sent_bytes
             self.bytes_sent += sent_bytes
             view = view[sent_bytes:]
+        self.written_ns = time.monotonic_ns()
         return self._receive()
 
     def _is_answering(self, sock: _socket.socket) -> bool:

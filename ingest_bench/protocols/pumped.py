@@ -99,7 +99,10 @@ class PumpedConnection(Connection):
         self.bytes_sent = sent_bytes
         self._traffic.bytes_written += sent_bytes
         head, body = request
-        if sent_bytes != len(head) + len(body):
+        if sent_bytes == len(head) + len(body):
+            self.written_ns = monotonic_ns()
+        else:
+            self.written_ns = 0
             self._pumping.switch(self)
 
 

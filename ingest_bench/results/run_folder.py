@@ -15,7 +15,7 @@ from ingest_bench.inputs import records
 from ingest_bench.model.load import WorkerReport
 from ingest_bench.model.network import LinkName
 from ingest_bench.model.results import READ_FIELDS, FileMark, RunRecord
-from ingest_bench.model.samples import CPU_MARK
+from ingest_bench.model.samples import CPU_MARK, SAMPLE, SAMPLE_3, STANDSTILL
 from ingest_bench.results import folder_names, whole_files
 from ingest_bench.results.sample_files import SampleFiles
 
@@ -37,6 +37,11 @@ class NodeFolder:
         """Which documents it has, by their numbers (`analysis.delivery`); not there where nobody can tell."""
         self.last_frames = self.raw / "last-frames.pcap"
         """The headers that crossed the clients' link to it last; only of a run that did not go well."""
+
+    def reads(self) -> np.ndarray[Any, np.dtype[Any]]:
+        """Every socket read by this node of the load's connections, as the probe `reads` left them; none without it."""
+        path = self.raw / "reads.bin"
+        return np.fromfile(path, dtype=READ) if path.is_file() else np.empty(0, dtype=READ)
 
     def make(self) -> None:
         """Make the folders where they are not there yet."""
@@ -138,21 +143,25 @@ class RunFolder(NodeFolder):
 
     def samples(self) -> SampleFiles:
         """The ticket of every bulk of the run. A record that was cut off is left out."""
-        return SampleFiles(sorted(self.load.rglob("samples-*.bin")))
+        return SampleFiles(sorted(self.load.rglob("samples-*.bin")), self._sample)
 
     def queries(self) -> SampleFiles | None:
         """The same of every query; None when the load had none."""
         files = sorted(self.load.rglob("queries-*.bin"))
-        return SampleFiles(files) if files else None
+        return SampleFiles(files, self._sample) if files else None
+
+    @property
+    def _sample(self) -> np.dtype[Any]:
+        path = self.path / "run.json"
+        return SAMPLE_3 if path.is_file() and whole_files.schema_of(path) < 4 else SAMPLE
 
     def cpu(self) -> tuple[np.ndarray[Any, np.dtype[Any]], ...]:
         """The CPU of each process that sent, in marks of a second. A mark that was cut off is left out."""
         return tuple(_whole(path, CPU_MARK) for path in sorted(self.load.rglob("cpu-*.bin")))
 
-    def reads(self) -> np.ndarray[Any, np.dtype[Any]]:
-        """Every socket read of the load's connections, as the probe `reads` left them; none without it."""
-        path = self.raw / "reads.bin"
-        return np.fromfile(path, dtype=READ) if path.is_file() else np.empty(0, dtype=READ)
+    def standstills(self) -> tuple[np.ndarray[Any, np.dtype[Any]], ...]:
+        """When each process that sent stood still; one that never did has none."""
+        return tuple(_whole(path, STANDSTILL) for path in sorted(self.load.rglob("standstills-*.bin")))
 
     def load_report(self) -> WorkerReport | None:
         """What the load said at its end; None when it never came to it."""

@@ -21,9 +21,9 @@ class SampleFiles:
     Each worker wrote its own file, in the order in which its tickets ended. What was never sent comes last in it.
     """
 
-    def __init__(self, paths: Sequence[Path]) -> None:
-        self._paths = paths
-        self._sizes = [path.stat().st_size // SAMPLE.itemsize for path in paths]
+    def __init__(self, paths: Sequence[Path], record: np.dtype[Any] = SAMPLE) -> None:
+        self._paths, self._record = paths, record
+        self._sizes = [path.stat().st_size // record.itemsize for path in paths]
         self._kept: np.ndarray[Any, np.dtype[Any]] | None = None
 
     def __len__(self) -> int:
@@ -38,7 +38,7 @@ class SampleFiles:
             yield self._kept, None
             return
         step = max(_LEAST_RECORDS, _PIECE_RECORDS // len(self._paths))
-        readers = [_blocks(path, size, step) for path, size in zip(self._paths, self._sizes, strict=True)]
+        readers = [self._blocks(path, size, step) for path, size in zip(self._paths, self._sizes, strict=True)]
         ahead = {number: block for number, reader in enumerate(readers) if (block := next(reader, None)) is not None}
         while ahead:
             number = min(ahead, key=lambda one: int(ahead[one]["done_ns"][0]))
@@ -56,13 +56,21 @@ class SampleFiles:
         found = np.empty(len(self), dtype=SAMPLE)
         at = 0
         for path, size in zip(self._paths, self._sizes, strict=True):
-            for block in _blocks(path, size, _LEAST_RECORDS << 6):
+            for block in self._blocks(path, size, _LEAST_RECORDS << 6):
                 found[at : at + len(block)] = block
                 at += len(block)
         return found
 
+    def _blocks(self, path: Path, size: int, step: int) -> Iterator[np.ndarray[Any, np.dtype[Any]]]:
+        with path.open("rb") as file:
+            for start in range(0, size, step):
+                block = np.fromfile(file, dtype=self._record, count=min(step, size - start))
+                yield block if self._record is SAMPLE else _as_now(block)
 
-def _blocks(path: Path, size: int, step: int) -> Iterator[np.ndarray[Any, np.dtype[Any]]]:
-    with path.open("rb") as file:
-        for start in range(0, size, step):
-            yield np.fromfile(file, dtype=SAMPLE, count=min(step, size - start))
+
+def _as_now(old: np.ndarray[Any, np.dtype[Any]]) -> np.ndarray[Any, np.dtype[Any]]:
+    """Older samples as they are today: nobody knows when the kernel had all of a request."""
+    found = np.empty(len(old), dtype=SAMPLE)
+    for name in SAMPLE.names or ():
+        found[name] = old[name] if name in (old.dtype.names or ()) else old["done_ns"]
+    return found

@@ -34,6 +34,12 @@ def read_json(path: Path) -> dict[str, Any]:
     return found
 
 
+def schema_of(path: Path) -> int:
+    """The schema number of a file that is there; SpecError as `read_json`."""
+    read_json(path)
+    return int(json.loads(path.read_text(encoding="utf-8")).get("schema", 1))
+
+
 def _check_schema(path: Path, schema: Any) -> None:
     known, oldest = SCHEMAS[path.name], OLDEST.get(path.name, 1)
     if isinstance(schema, bool) or not isinstance(schema, int):

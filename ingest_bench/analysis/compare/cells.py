@@ -16,7 +16,8 @@ from ingest_bench.model.results import Summary
 SLOWED = frozenset(
     column.name
     for column in COLUMNS
-    if column.name.startswith(("docs_per_s", "response_", "service_ms")) or column.name in ("stalled_s", "recovery_s")
+    if column.name.startswith(("docs_per_s", "response_", "service_ms"))
+    or column.name in ("stalled_s", "silent_s", "recovery_s")
 )
 
 

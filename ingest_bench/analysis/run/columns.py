@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ingest_bench.analysis.run import per_gb
 from ingest_bench.analysis.run.column import Column
-from ingest_bench.analysis.stalls import attribution
+from ingest_bench.analysis.stalls import attribution, phases
 
 _MEASURED: tuple[Column, ...] = (
     Column("network", "network profile, with overrides"),
@@ -61,7 +61,8 @@ _MEASURED: tuple[Column, ...] = (
     Column("requests_failed", "of these, the ones that did not end with every document acknowledged"),
     Column("attempts", "how often these were sent, each attempt counted; one that was never sent has none"),
     Column("documents_failed", "documents refused for good that no attempt may have stored, warm-up included"),
-    Column("stalled_s", "full seconds of the measurement in which no request ended that had a document acknowledged"),
+    *phases.COLUMNS,
+    Column("silent_s", "full seconds of the measurement in which no request ended that had a document acknowledged"),
     *attribution.COLUMNS,
     Column(
         "idle_while_waiting_s",
@@ -123,6 +124,8 @@ _MEASURED: tuple[Column, ...] = (
     Column("wire_packets", "packets that the queues of a shaped link sent on, both directions, from start to end"),
     Column("qdisc_drops", "packets that they dropped, losses of the link's profile among them"),
     Column("loss_ppm", "packets lost on the link under load"),
+    Column("wire_packets", "packets that the queues of the clients' link sent on, of both directions"),
+    Column("qdisc_drops", "packets that they dropped, the losses of netem among them"),
     Column("retransmits", "TCP segments sent again; of several nodes by the clients and all of them, on whatever link"),
     Column("out_of_order", "segments that came before one that was sent earlier, at either end of the link"),
     Column("duplicates", "segments that came twice: made two by the link, or sent again needlessly"),

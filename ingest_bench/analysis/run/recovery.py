@@ -16,7 +16,7 @@ def recovery_s(docs_per_s: Series, faults: Sequence[Happened], start_ns: int, en
     """Seconds from the end of the last fault to the end of the first second at the earlier throughput.
 
     None when there was no fault, nothing before it to compare with, or throughput did not come back within the
-    measurement (`stalled_s` and the picture show that).
+    measurement (`silent_s` and the picture show that).
     """
     if not faults:
         return None

@@ -82,7 +82,7 @@ def totals(tickets: Tickets) -> dict[str, Value]:
     return {name: total(tickets, itemgetter(name)) for name in ("documents_acked", "documents_failed")}
 
 
-def stalled_seconds(tickets: Tickets, start_ns: int, seconds: int) -> int:
+def silent_seconds(tickets: Tickets, start_ns: int, seconds: int) -> int:
     """In how many of so many seconds no document was acknowledged: by the moments of the answers alone."""
     answered = np.zeros(seconds, dtype=bool)
     for samples, _ in pieces(tickets):
@@ -101,7 +101,7 @@ def acked_each(tickets: Tickets, start_ns: int, slots: int, slot_ns: int) -> np.
 
     Rejected: all in the slot of the answer. Two users with bulks of 10,000 documents then have seconds of 0 and of
     10,000, and no median between them. A server that stalls shows all the same: what is in flight is little beside
-    what it takes in that time; and `stalled_seconds` goes by the answers.
+    what it takes in that time; and `silent_seconds` goes by the answers.
     """
     found = np.zeros(slots)
     for samples, _ in pieces(tickets):
@@ -147,7 +147,7 @@ def measured(tickets: Tickets, window: Window) -> Mapping[str, Value]:
         "bytes_measured": counts["bytes"],
         **_percentiles(tickets, window, {**percents, "service": {"p50": 50, "p99": 99}}),
         **{name: counts[name] for name in ("requests", "requests_failed", "attempts")},
-        "stalled_s": stalled_seconds(tickets, window.start_ns, window.seconds) if window.seconds else None,
+        "silent_s": silent_seconds(tickets, window.start_ns, window.seconds) if window.seconds else None,
     }
 
 

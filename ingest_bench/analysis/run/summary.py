@@ -21,7 +21,7 @@ from ingest_bench.analysis.run import (
 from ingest_bench.analysis.run import samples as load
 from ingest_bench.analysis.run.columns import COLUMNS
 from ingest_bench.analysis.run.samples import Samples, Tickets
-from ingest_bench.analysis.stalls import attribution, sources
+from ingest_bench.analysis.stalls import attribution, phases, sentences, sources
 from ingest_bench.model.experiment import Cell
 from ingest_bench.model.load import LoadOptions, WorkerReport
 from ingest_bench.model.network import Profile
@@ -62,13 +62,16 @@ def summarise(
     experiment: str = "",
     queries: Tickets | None = None,
     cpu: Sequence[Samples] = (),
+    standstills: Sequence[Samples] = (),
+    reads: Samples | None = None,
     nodes: Sequence[Mapping[str, Value]] = (),
     delivered: Mapping[str, Value] | None = None,
     changed_files: Sequence[str] = (),
 ) -> Summary:
     """Everything that is known of one run: a value for each column, None where a number is unavailable.
 
-    `delivered` is what became of its documents, where the server could be read back (`delivery.values`).
+    `delivered` is what became of its documents, where the server could be read back (`delivery.values`); `reads` are
+    the server's reads of the load's connections, where they were seen.
     `changed_files`: a sentence for each raw file that is not what the run left.
 
     A measured run whose integrity is broken (`integrity.verdict`) comes back as invalid, with all reasons. Its values
@@ -99,22 +102,19 @@ def summarise(
         values |= {**generator_health.values(report, busy), **steady.values(samples, report)}
         values |= closed_loop.values(samples, load.window_of(report), report, values["response_ms_p50"])
         series |= over_time.series(samples, report)
-        found = attribution.of_load(
-            samples, report, values["response_ms_p50"], sources.watched(measured, record.faults, cpu, report)
-        )
-        values |= attribution.values(found)
+        causes = sources.watched(measured, record.faults, standstills, report)
+        found = attribution.of_load(samples, report, values["response_ms_p50"], causes, reads)
+        values |= {**attribution.values(found), **phases.values(samples, report, reads)}
         remarks += (
             *load.differing_addresses(samples, report),
             *generator_health.remarks(report, values["response_ms_p50"]),
             *closed_loop.remarks(values, load.window_of(report)),
-            *attribution.remarks(found, report, samples),
+            *sentences.remarks(found, report, samples),
         )
         # A fault is meant to disturb, and a step load is not steady.
         if not record.faults and cell.load.arrivals.shape in ("closed", "constant", "poisson"):
             remarks += tuple(steady.remarks(values, sought=cell.load.warm_up_ns == "auto"))
-    values |= record.link
-    values |= histogram.sizes(histograms)
-    values |= readings
+    values |= {**record.link, **histogram.sizes(histograms), **readings}
     blind = _blind(values)
     values |= dict.fromkeys(blind)
     start_ns, end_ns = _window(record, report)

@@ -1,219 +1,227 @@
 """Stalls: when requests waited far longer than usual, what explains it, and what cannot. Pure.
 
-A stall is a span in which requests waited more than 10 times the median, or a second in which the rate fell below half
-of its moving median. A cause is named where its intervals cover these requests' waiting, and where it is far rarer
-outside of stalls. What no named cause covers is unexplained.
+A stall is a span in which requests waited more than 10 times the median, or seconds in which the rate fell below half
+of its moving median. A cause is named where it begins and ends with the waiting of some of its requests (`fit`), unless
+answers that were given meanwhile, or spans of it that made nobody wait, speak against it (`suspects`). Causes that fit
+alike are named together. What no named cause explains is unexplained.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+import dataclasses
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from ingest_bench.analysis.run import samples as load
 from ingest_bench.analysis.run.column import Column
 from ingest_bench.analysis.run.samples import Samples, Tickets, Window
+from ingest_bench.analysis.stalls import fit, phases, waiting
+from ingest_bench.analysis.stalls.suspects import Suspect, answered_meanwhile, harmless, held_none, joined, suspects
+from ingest_bench.analysis.stalls.waiting import Span, Waiting
 from ingest_bench.model.load import WorkerReport
-from ingest_bench.model.results import Interval, Remark, Stall, Value, Watched
+from ingest_bench.model.results import Cause, Stall, Value, Watched
 
-# A request is slow that takes longer than so many medians. Below the least time it is jitter: what looks at the
-# machine ten times a second could not say why.
-SLOW, LEAST_NS = 10, 100_000_000
-# The rate of a second is low below this share of the median of so many around it.
-_LOW, _AROUND = 0.5, 15
-# A moment of the measurement; the longest ones have fewer: a day takes 70 MB.
-_STEP_NS, _MOST_STEPS = 10_000_000, 1 << 23
-# Of the waiting of a stall: from this on a cause is named, and below that it is ruled out.
-NAMED, RULED_OUT = 0.2, 0.1
-# A cause that is named is so many times as frequent within the stall as outside of all stalls.
-_RARER = 3
-# Of one run, as sentences.
-_TOLD = 5
+# What covers less of the waiting is ruled out.
+RULED_OUT = 0.1
+# What explains less of it explains some of its requests by chance: while a stall lasts, new ones begin to wait.
+_LEAST = 0.15
+_ANSWERED = "what was sent meanwhile was answered"
+# What is sudden (`Watched.sudden`) has its first effect so soon.
+_AT_ONCE_NS = 30_000_000
 
 COLUMNS = (
     Column(
         "stalls",
         "spans within the measurement in which requests took more than 10 times the median (and 0.1 s), or the rate "
-        "of a second fell below half of its moving median",
+        "of seconds fell below half of its moving median",
     ),
-    Column("stalls_s", "their length together: one slow request is enough, while others go on (stalled_s: none does)"),
+    Column("stalled_s", "their length together: one slow request is enough, while others go on (silent_s: none does)"),
     Column("stall_cause_top", 'what explains most of it; "unexplained" where nothing explains more'),
-    Column("stalled_unexplained_s", "how much of stalls_s no cause explains that was looked for"),
+    Column("stalled_unexplained_s", "how much of stalled_s no cause explains that was looked for"),
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Waiting:
-    """How many slow requests waited at each step of the measurement: a row of counts in flat memory."""
-
-    window: Window
-    step_ns: int
-    counts: np.ndarray[Any, np.dtype[np.int32]]
-
-    def step(self, moments_ns: Samples) -> Samples:
-        """In which step each of these moments lies, those before and after the measurement at its ends."""
-        found: Samples = ((moments_ns - self.window.start_ns) // self.step_ns).clip(0, len(self.counts) - 1)
-        return found
-
-
-def of_load(tickets: Tickets, report: WorkerReport, median_ms: Value, watched: Sequence[Watched]) -> tuple[Stall, ...]:
+def of_load(
+    tickets: Tickets, report: WorkerReport, median_ms: Value, watched: Sequence[Watched], reads: Samples | None = None
+) -> tuple[Stall, ...]:
     """The stalls of a load's measurement (`find`)."""
-    return find(tickets, load.window_of(report), median_ms, watched, report.realtime_minus_monotonic_ns)
+    return find(tickets, load.window_of(report), median_ms, watched, report.realtime_minus_monotonic_ns, reads)
 
 
 def find(
-    tickets: Tickets, window: Window, median_ms: Value, watched: Sequence[Watched], realtime_minus_monotonic_ns: int
+    tickets: Tickets,
+    window: Window,
+    median_ms: Value,
+    watched: Sequence[Watched],
+    realtime_minus_monotonic_ns: int,
+    reads: Samples | None = None,
 ) -> tuple[Stall, ...]:
     """The stalls of the measurement, each with its causes; none where nobody knows what is slow.
 
-    `watched`: what was looked for, on CLOCK_REALTIME. Causes of one name from several nodes are one.
+    `watched`: what was looked for, on CLOCK_REALTIME. `reads`: the server's reads of the load's connections, if known.
     """
     if not isinstance(median_ms, (int, float)) or window.length_s <= 0:
         return ()
-    slow_ns = max(SLOW * median_ms * 1e6, LEAST_NS)
-    waiting = _waiting(tickets, window, slow_ns)
-    begins, ends = _runs(waiting.counts > 0)
-    requests, longest_ns = _slowest(tickets, waiting, slow_ns, begins)
-    weights = waiting.counts.copy()
-    for first, last in _low_seconds(tickets, waiting):
-        if not weights[first:last].any():
-            weights[first:last] = 1
-            place = int(np.searchsorted(begins, first))
-            begins, ends = np.insert(begins, place, first), np.insert(ends, place, last)
-            requests, longest_ns = np.insert(requests, place, 0), np.insert(longest_ns, place, 0)
-    if not len(begins):
+    seen = waiting.of_load(tickets, window, median_ms)
+    spans = waiting.spans(seen, tickets)
+    if not spans:
         return ()
-    covered = {
-        cause: _covered(spans, waiting, realtime_minus_monotonic_ns) for cause, spans in _by_cause(watched).items()
-    }
-    outside = weights == 0
-    usual = {cause: float(mask[outside].mean()) if outside.any() else 0.0 for cause, mask in covered.items()}
-    zero_ns = window.start_ns + realtime_minus_monotonic_ns
-    end_ns = window.end_ns + realtime_minus_monotonic_ns
-    found = []
-    for begin, end, count, longest in zip(*(one.tolist() for one in (begins, ends, requests, longest_ns)), strict=True):
-        masks = {cause: mask[begin:end] for cause, mask in covered.items()}
-        named, left, ruled_out = _explained(weights[begin:end], masks, usual)
-        found.append(
-            Stall(
-                start_ns=zero_ns + begin * waiting.step_ns,
-                end_ns=min(zero_ns + end * waiting.step_ns, end_ns),
-                requests=count,
-                at_once=int(waiting.counts[begin:end].max()),
-                longest_ns=longest,
-                causes=tuple((cause, steps * waiting.step_ns) for cause, steps in named),
-                unexplained_ns=left * waiting.step_ns,
-                ruled_out=tuple((cause, steps * waiting.step_ns) for cause, steps in ruled_out),
-            )
+    all_of_them = suspects(watched, realtime_minus_monotonic_ns)
+    of_port = phases.by_port(reads, realtime_minus_monotonic_ns)
+    return tuple(
+        dataclasses.replace(
+            _judged(seen, span, spans, all_of_them),
+            start_ns=span.start_ns + realtime_minus_monotonic_ns,
+            end_ns=span.end_ns + realtime_minus_monotonic_ns,
+            phases=phases.of_longest(span.slow, of_port),
         )
-    return tuple(found)
-
-
-def _waiting(tickets: Tickets, window: Window, slow_ns: float) -> _Waiting:
-    length_ns = window.end_ns - window.start_ns
-    step_ns = max(_STEP_NS, -(-length_ns // _MOST_STEPS))
-    steps = -(-length_ns // step_ns)
-    waiting = _Waiting(window, step_ns, np.zeros(steps, dtype=np.int32))
-    change = np.zeros(steps + 1, dtype=np.int32)
-    for samples, _ in load.pieces(tickets):
-        slow = _slow(samples, window, slow_ns)
-        np.add.at(change, waiting.step(slow["planned_ns"]), 1)
-        np.add.at(change, waiting.step(slow["done_ns"]) + 1, -1)
-    np.cumsum(change[:-1], out=waiting.counts)
-    return waiting
-
-
-def _slow(samples: Samples, window: Window, slow_ns: float) -> Samples:
-    """What took so long and was under way within the measurement."""
-    response_ns = samples["done_ns"] - samples["planned_ns"]
-    found: Samples = samples[load.under_way(samples, window) & (response_ns > slow_ns)]
-    return found
-
-
-def _slowest(tickets: Tickets, waiting: _Waiting, slow_ns: float, begins: Samples) -> tuple[Samples, Samples]:
-    """Of each stall how many requests were slow, and the longest response time."""
-    requests, longest_ns = (np.zeros(len(begins), dtype=np.int64) for _ in range(2))
-    for samples, _ in load.pieces(tickets):
-        slow = _slow(samples, waiting.window, slow_ns)
-        place = np.searchsorted(begins, waiting.step(slow["planned_ns"]), side="right") - 1
-        np.add.at(requests, place, 1)
-        np.maximum.at(longest_ns, place, slow["done_ns"] - slow["planned_ns"])
-    return requests, longest_ns
-
-
-def _low_seconds(tickets: Tickets, waiting: _Waiting) -> list[tuple[int, int]]:
-    """The steps of each run of seconds whose rate is below half of its moving median."""
-    seconds = waiting.window.seconds
-    if seconds < 3:
-        return []
-    rate = load.acked_per_second(tickets, waiting.window.start_ns, seconds)
-    half = _AROUND // 2
-    padded = np.pad(rate, half, mode="reflect" if seconds > half else "edge")
-    around = np.lib.stride_tricks.sliding_window_view(padded, 2 * half + 1)
-    low = rate < _LOW * np.median(around, axis=1)
-    steps = np.append(
-        np.arange(seconds) * 10**9 // waiting.step_ns, min(seconds * 10**9 // waiting.step_ns, len(waiting.counts))
+        for span in spans
     )
-    begins, ends = _runs(low)
-    return [(int(steps[first]), int(steps[last])) for first, last in zip(begins.tolist(), ends.tolist(), strict=True)]
 
 
-def _runs(true: Samples) -> tuple[Samples, Samples]:
-    """Where each run of true values begins, and where it has ended."""
-    change = np.diff(np.concatenate(([0], true.astype(np.int8), [0])))
-    return np.flatnonzero(change == 1), np.flatnonzero(change == -1)
-
-
-def _by_cause(watched: Sequence[Watched]) -> dict[str, list[Interval]]:
-    found: dict[str, list[Interval]] = {}
-    for one in watched:
-        found.setdefault(one.cause, []).extend(one.spans)
-    return found
-
-
-def _covered(spans: Sequence[Interval], waiting: _Waiting, offset_ns: int) -> Samples:
-    """Whether the middle of each step lies in one of these intervals."""
-    change = np.zeros(len(waiting.counts) + 1, dtype=np.int32)
-    zero_ns, step_ns = waiting.window.start_ns + offset_ns, waiting.step_ns
-    for span in spans:
-        # The first step whose middle is not before it.
-        first, after = ((moment - zero_ns + step_ns // 2) // step_ns for moment in (span.start_ns, span.end_ns))
-        if after > 0 and first < len(waiting.counts):
-            change[max(first, 0)] += 1
-            change[min(after, len(waiting.counts))] -= 1
-    found: Samples = np.cumsum(change[:-1]) > 0
-    return found
-
-
-def _explained(
-    weights: Samples, masks: dict[str, Samples], usual: dict[str, float]
-) -> tuple[list[tuple[str, int]], int, list[tuple[str, int]]]:
-    """The named causes with their steps, the steps that none of them covers, and the causes that are ruled out.
-
-    The cause that covers most of the waiting is named first; another one only for what is left then. Of two that cover
-    the same the one that comes first in `masks` is named.
-    """
-    whole = float(weights.sum())
-    shares = {cause: float(weights[mask].sum()) / whole for cause, mask in masks.items()}
-    open_ = {
-        cause
-        for cause, share in shares.items()
-        if share >= NAMED and float(masks[cause].mean()) > _RARER * usual[cause]
-    }
-    left, named = np.ones(len(weights), dtype=bool), []
-    while open_:
-        gains = {cause: float(weights[masks[cause] & left].sum()) / whole for cause in masks if cause in open_}
-        best = max(gains, key=lambda cause: gains[cause])
-        if gains[best] < NAMED:
+def _judged(seen: Waiting, span: Span, spans: Sequence[Span], found: Sequence[Suspect]) -> Stall:
+    """One stall with its causes, on the clock of the samples."""
+    waits, ports = _waits(span, seen.window), _ports(span, seen.slow_ns)
+    leads = np.flatnonzero(_leads(waits, ports))
+    own, own_ports = _on_connection(span, waits, ports)[leads], ports[leads]
+    whole = int((own[:, 1] - own[:, 0]).sum())
+    shares = [int((one.covered_ns(own[:, 1]) - one.covered_ns(own[:, 0])).sum()) / whole for one in found]
+    against = [_against(one, seen, span, spans) for one in found]
+    held = [not held_none(one, span.slow, ports) for one in found]
+    near = [
+        (place, one)
+        for place, one in enumerate(found)
+        if held[place] and not against[place] and one.lasted_ns(span.start_ns, span.end_ns)
+    ]
+    named: set[int] = set()
+    left = np.ones(len(own), dtype=bool)
+    while left.any():
+        best = fit.fits(seen, own[left], own_ports[left], [one for _, one in near])
+        if not best or best[0].weight_ns < _LEAST * whole:
             break
-        named.append((best, int(masks[best].sum())))
-        left &= ~masks[best]
-        open_.remove(best)
-    out = [(cause, int(masks[cause].sum())) for cause, share in shares.items() if share < RULED_OUT]
-    return sorted(named, key=lambda one: -one[1]), int(left.sum()), out
+        named.update(near[number][0] for one in best for number in one.causes)
+        left[np.flatnonzero(left)[np.logical_or.reduce([one.explained for one in best])]] = False
+    if left.any():
+        begun = [place for place, one in enumerate(found) if one.sudden and _begins(one, own[left], fit.lead_ns(seen))]
+        named.update(begun)
+        left &= not begun
+    # Those that waited for a user waited for what the last one before them waited for.
+    left = left[np.searchsorted(leads, np.arange(len(waits)), side="right") - 1]
+    if any(found[place].stops for place in named):
+        # Whatever a thread did meanwhile lasted as long, because the thread stood still as well.
+        named = {place for place in named if not found[place].thread}
+    starts_ns, ends_ns = joined(*waits[left].T)
+    told = [
+        Cause(
+            cause=one.cause,
+            thread=one.thread,
+            port=one.port,
+            node=one.node,
+            lasted_ns=one.lasted_ns(span.start_ns, span.end_ns),
+            why=against[place] or ("" if held[place] or shares[place] < RULED_OUT else _ANSWERED),
+        )
+        for place, one in enumerate(found)
+    ]
+    out = [place for place in range(len(found)) if place not in named and (against[place] or shares[place] < RULED_OUT)]
+    rest = [place for place in range(len(found)) if place not in named and place not in out]
+    return Stall(
+        start_ns=span.start_ns,
+        end_ns=span.end_ns,
+        requests=len(span.slow),
+        at_once=span.at_once,
+        longest_ns=int((span.slow["done_ns"] - span.slow["planned_ns"]).max()) if len(span.slow) else 0,
+        causes=_of_all_ports(told[place] for place in named),
+        unexplained_ns=int((ends_ns - starts_ns).sum()),
+        ruled_out=_of_all_threads(told[place] for place in out),
+        undecided=_of_all_ports(dataclasses.replace(told[place], why=_misfit(found[place], waits)) for place in rest),
+    )
+
+
+def _waits(span: Span, window: Window) -> Samples:
+    """The ends of each slow request within the measurement; of a rate that fell those of the stall."""
+    if not len(span.slow):
+        return np.array([[span.start_ns, span.end_ns]])
+    ends = np.column_stack((span.slow["planned_ns"], span.slow["done_ns"]))
+    return ends.clip(window.start_ns, window.end_ns)
+
+
+def _ports(span: Span, slow_ns: float) -> Samples:
+    """On which connection each slow request waited; 0: it waited for a user that was free (of a rate that fell: -1)."""
+    slow = span.slow
+    if not len(slow):
+        return np.full(1, -1)
+    ports: Samples = np.where(slow["done_ns"] - slow["sent_ns"] > slow_ns / 2, slow["local_port"], 0)
+    return ports
+
+
+def _on_connection(span: Span, waits: Samples, ports: Samples) -> Samples:
+    """The same ends, from the sending on where a request waited on its connection."""
+    found = waits.copy()
+    if len(span.slow):
+        found[:, 0] = np.where(ports > 0, np.maximum(span.slow["sent_ns"], waits[:, 0]), waits[:, 0])
+    return found
+
+
+def _leads(waits: Samples, ports: Samples) -> Samples:
+    """Which requests say when a cause began: not those that waited for a user, while others waited already."""
+    reached = np.maximum.accumulate(waits[:, 1])
+    before: Samples = np.concatenate(([False], reached[:-1] > waits[1:, 0]))
+    found: Samples = (ports != 0) | ~before
+    return found
+
+
+def _against(one: Suspect, seen: Waiting, span: Span, spans: Sequence[Span]) -> str:
+    """What speaks against this cause, whatever it covers; empty: nothing."""
+    if answers := answered_meanwhile(one, seen, span, fit.lead_ns(seen)):
+        return f"{answers} answers meanwhile"
+    starts_ns, ends_ns = one.within(span.start_ns, span.end_ns)
+    lasted_ns = int((ends_ns - starts_ns).max()) if len(starts_ns) else 0
+    if lasted_ns and (missed := harmless(one, seen, spans, lasted_ns)):
+        return f"{missed} as long made nobody wait"
+    return ""
+
+
+def _begins(one: Suspect, waits: Samples, lead_ns: int) -> bool:
+    """Whether something sudden happened when the first of them began to wait."""
+    first_ns = int(waits[:, 0].min())
+    return bool(((one.starts_ns >= first_ns - _AT_ONCE_NS) & (one.starts_ns <= first_ns + lead_ns)).any())
+
+
+def _misfit(one: Suspect, waits: Samples) -> str:
+    """In what a cause that lasted within a stall does not fit its waiting."""
+    first_ns, last_ns = int(waits[:, 0].min()), int(waits[:, 1].max())
+    starts_ns, ends_ns = one.within(first_ns, last_ns)
+    if not len(starts_ns):
+        return ""
+    apart = {
+        "began {:.2f} s before": first_ns - int(starts_ns[0]),
+        "began {:.2f} s later": int(starts_ns[0]) - first_ns,
+        "ended {:.2f} s before": last_ns - int(ends_ns[-1]),
+        "went on {:.2f} s": int(ends_ns[-1]) - last_ns,
+    }
+    text, most_ns = max(apart.items(), key=lambda item: item[1])
+    return text.format(most_ns / 1e9)
+
+
+def _longest_first(causes: Iterable[Cause]) -> tuple[Cause, ...]:
+    return tuple(sorted(causes, key=lambda one: (-one.lasted_ns, one.cause, one.thread, one.port)))
+
+
+def _of_all_ports(causes: Iterable[Cause]) -> tuple[Cause, ...]:
+    """What several connections had at once is one cause."""
+    found: dict[tuple[str, int | None, str], list[Cause]] = {}
+    for one in _longest_first(causes):
+        found.setdefault((one.cause, one.node, one.thread), []).append(one)
+    return tuple(dataclasses.replace(first, port=0 if more else first.port) for first, *more in found.values())
+
+
+def _of_all_threads(causes: Iterable[Cause]) -> tuple[Cause, ...]:
+    """Each cause once, of whatever threads: the one of them that lasted longest speaks for all."""
+    found: dict[tuple[str, int | None], Cause] = {}
+    for one in _longest_first(causes):
+        found.setdefault((one.cause, one.node), one)
+    return tuple(found.values())
 
 
 def values(stalls: Sequence[Stall]) -> dict[str, Value]:
@@ -221,44 +229,14 @@ def values(stalls: Sequence[Stall]) -> dict[str, Value]:
     unexplained_ns = sum(stall.unexplained_ns for stall in stalls)
     totals: dict[str, int] = {}
     for stall in stalls:
-        for cause, lasted_ns in stall.causes:
-            totals[cause] = totals.get(cause, 0) + lasted_ns
+        for cause in {one.cause for one in stall.causes}:
+            lasted = max(one.lasted_ns for one in stall.causes if one.cause == cause)
+            totals[cause] = totals.get(cause, 0) + lasted
     if unexplained_ns:
         totals["unexplained"] = unexplained_ns
     return {
         "stalls": len(stalls),
-        "stalls_s": sum(stall.end_ns - stall.start_ns for stall in stalls) / 1e9,
+        "stalled_s": sum(stall.end_ns - stall.start_ns for stall in stalls) / 1e9,
         "stall_cause_top": max(totals, key=lambda cause: totals[cause], default=None),
         "stalled_unexplained_s": unexplained_ns / 1e9,
     }
-
-
-def sentence(stall: Stall, start_ns: int, users: int) -> str:
-    """One stall in one line; seconds are from the start of the measurement."""
-    first, last = ((moment - start_ns) / 1e9 for moment in (stall.start_ns, stall.end_ns))
-    if stall.requests:
-        who = f"{stall.at_once} of {users} users" if users else f"{stall.at_once} requests at once"
-        what = f"{who} waited, the longest request {stall.longest_ns / 1e9:.2f} s"
-    else:
-        what = "the rate was below half of what it is around"
-    length_s = last - first
-    because = ", ".join(f"{cause} ({lasted_ns / 1e9:.2f} s)" for cause, lasted_ns in stall.causes)
-    if not because:
-        because = "unexplained"
-    elif stall.unexplained_ns / 1e9 >= RULED_OUT * length_s:
-        because += f"; {stall.unexplained_ns / 1e9:.2f} s unexplained"
-    out = ", ".join(f"{cause} ({lasted_ns / 1e9:.2f} s)" for cause, lasted_ns in stall.ruled_out)
-    return f"{first:.2f}-{last:.2f} s: {what}: {because}" + (f"; ruled out: {out}" if out else "")
-
-
-def remarks(stalls: Sequence[Stall], report: WorkerReport, tickets: Tickets) -> list[Remark]:
-    """A sentence for each of the longest stalls, in their order in time."""
-    if not stalls:
-        return []
-    start_ns = report.warm_up_end_ns + report.realtime_minus_monotonic_ns
-    users = len({int(user) for samples, _ in load.pieces(tickets) for user in np.unique(samples["user"]) if user >= 0})
-    longest = sorted(stalls, key=lambda stall: stall.start_ns - stall.end_ns)[:_TOLD]
-    told = [sentence(stall, start_ns, users) for stall in sorted(longest, key=lambda stall: stall.start_ns)]
-    if len(stalls) > _TOLD:
-        told.append(f"{len(stalls) - _TOLD} shorter stalls more: report/stalls.csv")
-    return [Remark(probe="load", text=f"stall: {text}") for text in told]

@@ -4,54 +4,54 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-import numpy as np
-
 from ingest_bench.analysis.run.samples import Samples
 from ingest_bench.model.load import WorkerReport
 from ingest_bench.model.results import Happened, Interval, Measured, Watched
 
 GENERATOR = "the load generator stood still"
-# A worker marks its CPU once a second: later than this, and its event loop did not come around.
-_MARK_NS, _LATE_NS = 10**9, 10**8
+# A timer of 50 ms tells of it (load.health).
+_TIMER_NS = 60_000_000
+# From the moment that is written down until a fault has begun, or ended: programs are started for some (tc, jcmd).
+_FAULT_NS = 150_000_000
+# A fault that is over so soon, such as a reset, has no length: what it leads to has.
+_SUDDEN_NS = 100_000_000
+# While these last nothing of the node answers.
+_STOPPING = frozenset(("pause",))
 
 
 def watched(
-    measured: Iterable[Measured], happened: Sequence[Happened], cpu: Sequence[Samples], report: WorkerReport
+    measured: Iterable[Measured], happened: Sequence[Happened], standstills: Sequence[Samples], report: WorkerReport
 ) -> list[Watched]:
-    """All causes that were looked for: what we did ourselves comes first, and is named before what it led to."""
+    """All causes that were looked for."""
     end_ns = report.measure_end_ns + report.realtime_minus_monotonic_ns
     probes = (item for item in measured if isinstance(item, Watched))
-    return [*faults(happened, end_ns), *probes, *generator(cpu, report)]
+    return [*faults(happened, end_ns), *probes, *generator(standstills, report)]
 
 
 def faults(happened: Sequence[Happened], end_ns: int) -> list[Watched]:
-    """Each kind of fault that lasted; one that has no length explains nothing by itself."""
-    kinds = dict.fromkeys(fault.kind for fault in happened)
-    return [
-        Watched(
-            f"fault {kind}",
-            tuple(
-                Interval(f"fault {kind}", fault.started, fault.ended or end_ns)
-                for fault in happened
-                if fault.kind == kind
-            ),
+    """Each kind of fault, of each node that it hit."""
+    kinds: dict[tuple[str, int | None], list[Happened]] = {}
+    for fault in happened:
+        kinds.setdefault((fault.kind, fault.node), []).append(fault)
+    found = []
+    for (kind, node), each in kinds.items():
+        name = f"fault {kind}"
+        spans = tuple(Interval(name, fault.started, fault.ended or end_ns) for fault in each)
+        sudden = all(span.end_ns - span.start_ns < _SUDDEN_NS for span in spans)
+        found.append(
+            Watched(name, spans, node, stops=kind in _STOPPING, sudden=sudden, varies=True, error_ns=_FAULT_NS)
         )
-        for kind in kinds
-    ]
+    return found
 
 
-def generator(cpu: Sequence[Samples], report: WorkerReport) -> list[Watched]:
-    """When a process of the load was late with its mark of each second; nothing where there are no marks."""
-    if not any(len(marks) > 1 for marks in cpu):
+def generator(standstills: Sequence[Samples], report: WorkerReport) -> list[Watched]:
+    """When a process of the load stood still; nothing where none of them looked."""
+    if not standstills:
         return []
-    clocks = [marks["at_ns"] + report.realtime_minus_monotonic_ns for marks in cpu]
-    return [
-        Watched(
-            GENERATOR,
-            tuple(
-                Interval(GENERATOR, int(at_ns[place]) + _MARK_NS, int(at_ns[place + 1]))
-                for at_ns in clocks
-                for place in np.flatnonzero(np.diff(at_ns) > _MARK_NS + _LATE_NS).tolist()
-            ),
-        )
-    ]
+    offset_ns = report.realtime_minus_monotonic_ns
+    spans = tuple(
+        Interval(GENERATOR, start_ns + offset_ns, end_ns + offset_ns)
+        for each in standstills
+        for start_ns, end_ns in zip(each["start_ns"].tolist(), each["end_ns"].tolist(), strict=True)
+    )
+    return [Watched(GENERATOR, spans, stops=len(standstills) == 1, before_sending=True, error_ns=_TIMER_NS)]

@@ -102,7 +102,8 @@ class Pump:
         self._user.failures_in_a_row = 0
         if body.adds is not None:
             self._user.count_repeated(body, verdict)
-        add(record_ending(self._planned_ns, connection.sent_ns, done_ns, done_ns, connection.bytes_sent, self._ending))
+        sent_ns, written_ns, sent_bytes = connection.sent_ns, connection.written_ns, connection.bytes_sent
+        add(record_ending(self._planned_ns, sent_ns, written_ns, done_ns, done_ns, sent_bytes, self._ending))
         self._body = None
         connection.deadline_ns = 0
         planned_ns = due(done_ns)

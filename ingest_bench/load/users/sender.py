@@ -121,6 +121,7 @@ class Sender(User):
                 record(
                     planned_ns,
                     sent_ns or done_ns,
+                    connection.written_ns or done_ns,
                     connection.first_byte_ns or done_ns,
                     done_ns,
                     bytes_sent,

@@ -43,6 +43,10 @@ class Connection:
     """The last data that it sent for the first time."""
     received_ms_ago: int
     """The last data that came."""
+    receiver_full_us: int
+    """How long it had data to send, and the receiver's window was full (tcpi_rwnd_limited; Linux 4.10)."""
+    send_buffer_full_us: int
+    """The same, where it waited for room in its own send buffer (tcpi_sndbuf_limited)."""
     remote_address: str = ""
 
 
@@ -83,6 +87,7 @@ def parse(local_port: int, remote_port: int, info: bytes, remote_address: str = 
     path_mtu, _, rtt = struct.unpack_from("=III", info, 60)
     (announced,) = struct.unpack_from("=I", info, 84)
     (retransmits,) = struct.unpack_from("=I", info, 100)
+    receiver_full_us, send_buffer_full_us = struct.unpack_from("=QQ", info, 176)
     return Connection(
         local_port=local_port,
         remote_port=remote_port,
@@ -94,6 +99,8 @@ def parse(local_port: int, remote_port: int, info: bytes, remote_address: str = 
         timeouts=timeouts,
         sent_ms_ago=sent_ms_ago,
         received_ms_ago=received_ms_ago,
+        receiver_full_us=receiver_full_us,
+        send_buffer_full_us=send_buffer_full_us,
         remote_address=remote_address,
     )
 

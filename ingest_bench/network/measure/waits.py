@@ -19,8 +19,24 @@ if TYPE_CHECKING:
 _OPENED_FROM = 61000
 _KNOWN = {"local_port", "remote_port", "sent_ms_ago", "received_ms_ago", "rtt_us"}
 LOST = "packets lost on the network"
+# By direction of the watcher: to-client has the load's own sockets, to-server those of the server.
+_HELD_BACK = {
+    "to-client": {
+        "receiver_full_us": "the server's receive window was full",
+        "send_buffer_full_us": "the load's send buffer was full",
+    },
+    "to-server": {
+        "receiver_full_us": "the load's receive window was full",
+        "send_buffer_full_us": "the server's send buffer was full",
+    },
+}
+_HALF = 0.5
+# What TCP sends again without a timeout costs about a round trip. For a short one nobody waits, and a busy machine that
+# is late with its acknowledgements makes TCP send again what was never lost (a tail loss probe).
+_LONG_US = 50_000
 # The least time after which TCP sends again what nobody acknowledged (TCP_RTO_MIN of Linux): the loss is older.
 _TIMEOUT_NS = 200_000_000
+_TCP_LOOK_NS = 250_000_000
 
 
 def waited(
@@ -80,28 +96,71 @@ def _ports(one: Mapping[str, int]) -> tuple[int, int]:
 
 
 def losses(raw: Path, ports: Collection[int]) -> tuple[Watched, ...]:
-    """The spans in which one of these connections had a timeout that nothing acknowledged yet, at either end.
+    """The spans in which one of these connections sent something again, at either end.
 
-    Nothing where nobody watched both ends. TCP is asked four times a second: a span begins the least timeout before
-    the last look without one, and ends at the first look without one.
+    Nothing where nobody watched both ends. TCP is asked four times a second: a span of a timeout that nothing
+    acknowledged yet begins the least timeout before the last look without one, and ends at the first look without one.
+    What was sent again without a timeout was sent since the look before.
     """
     found = seen(raw / FILE)
     ends = [one for one in (found.get("to-server"), found.get("to-client")) if one is not None]
     if len(ends) < 2 or not any("timeouts" in row for one in ends for asked in one.tcp for row in asked.connections):
         return ()
-    return (Watched(LOST, tuple(span for one in ends for span in _spans(one, frozenset(ports)))),)
+    again = [span for one in ends for span in _grown(one, frozenset(ports), "retransmits", LOST, 1, _LONG_US)]
+    late = [span for one in ends for port in ports for span in _spans(one, port)]
+    return (Watched(LOST, (*late, *again), error_ns=_TCP_LOOK_NS),)
 
 
-def _spans(one: Seen, ports: frozenset[int]) -> Iterator[Interval]:
+def held_back(raw: Path, ports: Collection[int]) -> tuple[Watched, ...]:
+    """The spans in which one of these connections had data that the other end, or its own buffer, had no room for.
+
+    From look to look of TCP, where it was so for half of that time. Nothing of an end that
+    nobody watched.
+    """
+    found = seen(raw / FILE)
+    return tuple(
+        Watched(cause, tuple(_grown(one, frozenset(ports), counter, cause, _HALF)), error_ns=_TCP_LOOK_NS)
+        for direction, causes in _HELD_BACK.items()
+        for counter, cause in causes.items()
+        if (one := found.get(direction)) is not None and one.of_connections(counter)
+    )
+
+
+def _grown(
+    one: Seen, ports: frozenset[int], counter: str, cause: str, least: float, least_rtt_us: int = 0
+) -> Iterator[Interval]:
+    """Where a counter of a connection grew by so much since the look before; below 1: by that share of its time.
+
+    Of connections of a round trip that is not shorter than the least.
+    """
+    before: dict[tuple[int, int], int] = {}
+    before_ns = 0
+    for asked in one.tcp:
+        now = {
+            _ports(row): row[counter]
+            for row in asked.connections
+            if counter in row
+            and row["rtt_us"] >= least_rtt_us
+            and not ports.isdisjoint((row["local_port"], row["remote_port"]))
+        }
+        enough = least if least >= 1 else least * (asked.at_ns - before_ns) / 1e3
+        for connection, count in now.items():
+            if count - before.get(connection, count) >= enough:
+                (port,) = ports.intersection(connection)
+                yield Interval(cause, before_ns, asked.at_ns, port=port)
+        before, before_ns = now, asked.at_ns
+
+
+def _spans(one: Seen, port: int) -> Iterator[Interval]:
     before_ns = begun_ns = None
     for asked in one.tcp:
-        rows = [row for row in asked.connections if not ports.isdisjoint((row["local_port"], row["remote_port"]))]
+        rows = [row for row in asked.connections if port in (row["local_port"], row["remote_port"])]
         if any(row.get("timeouts") for row in rows):
             if begun_ns is None:
                 begun_ns = (before_ns or asked.at_ns) - _TIMEOUT_NS
         elif begun_ns is not None:
-            yield Interval(LOST, begun_ns, asked.at_ns)
+            yield Interval(LOST, begun_ns, asked.at_ns, port=port)
             begun_ns = None
         before_ns = asked.at_ns
     if begun_ns is not None and before_ns is not None:
-        yield Interval(LOST, begun_ns, before_ns)
+        yield Interval(LOST, begun_ns, before_ns, port=port)

@@ -35,7 +35,7 @@ _END_S = 10.0
 # Of a connection, each time that TCP is asked.
 _KEPT = (
     *("local_port", "remote_port", "send_mss_bytes", "rtt_us"),
-    *("retransmits", "timeouts", "sent_ms_ago", "received_ms_ago"),
+    *("retransmits", "timeouts", "sent_ms_ago", "received_ms_ago", "receiver_full_us", "send_buffer_full_us"),
 )
 FILE = "wire.json"
 

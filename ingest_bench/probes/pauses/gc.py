@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
     from ingest_bench.probes.context import Events, ReadContext
 
+# How far the JVM's log and our clock may be apart.
+_LOG_NS = 20_000_000
 # As a cause of stalls.
 PAUSE = "garbage collection"
 _FAILURES = {
@@ -164,7 +166,8 @@ def _pauses(pauses: Sequence[gcagree.Pause], full: int | None) -> Iterator[Measu
 def _over_time(pauses: Sequence[gcagree.Pause]) -> Iterator[Measured]:
     """All of them, also those of the warm-up: they delay what is sent then."""
     yield _series("gc_pause_ms", [(pause.end_ns - pause.duration_ns, pause.duration_ns / 1e6) for pause in pauses])
-    yield Watched(PAUSE, tuple(Interval(PAUSE, pause.end_ns - pause.duration_ns, pause.end_ns) for pause in pauses))
+    spans = tuple(Interval(PAUSE, pause.end_ns - pause.duration_ns, pause.end_ns) for pause in pauses)
+    yield Watched(PAUSE, spans, stops=True, error_ns=_LOG_NS)
 
 
 def _heap(summaries: list[list[int | str]], background: set[int], context: ReadContext) -> Iterator[Measured]:

@@ -67,7 +67,7 @@ class Connection:
         self._expired = ""
         self.deadline_ns = 0
         """CLOCK_MONOTONIC; 0: nothing is being waited for."""
-        self.sent_ns = self.first_byte_ns = self.done_ns = 0
+        self.sent_ns = self.written_ns = self.first_byte_ns = self.done_ns = 0
         self.bytes_sent = 0
         self.local_port = 0
 

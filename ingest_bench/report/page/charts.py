@@ -1,4 +1,4 @@
-"""What the page's charts are drawn from: each run's series on one axis of seconds, with its faults. Pure."""
+"""What the page's charts are drawn from: each run's series on one axis of seconds, with its faults and stalls. Pure."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 from ingest_bench.model.results import Series, Summary
 from ingest_bench.report.page import html
+from ingest_bench.report.tables import stall_table
 
 Point = tuple[float, float]
 # Of a longer series each part has its lowest and its highest value: a day of seconds is more than a screen has pixels.
@@ -53,7 +54,13 @@ def run(found: Summary) -> dict[str, Any] | None:
         # Of another time than the load: its record is damaged, or clocks were set.
         if right >= begin and left <= to
     ]
-    return {"title": f"{found.run} over time", "from": begin, "to": to, "panels": panels, "faults": faults}
+    stalls = [
+        {"cause": stall_table.shown([stall]), "from": left, "to": right}
+        for stall in found.stalls
+        for left, right in [_ends((stall.start_ns, stall.end_ns), start_ns)]
+    ]
+    spans = {"faults": faults, "stalls": stalls}
+    return {"title": f"{found.run} over time", "from": begin, "to": to, "panels": panels, **spans}
 
 
 def figure(number: int, found: Summary) -> str:

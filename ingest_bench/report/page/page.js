@@ -93,8 +93,9 @@
       const at = this.place(event), reach = Math.max(1, (this.span[1] - this.span[0]) / 100);
       const found = this.run.panels.flatMap((panel) => panel.lines.map((line) => [line, nearest(line.points, at, reach)]));
       const faults = this.run.faults.filter((fault) => fault.from <= at && at <= fault.to).map((fault) => fault.kind);
+      const stalls = this.run.stalls.filter((stall) => stall.from <= at && at <= stall.to).map((stall) => `stall: ${stall.cause}`);
       const values = found.filter(([, point]) => point).map(([line, point]) => `${line.name} ${short(point[1])}`);
-      this.said.textContent = [`${short(at)} s`, ...values, ...faults].join(" · ");
+      this.said.textContent = [`${short(at)} s`, ...values, ...faults, ...stalls].join(" · ");
       if (this.pressed === undefined) return;
       const [left, right] = [this.x(this.pressed), this.x(at)].sort((one, other) => one - other);
       this.chosen.setAttribute("x", left);
@@ -129,6 +130,13 @@
         element(this.svg, "rect", { class: "fault", x: left, y: top, width, height: bottom - top, "clip-path": `url(#${clip})` });
         if (first && left >= LEFT && left < LEFT + this.width) {
           element(this.svg, "text", { class: "kind", x: left + 3, y: top + 12 }, fault.kind);
+        }
+      }
+      for (const stall of this.run.stalls) {
+        const left = this.x(stall.from), width = Math.max(this.x(stall.to) - left, 2);
+        element(this.svg, "rect", { class: "stall", x: left, y: top, width, height: bottom - top, "clip-path": `url(#${clip})` });
+        if (first && left >= LEFT && left < LEFT + this.width) {
+          element(this.svg, "text", { class: "cause", x: left + 3, y: top + 26 }, stall.cause);
         }
       }
       if (this.span[0] < 0) {

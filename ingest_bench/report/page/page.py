@@ -15,7 +15,7 @@ from ingest_bench.analysis.compare.trend import Trend
 from ingest_bench.analysis.run.columns import COLUMNS
 from ingest_bench.model.results import Summary
 from ingest_bench.report.page import charts, distributions, html, intervals
-from ingest_bench.report.tables import headline, text_tables, trend_table
+from ingest_bench.report.tables import headline, stall_table, text_tables, trend_table
 from ingest_bench.report.tables.changes_table import rows, summed_up
 from ingest_bench.report.tables.words import key_text
 
@@ -62,6 +62,7 @@ def index(summaries: Sequence[Summary], pictures: Mapping[str, Picture], more: S
         html.section("Cells: median over the runs (min..max)", html.table(shown, links)),
         html.section("Left out of tables and pictures", html.items(text_tables.not_shown(summaries))),
         html.section("Notes", html.items(text_tables.notes(summaries))),
+        html.section("Stalls: when requests waited far longer than usual, and why", _stalls(summaries)),
         html.section("Sizes of socket reads (bytes, logarithmic)", distributions.reads(titled)),
         html.section("Response times: how many requests within which time", distributions.responses(titled)),
         html.section("What changes from cell to cell, each with its 95% interval", intervals.drawn(found)),
@@ -72,6 +73,12 @@ def index(summaries: Sequence[Summary], pictures: Mapping[str, Picture], more: S
         "<p>Files: " + ", ".join(f'<a href="{address}">{name}</a>' for address, name in _files(pictures)) + "</p>",
     ]
     return html.document(experiment, parts, {"runs": [chart for _, chart in drawn]})
+
+
+def _stalls(summaries: Sequence[Summary]) -> str:
+    """The stalls of all runs, and nothing where there was none."""
+    found = stall_table.page_rows(summaries)
+    return html.table(found) if len(found) > 1 else ""
 
 
 def _title(row: CellRuns, varying: Sequence[str]) -> str:

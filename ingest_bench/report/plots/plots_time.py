@@ -1,4 +1,4 @@
-"""One run over time: throughput, response time, heap and pauses, with its faults as shaded spans."""
+"""One run over time: throughput, response time, heap and pauses, with its faults and stalls as shaded spans."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ingest_bench.report.plots.plots_style import (
     png,
     style,
 )
-from ingest_bench.report.tables import headline
+from ingest_bench.report.tables import headline, stall_table
 from ingest_bench.report.tables.words import bytes_text, key_text, separated, short, whole
 
 _BLUE, _RED, _GREEN = PALETTE[0], PALETTE[1], PALETTE[2]
@@ -178,15 +178,19 @@ def _spans(axes: Axes, run: Summary, start_ns: int, ends: tuple[float, float], *
         left, right = ((moment - start_ns) / 1e9 for moment in (stall.start_ns, stall.end_ns))
         # Hatched, so that a fault below it is seen too.
         axes.axvspan(left, right, facecolor="none", edgecolor=FAINT, hatch="////", alpha=0.4, linewidth=0, zorder=0)
+        cause = stall_table.shown([stall])
+        if labelled and cause not in named:
+            _label(axes, left, cause, FAINT, down=16)
+        named.add(cause)
     if ends[0] < 0:
         axes.axvspan(ends[0], 0, color=RULE, alpha=0.5, linewidth=0, zorder=0)
         if labelled and not any(left < 0.12 * ends[1] for left, _ in spans):
             _label(axes, ends[0], "warm-up", FAINT)
 
 
-def _label(axes: Axes, at: float, text: str, colour: str) -> None:
+def _label(axes: Axes, at: float, text: str, colour: str, down: int = 3) -> None:
     axes.annotate(
-        text, (at, 1), xycoords=("data", "axes fraction"), xytext=(3, -3), textcoords="offset points", va="top",
+        text, (at, 1), xycoords=("data", "axes fraction"), xytext=(3, -down), textcoords="offset points", va="top",
         color=colour, fontsize=12, fontweight="bold",
     )  # fmt: skip
 

@@ -113,11 +113,11 @@ def machine(summaries: Sequence[Summary]) -> str:
 
 def timeline(run: Summary) -> str:
     """What a person should see first in one run over time: the cost of its faults, or else its pauses."""
-    stalled, recovery = run.values.get("stalled_s"), run.values.get("recovery_s")
+    silent, recovery = run.values.get("silent_s"), run.values.get("recovery_s")
     if run.faults:
         kinds = " and ".join(dict.fromkeys(fault.kind for fault in run.faults))
         back = f"throughput back {short(float(recovery))} s after it" if recovery else "throughput not back in time"
-        return f"{kinds.capitalize()}: {stalled or 0} s without progress, {back}"
+        return f"{kinds.capitalize()}: {silent or 0} s without progress, {back}"
     names = ("docs_per_s_mean", "response_ms_p99", "response_ms_max", "requests_failed")
     docs, slow, worst, failed = map(run.values.get, names)
     parts = [f"{whole(float(docs))} documents/s"] if docs is not None else []

@@ -177,7 +177,7 @@ SHOWN: tuple[Shown, ...] = (
     Shown("lost_documents", "lost", whole),
     Shown("delivered_twice", "delivered twice", whole, when_some="delivered_twice"),
     Shown("requests_failed", "failed requests", whole, when_some="requests_failed"),
-    Shown("stalled_s", "stalled, s", whole, when_some="stalled_s"),
+    Shown("silent_s", "silent, s", whole, when_some="silent_s"),
     Shown("recovery_s", "recovery, s", short),
 )
 
