@@ -22,6 +22,8 @@ _INFO = 2
 _ESTABLISHED = 1 << 1
 # The first bytes of an IPv4 address among those of IPv6 (RFC 4291, 2.5.5.2).
 _MAPPED = bytes(10) + b"\xff\xff"
+# Of a struct tcp_info what is read here: to tcpi_sndbuf_limited, which Linux has since 4.10.
+INFO_BYTES = 192
 # struct inet_diag_msg; its attributes follow.
 _MESSAGE_BYTES = 72
 
@@ -79,7 +81,7 @@ def _ipv4(message: bytes, family: int) -> bytes | None:
 
 
 def parse(local_port: int, remote_port: int, info: bytes, remote_address: str = "") -> Connection:
-    """A connection from a `struct tcp_info`."""
+    """A connection from `INFO_BYTES` of a `struct tcp_info` or more."""
     (timeouts,) = struct.unpack_from("=B", info, 2)
     (mss,) = struct.unpack_from("=I", info, 16)
     (sent_ms_ago,) = struct.unpack_from("=I", info, 44)

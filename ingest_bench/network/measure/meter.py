@@ -238,7 +238,7 @@ class Meter:
             while time.monotonic() < until and sent < most_bytes:
                 connection.sendall(block)
                 sent += len(block)
-            info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+            info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, diag.INFO_BYTES)
             congestion = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
             known = diag.parse(0, 0, info)
             connection.shutdown(socket.SHUT_WR)

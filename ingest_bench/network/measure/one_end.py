@@ -149,7 +149,7 @@ def handshakes(endpoint: Endpoint) -> Handshakes:
             found.append(time.monotonic_ns() - begun_ns)
             # One that opened them at once would fill the server's queue, and wait a second for its next SYN.
             time.sleep(_REST_S)
-            info = diag.parse(0, endpoint.port, opened.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104))
+            info = diag.parse(0, endpoint.port, opened.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, diag.INFO_BYTES))
             mss_bytes, path_mtu_bytes = info.send_mss_bytes, info.path_mtu_bytes
     return Handshakes(sorted(found), mss_bytes, path_mtu_bytes, is_ipv6=family == socket.AF_INET6)
 
