@@ -198,7 +198,6 @@ def test_a_last_line_without_line_feed_is_fine_when_it_is_whole(tmp_path: Path) 
         ('{"n": 1}\n'.encode("utf-16"), "line 1 begins with a byte order mark of UTF-16"),
         (b'\xef\xbb\xbf{"n": 1}\n', "byte order mark of UTF-8"),
         (b'[{"n": 1},\n{"n": 2}]\n', "is a JSON array: give one document a line, such as with jq -c '.[]'"),
-        *((PACK[ending](b'{"n": 1}\n'), f"name that ends with {ending}") for ending in (".gz", ".bz2", ".zst")),
         (b'{"index": {}}\n{"n": 1}\n{"n": 2}\n{"n": 3}\n', "line 3 is no action line"),
         (b'{"index": {}}\n{"n": 1}\n{"index": {}}\n', "line 3 is an action line and the file ends there"),
     ],
@@ -209,6 +208,12 @@ def test_a_bad_file_is_refused_with_line_and_remedy(tmp_path: Path, content: byt
         check(path)
     assert str(caught.value).startswith(str(path))
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".bz2", ".zst"])
+def test_a_packed_file_under_another_name_is_told_which_one_it_needs(tmp_path: Path, suffix: str) -> None:
+    with pytest.raises(SpecError, match=f"is packed data: give it a name that ends with {suffix}"):
+        check(write(tmp_path / "documents.ndjson", PACK[suffix](b'{"n": 1}\n')))
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".bz2", ".zst"])

@@ -200,7 +200,8 @@ def _cell(experiment: Experiment, levels: dict[str, str]) -> Cell:
         if twin is not None and twin not in paths:
             tables[twin[0]].pop(twin[1], None)
     name = str(tables["target"].get("name", TargetOptions().name))
-    tables["target"] = catalog.merged({"setting": experiment.settings.get(name, {})}, tables["target"])
+    if own := experiment.settings.get(name):
+        tables["target"] = catalog.merged({"setting": own}, tables["target"])
     where = experiment.name
     happens = tables.pop("fault", {}).get("name")
     faults = tuple(fault for fault in experiment.faults if happens is None or fault.name in (None, happens))
