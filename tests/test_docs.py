@@ -184,9 +184,9 @@ def test_huge_pages_have_the_response_times_of_their_reference_result_once_it_is
 ) -> None:
     times = {"always": ("900", "950", "990"), "madvise": ("120",), "never": ("80", "90")}
     rows = [
-        {"state": "measured", "host.transparent_hugepages": level, "response_ms_p99": value}
+        {"state": "measured", "host.transparent_hugepages": level, "fault": fault, "response_ms_p99": value}
         for level, values in times.items()
-        for value in values
+        for fault, value in [*(("none", each) for each in values), ("fragmented", "5000")]
     ]
     monkeypatch.setattr(generate, "reference", lambda *_: rows)
     assert "always 950 ms, madvise 120 ms, never 85 ms" in generate._huge_pages()
