@@ -57,13 +57,14 @@ def _slow(node: Node, most_per_s: Mapping[Rule, int], delay_ns: int | None) -> e
     disk, throttle = node.share.disk, node.share.throttle
     assert disk is not None, node.name  # noqa: S101 - this kind needs it
     with ExitStack() as stack:
-        before, began = disk.moved(), time.monotonic()
         if most_per_s:
             assert throttle is not None, node.name  # noqa: S101 - the same
             stack.callback(throttle.limit(most_per_s))
         if delay_ns is not None:
             assert disk.latency is not None, node.name  # noqa: S101 - the same
             stack.callback(disk.latency.delay(delay_ns // _MS))
+        # Once all of it is slow: the disk is written and read while it becomes so.
+        before, began = disk.moved(), time.monotonic()
         kept = stack.pop_all()
 
     def ended() -> str:
