@@ -87,7 +87,7 @@ class Setup:
 
 
 SINK = 'users = 4\nbulk_documents = 100\narrivals = "100/s"'
-OPENSEARCH = 'users = 4\nbulk_documents = 200\narrivals = "15/s"'
+OPENSEARCH = "users = 2\nbulk_documents = 50"
 SETUPS = (
     Setup("sink", ("pause", "partition", "quota", "throttle", "neighbours", GENERATOR), 8, SINK),
     Setup(
