@@ -118,11 +118,14 @@ class Injected:
     end_ns: int
 
     def may_be(self, stall: Stall) -> bool:
-        """Whether that stall may be its: they overlap, or it comes soon after and is not called something else."""
+        """Whether that stall may be its: they overlap by half of one of them, or it comes soon after and is called so."""
         after_ns = AFTER_S * S + (2 * (self.end_ns - self.start_ns) if self.kind in NETWORK else 0)
-        if stall.end_ns <= self.start_ns or stall.start_ns >= self.end_ns + after_ns:
+        common_ns = min(stall.end_ns, self.end_ns + after_ns) - max(stall.start_ns, self.start_ns)
+        if common_ns <= 0:
             return False
-        return stall.start_ns < self.end_ns or all(self.shows_as(cause.cause) for cause in stall.causes)
+        shorter_ns = min(stall.end_ns - stall.start_ns, self.end_ns - self.start_ns)
+        own = min(stall.end_ns, self.end_ns) - max(stall.start_ns, self.start_ns) >= shorter_ns / 2
+        return own or (bool(stall.causes) and all(self.shows_as(cause.cause) for cause in stall.causes))
 
     def shows_as(self, cause: str) -> bool:
         """Whether a cause is it."""
