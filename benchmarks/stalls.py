@@ -118,7 +118,7 @@ class Injected:
     end_ns: int
 
     def may_be(self, stall: Stall) -> bool:
-        """Whether that stall may be its: they overlap by half of one of them, or it comes soon after and is called so."""
+        """Whether that stall may be its: they overlap by half of the shorter, or it follows and is called so."""
         after_ns = AFTER_S * S + (2 * (self.end_ns - self.start_ns) if self.kind in NETWORK else 0)
         common_ns = min(stall.end_ns, self.end_ns + after_ns) - max(stall.start_ns, self.start_ns)
         if common_ns <= 0:
