@@ -257,7 +257,9 @@ def injected(results: Path, done: Sequence[Injected]) -> list[Injected]:
     record = folder.record()
     assert record is not None  # noqa: S101 - it ran
     if record.state != "measured":
+        # What it says is not judged: some of its faults may never have ended.
         print(f"{results}: {record.state}: {record.reason}")
+        return []
     found = list(done)
     asked = sorted(run.cell.faults, key=lambda fault: fault.at_ns)
     for happened, fault in zip(sorted(record.faults, key=lambda one: one.started), asked, strict=False):
@@ -295,6 +297,8 @@ def judged(stall: Stall, near: Sequence[Injected]) -> str:
 def rows(run: str, target: str, results: Path, done: Sequence[Injected]) -> Iterator[dict[str, object]]:
     """A row for each injected stall and each one that was found without."""
     put = injected(results, done)
+    if not put:
+        return
     for by, summary in summaries(results):
         start_ns = summary.measure_start_ns or 0
         hit: set[Injected] = set()
