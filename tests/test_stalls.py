@@ -197,6 +197,31 @@ def test_what_lasts_while_a_stall_is_made_up_for_is_no_cause_of_it() -> None:
     assert [cause.cause for cause in one.ruled_out] == ["a thread waited"]
 
 
+def test_two_threads_with_different_things_to_do_explain_nothing_together() -> None:
+    def told(first: str, second: str, thread: str) -> set[str]:
+        spans = (
+            Watched(first, (Interval(first, ZERO + 5 * SECOND, ZERO + 6 * SECOND, "write#1"),)),
+            Watched(second, (Interval(second, ZERO + 6 * SECOND, ZERO + 8 * SECOND, thread),)),
+        )
+        window = Window(made.START, made.START + 20 * SECOND)
+        (one,) = attribution.find(load([(5, 8)], 20, 1), window, SERVICE_S * 1000, spans, made.OFFSET)
+        return named(one)
+
+    assert told("waited for a lock", "forced a file", "write#2") == set()
+    assert told("waited for a lock", "forced a file", "write#1") == {"waited for a lock", "forced a file"}
+
+
+def test_what_one_thread_did_is_no_cause_beside_what_all_of_them_met() -> None:
+    spans = (
+        Watched("quota", (Interval("quota", ZERO + 5 * SECOND, ZERO + 8 * SECOND),)),
+        Watched("forced a file", (Interval("forced a file", ZERO + 5 * SECOND, ZERO + 8 * SECOND, "write#1"),)),
+    )
+    window = Window(made.START, made.START + 20 * SECOND)
+    (one,) = attribution.find(load([(5, 8)], 20), window, SERVICE_S * 1000, spans, made.OFFSET)
+    assert named(one) == {"quota"}
+    assert [cause.cause for cause in one.undecided] == ["forced a file"]
+
+
 def test_stalls_that_are_hardly_apart_are_one() -> None:
     both = load([(5, 6), (6.1, 7)], 20)
     (one,) = found(both, {"quota": [(5, 7)]})

@@ -100,6 +100,9 @@ def _judged(seen: Waiting, span: Span, spans: Sequence[Span], found: Sequence[Su
         best = fit.fits(seen, own[left], own_ports[left], [one for _, one in near])
         if not best or best[0].weight_ns < _LEAST * whole:
             break
+        # What a single thread did may have lasted so long because of what all of them met.
+        of_all = [one for one in best if not any(near[number][1].thread for number in one.causes)]
+        best = of_all or best
         named.update(near[number][0] for one in best for number in one.causes)
         left[np.flatnonzero(left)[np.logical_or.reduce([one.explained for one in best])]] = False
     if left.any():

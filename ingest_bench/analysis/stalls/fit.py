@@ -52,26 +52,36 @@ def lead_ns(waiting: Waiting) -> int:
 def fits(waiting: Waiting, waits: Samples, ports: Samples, suspects: Sequence[Suspect]) -> list[Fit]:
     """All explanations that are as good as the best one, each with as few causes as possible; none: unexplained.
 
-    `waits` are the ends of each request's waiting, two columns on the clock of the samples; `ports` its connection.
+    `waits` are the ends of each request's waiting, two columns on the clock of the samples; `ports` its connection, -1
+    where only the rate fell.
     """
     if not len(waits):
         return []
     shares = [int(_inside(one, waits).sum()) for one in suspects]
     tried = sorted((place for place, share in enumerate(shares) if share), key=lambda place: -shares[place])
     best: list[Fit] = []
-    for size in range(1, _MOST_CAUSES + 1):
+    # Where only the rate fell, its ends are not known well enough for more than one cause.
+    most = _MOST_CAUSES if (ports >= 0).any() else 1
+    for size in range(1, most + 1):
         found = [
             fit
             for causes in itertools.combinations(sorted(tried[:_MOST_TRIED]), size)
-            if (fit := _fit(waiting, waits, ports, suspects, causes)) is not None
+            if _belong_together([suspects[place] for place in causes])
+            and (fit := _fit(waiting, waits, ports, suspects, causes)) is not None
         ]
         # More causes explain it better, or they are none.
         least = max((fit.weight_ns for fit in best), default=0) * (1 + _NEEDED)
         found = [fit for fit in found if fit.weight_ns > least]
         if found:
-            most = max(fit.weight_ns for fit in found)
-            best = [fit for fit in found if fit.weight_ns >= _AS_GOOD * most]
+            heaviest_ns = max(fit.weight_ns for fit in found)
+            best = [fit for fit in found if fit.weight_ns >= _AS_GOOD * heaviest_ns]
     return best
+
+
+def _belong_together(chosen: Sequence[Suspect]) -> bool:
+    """Whether they may follow each other: of several threads, each with something else, some fit by chance."""
+    of_threads = [one for one in chosen if one.thread]
+    return len({one.cause for one in of_threads}) <= 1 or len({one.thread for one in of_threads}) <= 1
 
 
 def _inside(suspect: Suspect, waits: Samples) -> Samples:
