@@ -9,9 +9,11 @@ from pathlib import Path
 
 import nox
 
-nox.options.sessions = ["lint", "quick", "real", "netem", "newcomer", "ordinary"]
+nox.options.sessions = ["lint", "quick", "slow", "real", "netem", "newcomer", "ordinary"]
 # CI keeps the environments where an ordinary user can read them, wherever its checkout is.
 nox.options.envdir = os.environ.get("NOX_ENVDIR", ".nox")
+# An environment is made in seconds where uv is there.
+nox.options.default_venv_backend = "uv|virtualenv"
 nox.options.error_on_missing_interpreters = True
 nox.needs_version = ">=2024.10.9"
 
@@ -50,9 +52,16 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def quick(session: nox.Session) -> None:
-    """The tests that need no root, no server, no network."""
+    """The tests that need no root, no server, no network, and no patience."""
     install(session, *TESTS)
-    session.run("pytest", "-q", "-n", "2", "-m", f"not netem and not ({REAL})", *session.posargs)
+    session.run("pytest", "-q", "--durations=20", "-n", "2", "--quick", *session.posargs)
+
+
+@nox.session
+def slow(session: nox.Session) -> None:
+    """The others that need no root, no server, no network: each takes more than a tenth of a second."""
+    install(session, *TESTS)
+    session.run(*PYTEST, "-n", "2", "-m", f"slow and not netem and not ({REAL})", *session.posargs)
 
 
 @nox.session

@@ -1,20 +1,35 @@
-"""What every test shares: the promise about capabilities, and signals as a terminal gives them."""
+"""What every test shares: the promise about capabilities, which are quick, and signals as a terminal gives them."""
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Generator
+from pathlib import Path
 
 import pytest
-from stolen import TriedAgain
+from stolen import REAL, TriedAgain
+
+_MARKS_OF_A_MODULE = re.compile(r"^pytestmark = .*?$(?:\n(?:    .*|\]))*", re.MULTILINE)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--promised", default="", help="markers promised here: a skip is a failure")
+    parser.addoption("--quick", action="store_true", help="only what needs no root, server, network or patience")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Whether it has no quick test at all. To import it would take as long as many quick tests do."""
+    if not config.getoption("--quick") or collection_path.suffix != ".py":
+        return None
+    marks = _MARKS_OF_A_MODULE.search(collection_path.read_text(encoding="utf-8"))
+    return True if marks and REAL & set(re.findall(r"\w+", marks[0])) else None
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--quick"):
+        config.option.markexpr = f"not ({' or '.join(sorted(REAL | {'slow'}))})"
     config.pluginmanager.register(TriedAgain())
     # A job that runs in the background may start with these ignored; the programs under test would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -100,6 +100,7 @@ def test_wrong_arrivals_name_the_key_and_the_remedy(given: object, said: str) ->
     assert said in str(raised.value)
 
 
+@pytest.mark.slow
 def test_a_constant_rate_has_equal_gaps_and_never_drifts() -> None:
     assert first(4, "4/s") == [0, 250 * MS, 500 * MS, 750 * MS]
     assert next(itertools.islice(schedule(parse_arrivals("3/s")), 3_000_000, None)) == 1_000_000 * S

@@ -137,6 +137,7 @@ def test_what_ipv6_carries_is_named_too_and_not_what_a_tunnel_does(tmp_path: Pat
     ]
 
 
+@pytest.mark.slow
 def test_no_frame_is_too_broken_to_be_read(tmp_path: Path) -> None:
     path, draw = tmp_path / "a.pcap", random.Random(8)  # noqa: S311 - it is no secret
     whole = [

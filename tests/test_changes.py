@@ -118,6 +118,7 @@ def test_the_page_draws_intervals_within_their_frame_and_escapes_what_others_wro
     assert all(0 <= place <= 400 for place in places)
 
 
+@pytest.mark.slow
 def test_the_command_writes_table_and_page_and_ends_as_a_gate_does(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

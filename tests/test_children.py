@@ -48,6 +48,7 @@ def test_a_python_child_imports_nothing_from_here_whatever_pythonpath_says(
     assert system.run(system.script(asks)) == "1\n"
 
 
+@pytest.mark.slow
 def test_pip_is_the_installed_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "pip.py").write_text('raise SystemExit("planted")\n')
     monkeypatch.chdir(tmp_path)
@@ -72,6 +73,7 @@ def test_options_for_every_jvm_are_not_for_ours(monkeypatch: pytest.MonkeyPatch)
     assert "agent.jar" not in system.run(("env",))
 
 
+@pytest.mark.slow
 def test_options_for_every_python_are_not_for_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONWARNINGS", "error")
     monkeypatch.setenv("PYTHONINSPECT", "1")
@@ -201,6 +203,7 @@ def places() -> list[str]:
     return [str(Path(ingest_bench.__file__).parent.parent), *(path for path in sys.path if path.endswith("-packages"))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["a copy", "a way to a checkout"])
 def test_installed_for_one_user_its_children_find_what_it_imports(tmp_path: Path, how: str) -> None:
     """As `pip install --user` and `pip install --user --editable` leave it."""
@@ -213,6 +216,7 @@ def test_installed_for_one_user_its_children_find_what_it_imports(tmp_path: Path
     assert installed(tmp_path).startswith("locust ")
 
 
+@pytest.mark.slow
 def test_installed_elsewhere_its_children_take_nothing_from_a_users_own_site(tmp_path: Path) -> None:
     folder = user_site(tmp_path)
     folder.mkdir(parents=True)

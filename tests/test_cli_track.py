@@ -16,6 +16,7 @@ def typed(*words: str) -> int:
     return app.run(list(words))
 
 
+@pytest.mark.slow
 def test_the_plan_of_a_track_says_what_it_skips(capsys: pytest.CaptureFixture[str]) -> None:
     assert typed("plan", "--track", TRACK, "--set", "heap=1g,2g") == 0
     # A narrow terminal breaks lines.
@@ -24,6 +25,7 @@ def test_the_plan_of_a_track_says_what_it_skips(capsys: pytest.CaptureFixture[st
     assert "2 runs, each as long as its documents take. Nothing was started." in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -58,6 +60,7 @@ def test_what_cannot_work_is_refused_before_anything_starts(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_corpus_that_is_missing_is_named_with_where_it_is(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     folder = Path(shutil.copytree(TRACK, tmp_path / "track"))
     (folder / "rides.json").unlink()

@@ -51,6 +51,7 @@ def test_counts_of_the_same_cell_are_rarely_called_distinct(mean: int, runs: int
     assert wrong <= 60
 
 
+@pytest.mark.slow
 def test_of_tables_in_which_nothing_differs_few_call_anything_distinct() -> None:
     """Twenty columns of two cells of three runs each, as `noise` has them: most tables had one false yes before."""
     random, columns = np.random.default_rng(3), [column.name for column in COLUMNS if column.name.endswith("_ms_p99")]
@@ -74,6 +75,7 @@ def test_of_tables_in_which_nothing_differs_few_call_anything_distinct() -> None
     assert sum(any(each.is_distinct for each in table) for table in tables) <= 5
 
 
+@pytest.mark.slow
 def test_a_table_finds_what_differs_beside_what_does_not() -> None:
     random, found = np.random.default_rng(4), 0
     for _ in range(50):

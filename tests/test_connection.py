@@ -200,6 +200,7 @@ def test_an_answer_before_the_whole_body_was_taken_is_read(traffic: Traffic) -> 
     listener.close()
 
 
+@pytest.mark.slow
 def test_a_success_before_the_whole_body_was_taken_is_not_believed(traffic: Traffic) -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     connection = opened(way_to(Place(endpoint=Endpoint(*listener.getsockname())), traffic=traffic))

@@ -107,6 +107,7 @@ def places(value: Any, above: Path_ = ()) -> Iterator[Path_]:
         yield from places(item, (*above, key))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "trouble"),
     [
@@ -206,6 +207,7 @@ DAMAGED = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("content", DAMAGED, ids=lambda content: repr(content[:20]))
 @pytest.mark.parametrize("file", ["plan.json", "only/1/run.json", "only/1/load/load.json"])
 def test_a_damaged_file_is_one_sentence_that_names_it(results: Results, typed: Said, file: str, content: bytes) -> None:
@@ -217,6 +219,7 @@ def test_a_damaged_file_is_one_sentence_that_names_it(results: Results, typed: S
         assert len(said) < len(str(results.path / file)) + 150
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("file", "keys", "value", "sentence"),
     [
@@ -307,6 +310,7 @@ NUMBERS = (-1, 0, 2**62, -(2**62), 10**30, 1e308, -1.5, True)
 ODD: tuple[Any, ...] = (None, [], {}, "", "../../x", *NUMBERS, "\ud800", "\x1b[31m", [1], {"a": 1})
 
 
+@pytest.mark.slow
 def test_no_odd_value_ends_in_a_traceback(results: Results) -> None:
     """A sample: all places with all values were tried once, which takes a minute."""
     chosen = random.Random(1)  # noqa: S311 - a sample, not a secret

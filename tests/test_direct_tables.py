@@ -67,12 +67,14 @@ def test_the_table_has_both_rows_and_the_screen_shows_it_only_then() -> None:
     assert title not in published_rows([ours("16")])
 
 
+@pytest.mark.slow
 def test_there_is_no_table_and_no_picture_where_no_server_tells_of_its_buffers() -> None:
     plain = [made.summary({"network": "ethernet"})]
     assert REPORTS["direct-memory"](plain) == {}
     assert "report/direct-memory.png" not in REPORTS["pictures"](plain)
 
 
+@pytest.mark.slow
 def test_the_picture_has_a_row_for_one_that_ran_out_of_memory_too() -> None:
     nothing = dict.fromkeys((name for name in ours().values if name.startswith("direct")), None)
     gone = made.changed(ours("2"), values=nothing, state="oom", reason="direct: no more")

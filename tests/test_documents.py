@@ -45,6 +45,7 @@ def test_the_five_workloads_of_the_issue_are_there() -> None:
     assert bulks == {"geonames": 5000, "geopoint": 5000, "nyc_taxis": 10000, "percolator": 5000, "pmc": 500}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_the_mean_size_is_within_5_percent_of_the_published_one(name: str) -> None:
     found = catalog.workload(name)
@@ -70,6 +71,7 @@ def test_a_workload_names_its_source_and_keeps_its_published_figures(name: str) 
     assert found.source.startswith("https://")
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_documents_and_another_one_others() -> None:
     fare = {"name": "fare", "kind": "decimal", "minimum": 1, "maximum": 99, "median": 9}
     spot = {"name": "spot", "kind": "point", "places": [{"latitude": 40, "longitude": -73, "spread": 1}]}
@@ -117,6 +119,7 @@ def test_a_ride_ends_after_it_began_and_costs_the_sum_of_its_parts() -> None:
         assert -90 <= latitude <= 90
 
 
+@pytest.mark.slow
 def test_words_follow_zipfs_law() -> None:
     text = {"name": "n", "kind": "text", "mean": 20000, "vocabulary": 5000}
     found: dict[str, int] = {}
@@ -129,6 +132,7 @@ def test_words_follow_zipfs_law() -> None:
     assert 20 < counts[0] / counts[99] < 60
 
 
+@pytest.mark.slow
 def test_text_lengths_have_the_exact_mean_and_are_cut_between_words() -> None:
     sizes = [len(one["n"]) for one in documents({"name": "n", "kind": "text", "mean": 3000})]
     assert sum(sizes) / len(sizes) == pytest.approx(3000, rel=0.01)

@@ -156,6 +156,7 @@ def test_a_damaged_archive_is_thrown_away(served: Served, tmp_path: Path) -> Non
     assert not list(tmp_path.glob(f"{NAME}*"))
 
 
+@pytest.mark.slow
 def test_a_bomb_is_unpacked_no_further_than_the_track_says(served: Served, tmp_path: Path) -> None:
     served.data = gzip.compress(bytes(64 << 20), 9)
     seen: list[int] = []
@@ -219,6 +220,7 @@ def track(folder: Path, base: str, name: str = NAME, **documents: Any) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_the_command_says_the_size_first_and_fills_the_cache_for_all_tracks(
     served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -100,6 +100,7 @@ def test_turns_that_the_one_before_took_are_left_out(monkeypatch: pytest.MonkeyP
     assert happened(monkeypatch, fault, takes_s=5) == [1, 6, 11, 16]
 
 
+@pytest.mark.slow
 def test_what_is_due_while_a_flush_takes_long_does_not_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     ended, let_go = threading.Event(), threading.Event()
     began: list[str] = []

@@ -76,6 +76,7 @@ def test_the_published_cap_stands_beneath_the_same_delay_and_cap_of_each_node(
     assert [one[place] for one in beneath] == ([] if published is None else [published])
 
 
+@pytest.mark.slow
 def test_there_is_no_table_and_no_picture_where_nobody_forwards_anything() -> None:
     plain = [made.summary({"network": "ethernet"})]
     assert REPORTS["forwarding"](plain) == {}
@@ -83,6 +84,7 @@ def test_there_is_no_table_and_no_picture_where_nobody_forwards_anything() -> No
     assert published_rows(plain) == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "found",
     [by_trip(), [ours(batch_delay="20ms"), ours(batch_delay="100ms")], [ours()]],

@@ -49,6 +49,7 @@ def test_results_above_the_threshold_pass_and_below_it_fail(written: Path, tmp_p
     assert "verdict: fail" in output
 
 
+@pytest.mark.slow
 def test_a_baseline_is_a_folder_or_a_file(written: Path, tmp_path: Path) -> None:
     fall = ("--thresholds", str(tmp_path / "fall.toml"))
     for baseline in (written, written / "summary.csv"):

@@ -150,6 +150,7 @@ def test_values_are_written_as_the_kernel_reads_them() -> None:
 RIGHT = ["always", "defer+madvise", "1", "200", "64MiB", "1000 2000 3000", "on"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", SETTINGS)
 @given(value=st.one_of(VALUES, st.builds("".join, st.lists(st.sampled_from([*RIGHT, *SPECIAL]), max_size=3))))
 @examples(60)

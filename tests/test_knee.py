@@ -45,6 +45,7 @@ def test_every_step_is_a_row_in_the_order_in_which_it_was_decided() -> None:
     assert [row[-1] for row in rest] == ["met", "missed", "met"]
 
 
+@pytest.mark.slow
 def test_a_search_leaves_a_table_and_a_picture_of_every_cell() -> None:
     files = knee_table.files([searched("ethernet"), searched("wan-50ms", "generator")])
     assert set(files) == {"report/knee.png", "report/knee.md", "report/steps.csv"}

@@ -37,6 +37,7 @@ class Tags(HTMLParser):
         assert self.open.pop() == tag
 
 
+@pytest.mark.slow
 def test_the_page_is_well_formed_and_wants_only_files_that_the_reports_write() -> None:
     runs = [made.with_series(run) for run in FOUR]
     files = {name: content for report in REPORTS.values() for name, content in report(runs).items()}
@@ -76,12 +77,14 @@ def test_a_name_from_a_run_cannot_become_markup() -> None:
     assert "&lt;img src=x" in text
 
 
+@pytest.mark.slow
 def test_the_layers_are_drawn_only_when_allocations_were_measured() -> None:
     assert "report/layers.png" in REPORTS["pictures"](FOUR)
     without = [made.changed(run, values={"outside_tlab_network_bytes": None}) for run in FOUR]
     assert "report/layers.png" not in REPORTS["pictures"](without)
 
 
+@pytest.mark.slow
 def test_an_experiment_without_a_valid_run_still_has_a_page_that_says_so() -> None:
     files = REPORTS["pictures"]([made.changed(run, state="failed", reason="it died") for run in FOUR])
     assert "No valid run" in files["report/index.html"].decode()
@@ -111,6 +114,7 @@ def test_histograms_and_response_times_of_all_cells_share_an_axis() -> None:
     assert not distributions.responses(cells.group([none]))
 
 
+@pytest.mark.slow
 def test_a_long_run_keeps_its_peaks_and_what_is_no_number_is_left_out() -> None:
     run = made.with_series(FOUR[0])
     moments = tuple(made.START_NS + second * 10**9 for second in range(86_400))

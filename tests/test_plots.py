@@ -73,6 +73,7 @@ PICTURES: dict[str, Callable[[], bytes | None]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PICTURES)
 def test_no_text_of_a_picture_lies_on_another_or_leaves_the_page(name: str) -> None:
     with figures() as saved:
@@ -94,10 +95,12 @@ def test_no_text_of_a_picture_lies_on_another_or_leaves_the_page(name: str) -> N
         assert width < 0.5 or height < 0.5, (first, second)
 
 
+@pytest.mark.slow
 def test_the_same_summaries_give_the_same_bytes() -> None:
     assert plots.overview(FOUR) == plots.overview(FOUR)
 
 
+@pytest.mark.slow
 def test_an_invalid_run_is_not_in_the_picture_and_the_picture_says_so() -> None:
     bad = made.changed(FOUR[0], state="invalid", reason="bytes differ", values={"docs_per_s_mean": 9e8})
     with figures() as saved:
@@ -106,6 +109,7 @@ def test_an_invalid_run_is_not_in_the_picture_and_the_picture_says_so() -> None:
     assert "450,0" not in words(saved[0])
 
 
+@pytest.mark.slow
 def test_the_wire_has_a_panel_only_when_it_was_captured() -> None:
     with figures() as saved:
         plots.overview(FOUR)
@@ -114,6 +118,7 @@ def test_the_wire_has_a_panel_only_when_it_was_captured() -> None:
     assert "Wire frames" in words(saved[1])
 
 
+@pytest.mark.slow
 def test_a_cell_out_of_memory_says_so_in_its_row() -> None:
     oom = [made.changed(run, state="oom", values={"out_of_memory": "direct"}) for run in FOUR]
     runs = [gone if run.cell == FOUR[0].cell else run for run, gone in zip(FOUR, oom, strict=True)]
@@ -148,6 +153,7 @@ def test_the_headline_of_a_fault_is_what_it_cost() -> None:
     assert headline.timeline(lost).endswith("throughput not back in time")
 
 
+@pytest.mark.slow
 def test_a_run_with_failed_requests_shows_the_acknowledged_ones_too_and_says_how_many_failed() -> None:
     whole = made.changed(made.with_series(FOUR[0]), values={"response_ms_p99": 412.0, "response_ms_max": 900.0})
     some = made.changed(whole, values={"requests_failed": 48})
@@ -188,6 +194,7 @@ def test_a_matplotlibrc_of_the_current_folder_changes_no_picture() -> None:
         assert picture() == plain
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("letter", ["x", "0", "W", "a ", "\\n"])
 @pytest.mark.parametrize("columns", [{}, {"outside_tlab_network_bytes": 5e9, "outside_tlab_total_bytes": 5e9}])
 def test_a_level_of_200_characters_stands_in_the_pictures_without_its_middle(
@@ -218,6 +225,7 @@ def test_a_short_label_is_drawn_as_it_is() -> None:
         assert plots_style.text_width_in(drawn, long, 17, bold=True) <= 4.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("started", [0, -(2**62), 2**62, made.START_NS - 10**18])
 @pytest.mark.parametrize("ended", [None, 0, 2**62, made.START_NS + 10**9])
 def test_a_fault_from_another_time_than_its_load_does_not_keep_a_picture_from_being_drawn(
@@ -241,6 +249,7 @@ def with_large(run: Summary, largest: int, faults: int) -> Summary:
     return made.changed(run, series={**run.series, line.name: line}, faults=happened, values=values)
 
 
+@pytest.mark.slow
 def test_large_allocations_stand_beside_the_heap_of_the_same_run() -> None:
     runs = made.experiment(replicates=1, network=["loopback", "ethernet"])
     assert plots_large.large(runs) is None
@@ -263,6 +272,7 @@ def test_a_run_without_any_large_allocation_is_drawn_and_says_so() -> None:
     assert "none of 1 MiB or more" in [text.get_text() for text in texts(drawn[0])]
 
 
+@pytest.mark.slow
 def test_a_fault_that_happens_again_and_again_is_named_once() -> None:
     (run,) = made.experiment(replicates=1, network=["loopback"])
     with figures() as drawn:

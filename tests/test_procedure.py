@@ -145,6 +145,7 @@ def test_a_track_is_done_step_by_step_and_counts_all_its_indices() -> None:
     assert len({rides.out, sent(found, "index-places").plan.out}) == 2
 
 
+@pytest.mark.slow
 def test_a_step_with_a_time_period_lasts_so_long() -> None:
     update = sent(track(challenge="update"), "update-rides").plan
     assert (update.until_sent, update.options.measure_ns) == (False, 60 * SECOND)
@@ -152,6 +153,7 @@ def test_a_step_with_a_time_period_lasts_so_long() -> None:
     assert update.options.action.pipeline == "clean"
 
 
+@pytest.mark.slow
 def test_the_first_error_ends_a_step_unless_the_track_lets_it_pass(tmp_path: Path) -> None:
     folder = Path(shutil.copytree(FOLDER, tmp_path / "track"))
     options = LoadOptions(track=TrackChoice(path=str(folder)), on_error="abort")
@@ -209,6 +211,7 @@ def test_faults_need_a_measurement_of_known_length() -> None:
         procedure.check(cell(LoadOptions(track=TrackChoice(path=str(FOLDER))), faults=(fault,)))
 
 
+@pytest.mark.slow
 def test_a_damaged_corpus_of_a_track_is_found_before_anything_starts(tmp_path: Path) -> None:
     folder = Path(shutil.copytree(FOLDER, tmp_path / "track"))
     (folder / "rides.json").write_text('{"n": 1}\n{"n": \n')
@@ -221,6 +224,7 @@ def ordered(*overrides: str) -> Plan:
     return order.order(spec.load("track", overrides, fixed=fixed))
 
 
+@pytest.mark.slow
 def test_the_plan_of_a_track_holds_all_that_repeats_it() -> None:
     again = records.from_json(Plan, json.loads(json.dumps(records.to_json(ordered("heap=1g,2g")))))
     assert again == ordered("heap=1g,2g")
@@ -229,6 +233,7 @@ def test_the_plan_of_a_track_holds_all_that_repeats_it() -> None:
     assert campaign.check(again) == ("skipped: recent (search)", "skipped: sleep")
 
 
+@pytest.mark.slow
 def test_a_parameter_of_a_track_may_be_a_factor() -> None:
     runs = ordered("track.parameters.bulk_size=10,20").runs
     sizes = {sent(procedure.check(run.cell), "index-rides").plan.options.bulk_documents for run in runs}

@@ -376,6 +376,7 @@ def bodies(wire: Wire, corpus: Corpus | None = None, **options: Any) -> Iterator
     return source.open_source(workload, chosen, protocol, corpus=corpus, pool_bytes=1).for_user(0)
 
 
+@pytest.mark.slow
 def test_a_workload_goes_by_every_protocol(speech: Spoken) -> None:
     for body in itertools.islice(bodies(speech.wire, bulk_documents=7), 3):
         assert body.documents == len(speech.read(bytes(body.data))) == min(7, speech.protocol.most_documents or 7)

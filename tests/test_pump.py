@@ -143,6 +143,7 @@ REPLIES: dict[str, Callable[[bytes], bytes | None]] = {
 }
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     script=st.lists(st.sampled_from([*REPLIES, *["usual"] * 6]), min_size=1, max_size=12),

@@ -214,6 +214,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("words")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", [key for key in KEYS if key in RIGHT or "loss" in key or "queue" in key])
 def test_what_is_right_is_taken_by_every_way(folder: Path, key: str) -> None:
     value = RIGHT.get(key) or OTHERS[key.partition(".")[2]]
@@ -223,6 +224,7 @@ def test_what_is_right_is_taken_by_every_way(folder: Path, key: str) -> None:
         check(profile)
 
 
+@pytest.mark.slow
 @examples(150)
 @given(key=st.sampled_from(KEYS), value=TEXTS_OF_A_KEY)
 def test_no_text_of_a_profile_is_a_word_of_a_command(folder: Path, key: str, value: str) -> None:
@@ -230,6 +232,7 @@ def test_no_text_of_a_profile_is_a_word_of_a_command(folder: Path, key: str, val
         check(profile)
 
 
+@pytest.mark.slow
 @examples(250)
 @given(key=st.sampled_from(KEYS), value=VALUES)
 def test_no_other_value_of_a_profile_is_one_either(key: str, value: Any) -> None:
@@ -237,6 +240,7 @@ def test_no_other_value_of_a_profile_is_one_either(key: str, value: Any) -> None
         check(chosen(table(key, value)))
 
 
+@pytest.mark.slow
 @examples(150)
 @given(name=TEXTS)
 def test_no_text_is_the_name_of_an_offload(name: str) -> None:

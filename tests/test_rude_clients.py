@@ -98,6 +98,7 @@ def under_way(port: int) -> int:
     return sum(row[1].endswith(f":{port:04X}") and row[3] == "03" for row in rows)
 
 
+@pytest.mark.slow
 def test_handshakes_that_nobody_ends_stand_at_the_server_and_are_gone_afterwards() -> None:
     with program("syn-flood", 20, 64) as (listener, child):
         port = listener.getsockname()[1]

@@ -105,6 +105,7 @@ def test_a_rate_that_falls_is_a_stall_without_slow_requests() -> None:
     assert not found(load([], 20), {"quota": [(8, 11)]})
 
 
+@pytest.mark.slow
 def test_of_200_stalls_at_random_moments_none_is_named_wrong_and_19_of_20_are_named() -> None:
     """One or two causes that may overlap, each seen with an error of 100 ms, among spans that mean nothing."""
     rng = random.Random(14)  # noqa: S311 - made-up runs

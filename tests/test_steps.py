@@ -20,6 +20,7 @@ def found(lot: list[Made]) -> tuple[int, int, int]:
     return right, sum(len(made.places) for made in lot), said - right
 
 
+@pytest.mark.slow
 def test_of_made_up_histories_those_without_a_step_have_none_and_clear_steps_are_found() -> None:
     none = list(histories(200, 101, (0,)))
     assert sum(bool(level_changes.find(made.values).steps) for made in none) <= 10
@@ -33,6 +34,7 @@ def test_of_made_up_histories_those_without_a_step_have_none_and_clear_steps_are
     assert right >= 0.83 * there
 
 
+@pytest.mark.slow
 def test_the_interval_holds_the_size_of_the_step_nine_times_of_ten() -> None:
     held = seen = 0
     for made in histories(100, 53, (1,)):
@@ -45,6 +47,7 @@ def test_the_interval_holds_the_size_of_the_step_nine_times_of_ten() -> None:
     assert held >= 0.9 * seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("nights", "found_of_100"), [(6, 99), (8, 93), (12, 93), (15, 93), (20, 93)])
 def test_a_short_history_has_its_step_too_and_none_without(nights: int, found_of_100: int) -> None:
     random = np.random.default_rng(nights)
@@ -58,6 +61,7 @@ def test_a_short_history_has_its_step_too_and_none_without(nights: int, found_of
     assert right >= found_of_100
 
 
+@pytest.mark.slow
 def test_a_step_is_known_when_it_is_three_nights_old_and_one_odd_night_is_none() -> None:
     random = np.random.default_rng(5)
     for nights, at_least, at_most in ((1, 0, 1), (3, 48, 50), (5, 48, 50)):

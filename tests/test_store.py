@@ -68,6 +68,7 @@ def test_what_a_broken_try_left_is_kept_beside_the_next(results: layout.Results)
     assert not (kept / "home").exists()
 
 
+@pytest.mark.slow
 def test_two_that_write_the_same_report_at_once_both_write_it_whole(results: layout.Results) -> None:
     program = (
         "import sys; from pathlib import Path; from ingest_bench.results.layout import Results\n"

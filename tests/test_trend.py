@@ -137,6 +137,7 @@ def test_nights_without_a_number_and_cells_that_come_late_are_named_and_experime
     assert [len(each.values) for each in seen(nights).histories] == [6, 6]
 
 
+@pytest.mark.slow
 def test_of_tables_in_which_nothing_changed_few_say_that_something_did() -> None:
     random, columns = np.random.default_rng(8), ("docs_per_s_mean", "response_ms_p99", "gc_pauses")
     said = 0
@@ -164,6 +165,7 @@ def test_of_tables_in_which_nothing_changed_few_say_that_something_did() -> None
     assert said <= 4
 
 
+@pytest.mark.slow
 def test_page_and_picture_show_every_history_and_others_text_as_text() -> None:
     nights = [
         night(
@@ -216,6 +218,7 @@ def written(tmp_path: Path) -> Callable[..., Path]:
     return write
 
 
+@pytest.mark.slow
 def test_the_command_reads_folders_and_ends_as_compare_does(
     tmp_path: Path, written: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
