@@ -172,8 +172,9 @@ def test_a_measurement_begins_where_its_own_data_say(tmp_path: Path, monkeypatch
     written = (folder.load / "load.json").read_bytes()
     assert json.loads(written)["measure_end_ns"] == report.load_end_ns
     at_once = dataclasses.replace(report, warm_up_end_ns=report.started_monotonic_ns)
-    monkeypatch.setattr(steady, "settled", lambda *_: at_once)
-    again = evaluation.run_summary(results.plan, planned, folder, record)
+    with monkeypatch.context() as patched:
+        patched.setattr(steady, "settled", lambda *_: at_once)
+        again = evaluation.run_summary(results.plan, planned, folder, record)
     assert again.measure_start_ns == report.started_monotonic_ns + report.realtime_minus_monotonic_ns
     assert (folder.load / "load.json").read_bytes() == written
     after_s = summary.values["steady_after_s"]

@@ -53,6 +53,9 @@ class Own(Plain):
     server: Server
     default_version: str = ""
 
+    # Its file does not say, so nothing is refused for it.
+    keeps_files = True
+
     @property
     def versions(self) -> Mapping[str, Requirements]:
         """What it needs."""
