@@ -18,8 +18,8 @@ nox.options.error_on_missing_interpreters = True
 nox.needs_version = ">=2024.10.9"
 
 CI = bool(os.environ.get("CI"))
-REAL = "netns or bpf or jvm or opensearch or elasticsearch or processes or data_prepper"
-NETWORKS = "(netns or bpf) and not (netem or jvm or opensearch or elasticsearch)"
+REAL = "netns or bpf or device_mapper or jvm or opensearch or elasticsearch or processes or data_prepper"
+NETWORKS = "(netns or bpf or device_mapper) and not (netem or jvm or opensearch or elasticsearch)"
 # What a CI machine promises: there, a skip for want of it is a failure.
 PROMISED = "bpf,netns,netem,jvm,opensearch,elasticsearch"
 PROMISED_TO_ANYBODY = "netns,jvm,opensearch,elasticsearch"

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from _pytest.runner import runtestprotocol
 
-REAL = {"netem", "netns", "bpf", "jvm", "opensearch", "elasticsearch", "processes", "data_prepper"}
+REAL = {"netem", "netns", "bpf", "device_mapper", "jvm", "opensearch", "elasticsearch", "processes", "data_prepper"}
 # An idle virtual machine is told of less than 1%.
 _MUCH = 0.02
 _RESTS_S = (2, 5, 10, 20)

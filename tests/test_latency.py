@@ -122,7 +122,7 @@ def took_s(code: str, path: Path) -> float:
     return float(subprocess.run(argv, capture_output=True, text=True, timeout=LIMIT_S, check=True).stdout)
 
 
-@pytest.mark.netns
+@pytest.mark.device_mapper
 def test_each_sync_and_each_read_waits_for_the_longest_of_those_that_last(node: tuple[Path, Share]) -> None:
     home, share = node
     stage = stage_of(home, share)
@@ -148,7 +148,7 @@ def test_each_sync_and_each_read_waits_for_the_longest_of_those_that_last(node: 
     assert moved.write_ms < 20 * moved.writes
 
 
-@pytest.mark.netns
+@pytest.mark.device_mapper
 def test_what_waits_goes_on_when_the_fault_ends_and_one_that_met_nothing_fails(node: tuple[Path, Share]) -> None:
     home, share = node
     stage = stage_of(home, share)
@@ -167,7 +167,7 @@ def test_what_waits_goes_on_when_the_fault_ends_and_one_that_met_nothing_fails(n
         unneeded.end()
 
 
-@pytest.mark.netns
+@pytest.mark.device_mapper
 def test_nothing_is_left_when_all_is_killed_while_a_sync_waits(tmp_path: Path) -> None:
     skip_without()
     env = {**os.environ, "INGEST_BENCH_STATE": str(tmp_path / "state")}
@@ -189,4 +189,4 @@ def test_nothing_is_left_when_all_is_killed_while_a_sync_waits(tmp_path: Path) -
 def test_it_is_so_on_a_kernel_that_has_the_device(tmp_path: Path) -> None:
     if inside_uml.INSIDE:
         pytest.skip("this is inside")
-    inside_uml.passes("3 passed", tmp_path, "-m", "netns", __file__, before=("sh", "-c", MODULES, "sh"))
+    inside_uml.passes("3 passed", tmp_path, "-m", "device_mapper", __file__, before=("sh", "-c", MODULES, "sh"))

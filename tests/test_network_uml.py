@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -16,10 +17,11 @@ import ordinary_user
 import pytest
 from readied import ready
 
+from ingest_bench import system
 from ingest_bench.errors import MissingCapability, RunFailed, SpecError
 from ingest_bench.model.network import Impairment, Profile
 from ingest_bench.network import link
-from ingest_bench.network.act import packet_sockets, uml
+from ingest_bench.network.act import packet_sockets, uml, without_xstate
 from ingest_bench.network.act.link import Link
 from ingest_bench.network.plan import guest
 
@@ -243,6 +245,24 @@ def test_each_device_gets_the_number_of_its_socket() -> None:
         "vec0:transport=fd,fd=7",
         "vec1:transport=fd,fd=12",
     ]
+
+
+@pytest.mark.parametrize(
+    ("version", "flags", "said"),
+    [("6.1.176", "fpu amx_bf16 amx_tile", True), ("6.13.2", "fpu amx_tile", False), ("6.1.176", "fpu avx512f", False)],
+)
+def test_a_processor_whose_registers_that_kernel_has_no_room_for_is_known(version: str, flags: str, said: bool) -> None:
+    assert guest.has_too_wide_registers(version, f"processor\t: 0\nflags\t\t: {flags}\n") is said
+
+
+def test_a_program_can_be_started_without_the_call_that_reads_wide_registers() -> None:
+    # No process has this pid: without the filter each of the two calls would say so (ESRCH).
+    asks = (
+        "import ctypes; libc = ctypes.CDLL(None, use_errno=True)\n"
+        "for request in (0x4204, 16): libc.ptrace(request, 2**22 + 1, 0, 0); print(ctypes.get_errno())"
+    )
+    argv = system.script(without_xstate.__file__, sys.executable, "-I", "-c", asks)
+    assert system.run(argv).split() == [str(errno.EIO), str(errno.ESRCH)]
 
 
 @pytest.fixture

@@ -13,11 +13,12 @@ import signal
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ingest_bench import system
 from ingest_bench.errors import RunFailed
-from ingest_bench.network.act import packet_sockets
+from ingest_bench.network.act import packet_sockets, without_xstate
 from ingest_bench.network.act import sandbox as sandboxes
 from ingest_bench.network.act.console import Console
 from ingest_bench.network.plan import guest, queues
@@ -100,10 +101,18 @@ def queue_complaint(queue: Queue) -> str:
     return f"{queue}: not in User-Mode Linux, for want of {' and '.join(missing)}." if missing else ""
 
 
+@cache
+def _has_too_wide_registers() -> bool:
+    cpuinfo = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    return guest.has_too_wide_registers(system.run(("linux.uml", "--version")), cpuinfo)
+
+
 @contextmanager
 def _booting(middle: Namespace, argv: Sequence[str]) -> Iterator[system.Child]:
     """The guest during the block. Then nothing is left: `unshare` ends after pid 1, and that one after all others."""
     sockets = system.script(packet_sockets.__file__, *(side.outside for side in guest.SIDES), "--")
+    if _has_too_wide_registers():
+        argv = (*system.script(without_xstate.__file__), *argv, guest.NO_AVX)
     killed_with = ("setpriv", "--pdeathsig", "KILL")
     own = ("unshare", "--mount", "--pid", "--fork", "--kill-child=KILL")
     inside = (*killed_with, *own, "sh", "-c", _PID_1, "pid-1", *argv)

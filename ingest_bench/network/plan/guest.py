@@ -20,6 +20,12 @@ LARGEST_MTU_BYTES = 65534
 # Of 1 Gbit/s 84% and 40 to 56% were left (`queues`).
 MOST_QUEUED_BPS = 500 * 10**6
 
+# The host's glibc in the guest, by its tunable (glibc manual, Hardware Capability Tunables): nothing of it uses AVX. A
+# word of the kernel's command line that the kernel does not know is in the environment of its first process.
+NO_AVX = "GLIBC_TUNABLES=glibc.cpu.hwcaps=-AVX,-AVX2,-AVX512F,-AVX512VL,-AVX512BW,-AVX_Fast_Unaligned_Load"
+# The first whose buffer for registers has the processor's own size (arch/um, "switch to regset API").
+_ANY_XSTATE = (6, 13)
+
 # Only what is used is taken, so this is a bound: netem's delay line holds whole packets.
 _MEMORY = "256M"
 
@@ -52,6 +58,12 @@ def guest_argv(mtu_bytes: int) -> tuple[str, ...]:
     return (
         "linux.uml", f"mem={_MEMORY}", *root, *console, "panic=-1", "uml_dir=/dev/shm", "umid=box", *devices
     )  # fmt: skip
+
+
+def has_too_wide_registers(version: str, cpuinfo: str) -> bool:
+    """Whether User-Mode Linux of that version panics on such a processor (`act.without_xstate`)."""
+    major, minor = map(int, version.split(".")[:2])
+    return (major, minor) < _ANY_XSTATE and " amx_tile" in cpuinfo
 
 
 def setup_argv() -> tuple[str, ...]:
