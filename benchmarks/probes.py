@@ -164,7 +164,10 @@ def look(
         for side in sorted(looks, reverse=bool(number % 2)):
             raw = folder / f"raw-{number}-{side}"
             raw.mkdir()
-            watching = probes.attach(chosen, jvm, raw, 600) if side == "with" else contextlib.nullcontext()
+            vantage = probes.AttachedTo(jvm)
+            watching = (
+                contextlib.nullcontext() if side == "without" else vantage.watch(probes.chosen(chosen), [raw], 600)
+            )
             with watching:
                 time.sleep(SETTLE_S)
                 start_ns, before_s = time.monotonic_ns(), cpu_seconds(jvm.pid)

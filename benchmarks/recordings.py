@@ -88,7 +88,9 @@ def measure(version: int, kind: str, events: int, parts: int, folder: Path) -> l
     compiled = classes(find(17), (*recording.READER, PROGRAM))
     raw = folder / f"{version}-{kind}"
     ports = record(java, compiled, raw, kind, events)
-    context = ReadContext(raw=raw, start_ns=0, end_ns=2**62, ports=ports, java=java.java, classes=compiled)
+    # Compiled before a clock runs.
+    reader = recording.reader(java)
+    context = ReadContext(raw=raw, start_ns=0, end_ns=2**62, ports=ports, reader=lambda: reader)
     whole = raw / "whole.jfr"
     found = []
     for times in (max(1, parts // 4), parts):

@@ -7,7 +7,7 @@
                                │ lab.campaign         for each run, lab.runner:
             network link ─ server process ─ probes ─ load worker ─ faults   ─▶ run.json, samples, raw/
      ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ below: repeatable, needs no root and no server ─ ─ ─ ─ ─
-                   probes.read, results.layout ─▶ analysis.run.summary ─▶ report, report.gate
+            probes.vantage, results.layout ─▶ analysis.run.summary ─▶ report, report.gate
 
 The rooms, each with its words on its front page:
 

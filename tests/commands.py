@@ -25,8 +25,8 @@ import pytest
 from ingest_bench import system, targets
 from ingest_bench.cli import app
 from ingest_bench.jvm import cache
-from ingest_bench.lab import evaluation
 from ingest_bench.model.target import TargetOptions
+from ingest_bench.probes import recording
 
 _PR_SET_CHILD_SUBREAPER = 36
 # On a busy machine everything takes long; a hanging command ends the test all the same.
@@ -221,7 +221,7 @@ def report(folder: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
 
 def fill_cache() -> None:
     """The cache has what a run of the sink needs, also for somebody who may only read it."""
-    evaluation.reader(targets.fetch(targets.named("sink").requirements(TargetOptions(name="sink"))))
+    recording.reader(targets.fetch(targets.named("sink").requirements(TargetOptions(name="sink"))))
 
 
 USERS = (None, NOBODY) if system.is_root() else (None,)

@@ -7,7 +7,8 @@ from pathlib import Path
 from ingest_bench import probes
 from ingest_bench.jvm.attach import attach
 
-with probes.attach(["reads", "gc"], attach(int(sys.argv[1])), Path(sys.argv[2]), limit_s=300):
+vantage = probes.AttachedTo(attach(int(sys.argv[1])))
+with vantage.watch(probes.chosen(["reads", "gc"]), [Path(sys.argv[2])], limit_s=300):
     sys.stdout.write("attached\n")
     sys.stdout.flush()
     time.sleep(300)

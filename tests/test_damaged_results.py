@@ -233,7 +233,6 @@ def test_a_damaged_file_is_one_sentence_that_names_it(results: Results, typed: S
         ("plan.json", ("runs",), [], "the plan has no runs"),
         ("only/1/run.json", ("state",), "fine", "state: \"fine\" is not one of 'planned'"),
         ("only/1/run.json", ("run",), "only/2", "is of another run than only/1"),
-        ("only/1/run.json", ("server", "runtime"), {"home": 1}, "server: runtime: "),
         ("only/1/run.json", ("counters",), {"by_peer_port": [1]}, 'counters["by_peer_port"]: a list is not an object'),
         ("only/1/run.json", ("faults",), [{"kind": "pause"}], 'faults[0]: the key "started" is missing'),
         ("only/1/run.json", ("measure_start_realtime_ns",), 0, "its measurement does not lie within the load's time"),
@@ -252,6 +251,20 @@ def test_what_a_file_cannot_hold_is_named_with_its_place(
     assert code == 2, said
     assert f"{results.path / file}" in said or "only/1" in said
     assert sentence in said
+
+
+@pytest.mark.parametrize("runtime", [..., 7, {"home": 1}], ids=["none", "a number", "half"])
+def test_a_recording_whose_java_is_not_known_is_named_with_its_place(
+    results: Results, typed: Said, runtime: Any
+) -> None:
+    folder = results.run(results.plan.runs[0])
+    (folder.raw / "recording.jfr").write_bytes(b"x")
+    change(results.path / "plan.json", ("runs", 0, "cell", "probes"), ["reads"])
+    server = {"version": "2.19.6"} | ({} if runtime is ... else {"runtime": runtime})
+    change(folder.path / "run.json", ("server",), server)
+    code, said = typed("report", str(results.path))
+    assert code == 2, said
+    assert f"{folder.path / 'run.json'}: this file is damaged: server: runtime: " in said
 
 
 RAW = (b"[]", b"null", b"7", b"{", b"", b'{"to-server": 7}', b'{"to-server": {"frames": [1]}}', b"[" * 10_000)
@@ -276,8 +289,7 @@ def test_a_damaged_copy_of_what_a_recording_said_is_made_anew(
     (tmp_path / "recording.json").write_bytes(content)
     anew = '{"events": 3, "last_ns": 1, "lost_bytes": 0, "files": []}'
     monkeypatch.setattr(system, "run", lambda *_, **__: anew)
-    no = Path("/nonexistent")
-    context = ReadContext(raw=tmp_path, start_ns=0, end_ns=1, ports=frozenset(), java=no, classes=no)
+    context = ReadContext(raw=tmp_path, start_ns=0, end_ns=1, ports=frozenset(), reader=tuple)
     assert recording.load(context).content == json.loads(anew)
     assert json.loads((tmp_path / "recording.json").read_text())["content"] == json.loads(anew)
 
@@ -300,8 +312,7 @@ def test_a_gc_log_with_a_hole_of_a_hundred_gigabytes_is_not_read_into_memory(tmp
     path = tmp_path / "gc.log"
     path.write_text("[2026-11-22T07:38:46.274+0000][0.004s][info][gc] Using G1\n")
     os.truncate(path, 100 << 30)
-    no = Path("/nonexistent")
-    context = ReadContext(raw=tmp_path, start_ns=0, end_ns=1, ports=frozenset(), java=no, classes=no)
+    context = ReadContext(raw=tmp_path, start_ns=0, end_ns=1, ports=frozenset(), reader=tuple)
     with pytest.raises(SpecError, match=f"^{path}: this is no GC log: it has a line of 65,536 characters or more$"):
         list(gc.Gc().read(context))
 

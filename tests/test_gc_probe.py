@@ -48,7 +48,7 @@ def pauses(content: dict[str, Any]) -> list[gcagree.Pause]:
 
 
 def context(raw: Path, start_ns: int, end_ns: int) -> ReadContext:
-    return ReadContext(raw=raw, start_ns=start_ns, end_ns=end_ns, ports=frozenset({1}), java=raw, classes=raw)
+    return ReadContext(raw=raw, start_ns=start_ns, end_ns=end_ns, ports=frozenset({1}), reader=tuple)
 
 
 def lay_out(raw: Path, run: str, lines: list[str] | None = None) -> ReadContext:

@@ -11,12 +11,11 @@ import pytest
 from servers import BULK, served
 
 from ingest_bench.jvm import options
-from ingest_bench.jvm.compile import classes
 from ingest_bench.jvm.java import find
 from ingest_bench.model.results import Reading, Remark
 from ingest_bench.model.server import Collector
 from ingest_bench.model.target import TargetOptions
-from ingest_bench.probes import ReadContext, jvm_options, read, recording
+from ingest_bench.probes import ReadContext, Started, chosen, jvm_options, recording
 from ingest_bench.probes.pauses import gclog
 
 pytestmark = [pytest.mark.jvm, pytest.mark.netns]
@@ -54,12 +53,11 @@ def test_recording_and_log_of_a_running_server_agree(java: int, gc: Collector, t
         start_ns=0,
         end_ns=end_ns,
         ports=frozenset({1}),
-        java=found.java,
-        classes=classes(found, recording.READER),
+        reader=lambda: recording.reader(found),
     )
     # The recording begins a moment after the log, and ends before the JVM does.
     since = dataclasses.replace(whole, start_ns=recording.load(whole).content["first_ns"])
-    measured = read(["gc"], since)
+    measured = Started.read(chosen(["gc"]), since)
     assert [item.text for item in measured if isinstance(item, Remark)] == []
     seen: dict[str, Any] = {item.name: item.value for item in measured if isinstance(item, Reading)}
     assert seen["gc_collector"] == gc

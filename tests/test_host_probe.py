@@ -20,9 +20,7 @@ SECOND = 10**9
 
 
 def context(raw: Path, start_s: int, end_s: int) -> ReadContext:
-    return ReadContext(
-        raw=raw, start_ns=start_s * SECOND, end_ns=end_s * SECOND, ports=frozenset(), java=raw, classes=raw
-    )
+    return ReadContext(raw=raw, start_ns=start_s * SECOND, end_ns=end_s * SECOND, ports=frozenset(), reader=tuple)
 
 
 def line(at_s: float, **changed: float | None) -> str:

@@ -41,7 +41,7 @@ TABLE = """  sl  local_address rem_address   st tx_queue rx_queue tr tm->when re
 
 
 def context(raw: Path, ports: set[int], start_ns: int = 0, end_ns: int = 2**62) -> ReadContext:
-    return ReadContext(raw=raw, start_ns=start_ns, end_ns=end_ns, ports=frozenset(ports), java=raw, classes=raw)
+    return ReadContext(raw=raw, start_ns=start_ns, end_ns=end_ns, ports=frozenset(ports), reader=tuple)
 
 
 def readings(measured: list[Measured]) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from ingest_bench import probes
 from ingest_bench.model.results import Measured, Reading, Remark, Series
 from ingest_bench.probes import nodestats
 
@@ -87,13 +86,6 @@ def test_a_server_that_tells_it_in_another_way_is_a_remark(tmp_path: Path, told:
     found = read(tmp_path, *((at * S, {"a": told}) for at in (10, 11, 12)))
     assert values(found) == {}
     assert "in its own way" in said(found)
-
-
-def test_probes_that_need_the_jvm_say_that_they_are_unavailable(tmp_path: Path) -> None:
-    names = ("reads", "allocations", "kernel-reads", "host")
-    found = list(probes.read_from_outside(names, tmp_path, 10 * S, 12 * S))
-    assert [item.probe for item in found if isinstance(item, Remark) and "unavailable" in item.text] == list(names)
-    assert values(found) == {}
 
 
 def test_a_question_that_fails_leaves_no_line_and_the_last_one_is_asked_at_the_end(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,6 @@ from ingest_bench import ledger, probes, system
 from ingest_bench.errors import InvalidRun, RunFailed
 from ingest_bench.jvm import java
 from ingest_bench.jvm.attach import Attached, attach
-from ingest_bench.jvm.compile import classes
 from ingest_bench.jvm.observed import observed
 from ingest_bench.model.results import Histogram, Measured, Reading, Remark
 from ingest_bench.model.target import TargetOptions
@@ -85,11 +85,14 @@ def counters(server: Served) -> dict[str, Any]:
     return server.target.counters((server.http,))
 
 
+def watched(names: list[str], jvm: Attached, raw: Path, limit_s: int = 300) -> AbstractContextManager[None]:
+    return probes.AttachedTo(jvm).watch(probes.chosen(names), [raw], limit_s)
+
+
 def context(jvm: Attached, raw: Path, ports: set[int], start_ns: int = 0) -> ReadContext:
     found = java.find(jvm.java_version)
-    compiled = classes(found, recording.READER)
     window = {"start_ns": start_ns, "end_ns": 2**62}
-    return ReadContext(raw=raw, **window, ports=frozenset(ports), java=found.java, classes=compiled)
+    return ReadContext(raw=raw, **window, ports=frozenset(ports), reader=lambda: recording.reader(found))
 
 
 def readings(measured: list[Measured]) -> dict[str, Any]:
@@ -112,7 +115,7 @@ def test_every_probe_sees_exactly_what_the_sink_counted_while_it_watched(
     bulks(server, 3)
     before = counters(server)
     start_ns = time.time_ns()
-    with probes.attach(names, jvm, raw, limit_s=300):
+    with watched(names, jvm, raw):
         outputs, recordings = switched_on(jvm)
         bulks(server, 40)
         after = counters(server)
@@ -125,7 +128,7 @@ def test_every_probe_sees_exactly_what_the_sink_counted_while_it_watched(
     assert len(recordings) == 1
     # All connections: the port that sent the bulks is one of them.
     ports = {int(port) for port in after["by_peer_port"]}
-    measured = probes.read(names, context(jvm, raw, ports, start_ns))
+    measured = probes.Started.read(probes.chosen(names), context(jvm, raw, ports, start_ns))
     assert remarks(measured) == []
     seen = readings(measured)
 
@@ -152,11 +155,11 @@ def test_a_second_time_holds_nothing_of_the_first(server: Served, jvm: Attached,
         raw = tmp_path / name
         raw.mkdir()
         before = counters(server)
-        with probes.attach(["reads", "gc"], jvm, raw, limit_s=300):
+        with watched(["reads", "gc"], jvm, raw):
             bulks(server, 2)
             after = counters(server)
         ports = {int(port) for port in after["by_peer_port"]}
-        found = readings(probes.read(["reads"], context(jvm, raw, ports)))
+        found = readings(probes.Started.read(probes.chosen(["reads"]), context(jvm, raw, ports)))
         seen.append((found["reads_recorded"], found["bytes_read"]))
         true.append(tuple(after[name] - before[name] for name in ("reads", "bytes_read")))
     assert seen == true
@@ -164,7 +167,7 @@ def test_a_second_time_holds_nothing_of_the_first(server: Served, jvm: Attached,
 
 def test_a_failure_in_the_block_leaves_nothing_in_the_jvm(server: Served, jvm: Attached, raw: Path) -> None:
     before = switched_on(jvm)
-    with pytest.raises(RunFailed, match="answered 404"), probes.attach(["reads", "gc"], jvm, raw, limit_s=300):
+    with pytest.raises(RunFailed, match="answered 404"), watched(["reads", "gc"], jvm, raw):
         server.http.expect("GET", "/there/is/no/such/page")
     assert switched_on(jvm) == before
     assert (raw / "recording.jfr").read_bytes()[:4] == b"FLR\0"
@@ -174,9 +177,9 @@ def test_a_failure_in_the_block_leaves_nothing_in_the_jvm(server: Served, jvm: A
 
 def test_nobody_else_can_observe_the_same_jvm(jvm: Attached, raw: Path) -> None:
     with (
-        probes.attach(["gc"], jvm, raw, limit_s=300),
+        watched(["gc"], jvm, raw),
         pytest.raises(RunFailed, match=f"in use by pid {os.getpid()}: probes in the JVM with pid {jvm.pid}"),
-        probes.attach(["gc"], jvm, raw, limit_s=300),
+        watched(["gc"], jvm, raw),
     ):
         pytest.fail("it is taken")
 
@@ -185,7 +188,7 @@ def test_a_time_limit_ends_all_of_it_and_is_told(jvm: Attached, raw: Path) -> No
     before = switched_on(jvm)
     with (
         pytest.raises(InvalidRun, match="time limit of 6 s was over"),
-        probes.attach(["reads", "gc"], jvm, raw, limit_s=6),
+        watched(["reads", "gc"], jvm, raw, limit_s=6),
     ):
         wait_until(lambda: switched_on(jvm) == before)
 
@@ -231,7 +234,7 @@ def test_a_refused_log_leaves_no_recording(jvm: Attached, raw: Path) -> None:
 
 def test_a_jvm_that_ends_meanwhile_leaves_its_recording(tmp_path: Path, raw: Path) -> None:
     with served(tmp_path, TargetOptions(name="sink", heap_bytes=64 << 20)) as server:
-        with probes.attach(["reads", "gc"], attach(server.process.jvm_pid), raw, limit_s=300):
+        with watched(["reads", "gc"], attach(server.process.jvm_pid), raw):
             server.bulk(10)
             server.process.popen.terminate()
             server.process.popen.wait(60)
@@ -242,12 +245,12 @@ def test_a_jvm_that_ends_meanwhile_leaves_its_recording(tmp_path: Path, raw: Pat
 def test_a_jvm_that_is_killed_meanwhile_is_no_error_of_the_probes(tmp_path: Path, raw: Path) -> None:
     with served(tmp_path, TargetOptions(name="sink", heap_bytes=64 << 20)) as server:
         jvm = attach(server.process.jvm_pid)
-        with probes.attach(["reads", "gc"], jvm, raw, limit_s=300):
+        with watched(["reads", "gc"], jvm, raw):
             server.bulk(10)
             server.process.popen.kill()
             server.process.popen.wait(60)
         assert not jvm.is_alive()
-        assert remarks(probes.read(["reads"], context(jvm, raw, {1}))) != []
+        assert remarks(probes.Started.read(probes.chosen(["reads"]), context(jvm, raw, {1}))) != []
         assert ledger.show() == []
 
 

@@ -14,8 +14,8 @@ from running import running
 
 from ingest_bench import targets
 from ingest_bench.experiment import spec
-from ingest_bench.lab import evaluation
 from ingest_bench.model.target import Endpoint
+from ingest_bench.probes import recording
 
 pytestmark = [pytest.mark.jvm, pytest.mark.netns, pytest.mark.processes]
 
@@ -30,7 +30,7 @@ def _cache() -> None:
     """What only root can fetch is there for everybody."""
     commands.fill_cache()
     asked = spec.target_options({"file": str(EXAMPLE / "jetty.toml")}, "target")
-    evaluation.reader(targets.fetch(targets.of(asked).requirements(asked)))
+    recording.reader(targets.fetch(targets.of(asked).requirements(asked)))
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from ingest_bench.probes.context import Events
 
 
 def context(raw: Path) -> ReadContext:
-    return ReadContext(raw=raw, start_ns=10, end_ns=20, ports=frozenset({4000, 4001}), java=raw / "java", classes=raw)
+    return ReadContext(raw=raw, start_ns=10, end_ns=20, ports=frozenset({4000, 4001}), reader=tuple)
 
 
 def sizes(count: int, total: int) -> dict[str, int]:

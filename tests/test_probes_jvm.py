@@ -19,7 +19,7 @@ from ingest_bench import system
 from ingest_bench.jvm.compile import classes as compiled
 from ingest_bench.jvm.java import find
 from ingest_bench.model.results import READ_FIELDS, Histogram, Measured, Reading, Remark, Series
-from ingest_bench.probes import ReadContext, find_oom, jvm_options, read, recording, watch
+from ingest_bench.probes import PROBES, ReadContext, Started, chosen, find_oom, jvm_options, recording
 from ingest_bench.probes.context import ATTACHED
 
 pytestmark = pytest.mark.jvm
@@ -47,8 +47,11 @@ def raw(tmp_path: Path) -> Path:
 
 
 def context(raw: Path, java: Path, classes: Path, ports: set[int]) -> ReadContext:
+    def reader() -> tuple[str, ...]:
+        return (str(java), "-Xmx512m", "-XX:+UseSerialGC", "-cp", str(classes), "JfrReader")
+
     start_ns, end_ns = EVER
-    return ReadContext(raw=raw, start_ns=start_ns, end_ns=end_ns, ports=frozenset(ports), java=java, classes=classes)
+    return ReadContext(raw=raw, start_ns=start_ns, end_ns=end_ns, ports=frozenset(ports), reader=reader)
 
 
 def counted(output: str) -> dict[str, int]:
@@ -77,7 +80,7 @@ def run(raw: Path, java: Path, *arguments: str) -> str:
 def test_a_million_reads_are_found_exactly_as_the_server_counted_them(java: Path, classes: Path, raw: Path) -> None:
     said = counted(system.run(serve(java, classes, raw, 700_000, "exit"), timeout_s=300))
     assert said["reads"] > 1_000_000
-    measured = read(["reads", "gc"], context(raw, java, classes, {said["port"]}))
+    measured = Started.read(chosen(["reads", "gc"]), context(raw, java, classes, {said["port"]}))
     sizes = histogram(measured)
     assert sum(sizes.values()) == said["reads"]
     assert sum(size * count for size, count in sizes.items()) == said["bytes"] == readings(measured)["bytes_read"]
@@ -93,11 +96,11 @@ def test_a_million_reads_are_found_exactly_as_the_server_counted_them(java: Path
 
 def test_reads_of_other_connections_and_outside_the_measurement_stay_out(java: Path, classes: Path, raw: Path) -> None:
     said = counted(system.run(serve(java, classes, raw, 2000, "exit"), timeout_s=120))
-    measured = read(["reads"], context(raw, java, classes, {said["port"] + 1}))
+    measured = Started.read(chosen(["reads"]), context(raw, java, classes, {said["port"] + 1}))
     assert readings(measured)["bytes_read"] is None
     whole = context(raw, java, classes, {said["port"]})
-    late = ReadContext(raw=raw, start_ns=EVER[1] - 1, end_ns=EVER[1], ports=whole.ports, java=java, classes=classes)
-    measured = read(["reads"], late)
+    late = dataclasses.replace(whole, start_ns=EVER[1] - 1)
+    measured = Started.read(chosen(["reads"]), late)
     assert histogram(measured) == {}
     assert readings(measured)["bytes_read"] == said["bytes"]
 
@@ -111,7 +114,7 @@ def test_a_killed_server_leaves_what_it_had_recorded_and_the_loss_is_said(java: 
         process.kill()
         process.wait()
     said = counted(output.read_text())
-    measured = read(["reads", "gc"], context(raw, java, classes, {said["port"]}))
+    measured = Started.read(chosen(["reads", "gc"]), context(raw, java, classes, {said["port"]}))
     found = sum(histogram(measured).values())
     assert 0 < found <= said["reads"]
     seen = readings(measured)
@@ -123,7 +126,7 @@ def test_a_killed_server_leaves_what_it_had_recorded_and_the_loss_is_said(java: 
 def test_allocations_of_a_known_pattern_are_found_by_layer_and_kind(java: Path, classes: Path, raw: Path) -> None:
     names = ["allocations", "large-allocations"]
     run(raw, java, "-Xmx128m", *jvm_options(names, raw, 17), "-cp", str(classes), "Allocations", "pattern")
-    measured = read(names, context(raw, java, classes, set()))
+    measured = Started.read(chosen(names), context(raw, java, classes, set()))
     assert [item for item in measured if isinstance(item, Remark)] == []
     seen = readings(measured)
     assert seen["outside_tlab_network_count"] == 2000
@@ -152,7 +155,7 @@ def test_an_allocation_whose_stack_was_kept_too_short_is_of_no_layer(
         option.replace("stackdepth=128", f"stackdepth={depth}") for option in jvm_options(["allocations"], raw, 17)
     ]
     run(raw, java, "-Xmx128m", *options, "-cp", str(classes), "Allocations", "behind")
-    measured = read(["allocations"], context(raw, java, classes, set()))
+    measured = Started.read(chosen(["allocations"]), context(raw, java, classes, set()))
     size = 100 * ((1 << 20) + 16)
     seen, said = readings(measured), [item.text for item in measured if isinstance(item, Remark)]
     assert seen["outside_tlab_total_bytes"] >= size
@@ -179,7 +182,7 @@ def test_an_out_of_memory_error_is_found_and_its_kind_told(
 def test_a_server_that_ran_out_of_heap_leaves_its_recording(java: Path, classes: Path, raw: Path) -> None:
     options = [*jvm_options(["gc"], raw, 17), "-Xmx64m"]
     run(raw, java, *options, "-cp", str(classes), "Allocations", "heap")
-    seen = readings(read(["gc"], context(raw, java, classes, set())))
+    seen = readings(Started.read(chosen(["gc"]), context(raw, java, classes, set())))
     assert seen["gc_pauses"] > 0
     assert seen["full_gcs"] > 0
     assert seen["heap_after_gc_max_bytes"] > 32 << 20
@@ -189,7 +192,7 @@ def test_the_host_probe_sees_the_cpu_and_the_threads_of_a_jvm(java: Path, classe
     start_ns = time.time_ns()
     process = system.start(serve(java, classes, raw, 400_000, "wait"), stdout=raw / "output")
     try:
-        with watch(["host"], process.pid, raw):
+        with PROBES["host"].watch(process.pid, raw):
             wait_until_ready(process, raw / "output")
             samples = raw / "host.jsonl"
             wait_for(lambda: samples.exists() and len(samples.read_text().splitlines()) > 5)
@@ -197,7 +200,7 @@ def test_the_host_probe_sees_the_cpu_and_the_threads_of_a_jvm(java: Path, classe
         process.kill()
         process.wait()
     whole = dataclasses.replace(context(raw, java, classes, set()), start_ns=start_ns, end_ns=time.time_ns())
-    seen = readings(read(["host"], whole))
+    seen = readings(Started.read(chosen(["host"]), whole))
     assert seen["server_cpu_s"] > 0
     assert seen["server_threads_max"] > 5
     assert seen["server_context_switches_voluntary"] > 0
@@ -233,7 +236,7 @@ TRUTH = {"11": (60756, 157), "17": (45646, 158), "25": (48482, 157)}
 def test_recordings_of_each_java_are_read_by_the_newest(recorded: str, classes: Path, raw: Path) -> None:
     newest = find(25).java
     port, reads = TRUTH[recorded]
-    measured = read(["reads"], context(raw, newest, classes, {port}))
+    measured = Started.read(chosen(["reads"]), context(raw, newest, classes, {port}))
     assert sum(histogram(measured).values()) == reads
     assert readings(measured)["bytes_read"] == 10_000
     kept = json.loads((raw / "recording.json").read_text())["content"]

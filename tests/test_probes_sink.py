@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,10 @@ import pytest
 from servers import BULK, Served, served
 
 from ingest_bench import system
-from ingest_bench.jvm.compile import classes
 from ingest_bench.jvm.java import find
 from ingest_bench.model.results import Histogram, Measured, Reading, Remark
 from ingest_bench.model.target import TargetOptions
-from ingest_bench.probes import PROBES, ReadContext, jvm_options, read, recording
+from ingest_bench.probes import PROBES, ReadContext, Started, chosen, jvm_options, recording
 from ingest_bench.targets.small.sink import Sink
 
 pytestmark = [pytest.mark.jvm, pytest.mark.netns]
@@ -37,8 +37,8 @@ def raw(tmp_path: Path) -> Path:
 
 def context(raw: Path, java: int, ports: set[int]) -> ReadContext:
     found = find(java)
-    compiled = classes(found, recording.READER)
-    return ReadContext(raw=raw, start_ns=0, end_ns=2**62, ports=frozenset(ports), java=found.java, classes=compiled)
+    reader = functools.partial(recording.reader, found)
+    return ReadContext(raw=raw, start_ns=0, end_ns=2**62, ports=frozenset(ports), reader=reader)
 
 
 def bulks(server: Served, count: int, documents: int) -> None:
@@ -74,7 +74,7 @@ def test_more_than_a_million_reads_are_exactly_those_that_the_sink_counted(tmp_p
     port = busiest(counted)
     truth = counted["by_peer_port"][str(port)]
     assert truth["reads"] > 1_000_000
-    measured = read(["reads"], context(raw, 17, {port}))
+    measured = Started.read(chosen(["reads"]), context(raw, 17, {port}))
     assert [item for item in measured if isinstance(item, Remark)] == []
     sizes = histogram(measured, "read_bytes")
     assert sum(sizes.values()) == truth["reads"]
@@ -92,7 +92,7 @@ def test_reads_are_exact_on_each_java_with_each_kind_of_buffer(
         bulks(server, 5, 1000)
         counted = counters(server)
     for port, truth in counted["by_peer_port"].items():
-        measured = read(["reads"], context(raw, java, {int(port)}))
+        measured = Started.read(chosen(["reads"]), context(raw, java, {int(port)}))
         assert sum(histogram(measured, "read_bytes").values()) == truth["reads"]
         assert readings(measured)["bytes_read"] == truth["bytes_read"]
 
@@ -103,7 +103,7 @@ def test_buffers_that_the_sink_asked_for_are_the_network_layers_allocations(tmp_
     with served(tmp_path, sink(17, size), jvm_options(["allocations"], raw, 17)) as server:
         bulks(server, 20, 1000)
         counted = counters(server)
-    seen = readings(read(["allocations"], context(raw, 17, set())))
+    seen = readings(Started.read(chosen(["allocations"]), context(raw, 17, set())))
     assert counted["buffers_allocated"] > 100
     assert seen["outside_tlab_network_bytes"] == pytest.approx(counted["buffer_bytes_allocated"], rel=0.01)
     # Netty itself allocates some small objects outside TLABs when it has a small one.
@@ -116,7 +116,7 @@ def test_the_kernel_sees_the_reads_that_the_sink_counted_and_their_room(
     java: int, buffers: str, tmp_path: Path, raw: Path
 ) -> None:
     port, reads, bytes_read = watched(tmp_path, raw, sink(java, 1024, setting={"sink.buffers": buffers}))
-    measured = read(["kernel-reads"], context(raw, java, {port}))
+    measured = Started.read(chosen(["kernel-reads"]), context(raw, java, {port}))
     seen = readings(measured)
     assert [item for item in measured if isinstance(item, Remark)] == []
     assert seen["kernel_bytes_read"] == bytes_read
@@ -132,11 +132,11 @@ def test_reads_of_native_epoll_are_seen_by_the_kernel_alone_and_the_recording_sa
 ) -> None:
     asked = sink(java, 1024, setting={"sink.transport": "epoll"})
     port, reads, bytes_read = watched(tmp_path, raw, asked, jvm_options(["reads"], raw, java))
-    seen = readings(measured := read(["kernel-reads"], context(raw, java, {port})))
+    seen = readings(measured := Started.read(chosen(["kernel-reads"]), context(raw, java, {port})))
     assert [item for item in measured if isinstance(item, Remark)] == []
     assert (seen["kernel_reads"], seen["kernel_bytes_read"]) == (reads, bytes_read)
     assert seen["read_requested_bytes_mean"] == 1024
-    recorded = read(["reads"], context(raw, java, {port}))
+    recorded = Started.read(chosen(["reads"]), context(raw, java, {port}))
     assert set(readings(recorded).values()) == {None}
     assert not any(isinstance(item, Histogram) for item in recorded)
     (remark,) = [item.text for item in recorded if isinstance(item, Remark)]

@@ -13,7 +13,6 @@ from servers import Served, served
 from ingest_bench import system
 from ingest_bench.analysis.buffers import receive_buffers
 from ingest_bench.analysis.buffers.netty import Fixed
-from ingest_bench.jvm.compile import classes
 from ingest_bench.jvm.java import find
 from ingest_bench.model.results import READ_FIELDS
 from ingest_bench.model.target import TargetOptions
@@ -41,9 +40,8 @@ def run(path: Path, *predictor_bytes: int) -> tuple[TargetOptions, Reads, dict[s
         system.run(server.between.client.command([sys.executable, SENDER, host, str(port), "5,20,40,60", "100"]))
         counted = counters(server)
     java = find(17)
-    compiled = classes(java, recording.READER)
     ports = frozenset(map(int, counted["by_peer_port"]))
-    recording.load(ReadContext(raw=raw, start_ns=0, end_ns=2**62, ports=ports, java=java.java, classes=compiled))
+    recording.load(ReadContext(raw=raw, start_ns=0, end_ns=2**62, ports=ports, reader=lambda: recording.reader(java)))
     reads = np.fromfile(raw / "reads.bin", dtype=np.dtype(list(READ_FIELDS)))
     # The sink counted until it was asked; what came later is the end of the connections.
     ordered = reads[np.argsort(reads["end_ns"], kind="stable")]

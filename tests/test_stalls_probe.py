@@ -14,7 +14,7 @@ from ingest_bench import system
 from ingest_bench.jvm.compile import classes as compiled
 from ingest_bench.jvm.java import find
 from ingest_bench.model.results import Interval, Measured, Remark, Watched
-from ingest_bench.probes import ReadContext, jvm_options, read, recording
+from ingest_bench.probes import ReadContext, Started, chosen, jvm_options, recording
 
 DATA = Path(__file__).parent / "data" / "stalls"
 PROGRAMS = Path(__file__).parent / "java"
@@ -31,7 +31,10 @@ def classes() -> Path:
 
 
 def context(raw: Path, classes: Path, java: Path) -> ReadContext:
-    return ReadContext(raw=raw, start_ns=0, end_ns=2**63 - 1, ports=frozenset(), java=java, classes=classes)
+    def reader() -> tuple[str, ...]:
+        return (str(java), "-cp", str(classes), "JfrReader")
+
+    return ReadContext(raw=raw, start_ns=0, end_ns=2**63 - 1, ports=frozenset(), reader=reader)
 
 
 def told(output: str) -> dict[str, tuple[int, int]]:
@@ -52,7 +55,7 @@ def kept(tmp_path: Path, name: str, **changed: Any) -> tuple[dict[str, tuple[int
     (tmp_path / "recording.jfr").write_bytes(b"read already")
     key = [recording.READER_VERSION, 0, 2**63 - 1, [], ["recording.jfr"]]
     (tmp_path / "recording.json").write_text(json.dumps({"key": key, "content": content}))
-    return told(recorded["said"]), read(["stalls"], context(tmp_path, tmp_path, tmp_path))
+    return told(recorded["said"]), Started.read(chosen(["stalls"]), context(tmp_path, tmp_path, tmp_path))
 
 
 def assert_agrees(said: dict[str, tuple[int, int]], measured: Sequence[Measured], late_ns: int) -> None:
@@ -129,7 +132,7 @@ def test_a_recording_that_ends_before_the_measurement_rules_nothing_out(tmp_path
         content = json.load(file)["content"] | {"files": [], "lost_bytes": 0}
     key = [recording.READER_VERSION, 0, 2**63 - 1, [], ["1.jfr"]]
     (tmp_path / "recording.json").write_text(json.dumps({"key": key, "content": content}))
-    measured = read(["stalls"], context(tmp_path, tmp_path, tmp_path))
+    measured = Started.read(chosen(["stalls"]), context(tmp_path, tmp_path, tmp_path))
     assert [type(item) for item in measured] == [Remark]
 
 
@@ -151,4 +154,4 @@ def test_a_real_jvm_is_seen_to_flush_to_wait_for_locks_and_others_and_to_force_f
     options = ["-Xmx256m", "-XX:MaxDirectMemorySize=64m", *jvm_options(["stalls"], raw, version)]
     said = told(system.run([str(java), *options, "-cp", str(classes), "Stalls", str(tmp_path)], timeout_s=120))
     # A machine that is busy delays a thread that was let go, and its own note of that.
-    assert_agrees(said, read(["stalls"], context(raw, classes, java)), 300 * MS)
+    assert_agrees(said, Started.read(chosen(["stalls"]), context(raw, classes, java)), 300 * MS)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from ingest_bench.analysis.run import samples as load
+from ingest_bench.analysis.run.column import Column, once
 from ingest_bench.analysis.run.columns import COLUMNS
 from ingest_bench.analysis.run.samples import Samples
 from ingest_bench.analysis.run.summary import summarise
@@ -81,6 +82,13 @@ def test_a_whole_run_is_measured_and_has_its_numbers() -> None:
 def test_a_value_without_a_column_is_an_error_and_never_vanishes() -> None:
     with pytest.raises(LookupError, match="without a column: zero_windowz"):
         summary(record={"link": {"zero_windowz": 429}})
+
+
+def test_a_column_that_two_parts_have_is_an_error() -> None:
+    mss, rtt = Column("mss", "of one"), Column("rtt_ms", "of one")
+    assert once([mss, rtt]) == (mss, rtt)
+    with pytest.raises(LookupError, match=r"two parts have: mss$"):
+        once([mss, rtt, Column("mss", "of another")])
 
 
 def test_every_column_is_there_and_what_nobody_measured_is_none() -> None:

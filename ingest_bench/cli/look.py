@@ -14,8 +14,8 @@ from ingest_bench.experiment import catalog, spec
 from ingest_bench.host import cgroups, disk, latency, machine, syncs, throttle
 from ingest_bench.host.advice import advice
 from ingest_bench.inputs import data
-from ingest_bench.lab import evaluation
 from ingest_bench.model.target import TargetOptions
+from ingest_bench.probes import recording
 from ingest_bench.protocols import PROTOCOLS
 from ingest_bench.results import facts
 from ingest_bench.targets.capabilities import capabilities as server_capabilities
@@ -61,7 +61,7 @@ def fetch(
     needed = targets.of(asked).requirements(asked)
     with screen.downloads() as tell:
         java = targets.fetch(needed, None, tell)
-        evaluation.reader(java)
+        recording.reader(java)
     screen.say(f"{asked.name}: everything is in the cache")
 
 

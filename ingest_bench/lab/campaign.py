@@ -25,6 +25,7 @@ from ingest_bench.load import Progress
 from ingest_bench.model.experiment import Cell, LeftOut, Plan, Run
 from ingest_bench.model.network import LinkName, Profile
 from ingest_bench.model.results import RunRecord, Summary
+from ingest_bench.probes import recording
 from ingest_bench.results.facts import memory_bytes
 from ingest_bench.results.layout import Results
 from ingest_bench.units import format_bytes
@@ -85,7 +86,7 @@ def check(plan: Plan, options: runner.RunOptions | None = None) -> tuple[str, ..
     """
     lines = dict.fromkeys(f"left out: {each.cell}: {each.reason}" for each in plan.left_out)
     for cell in unique_cells(plan):
-        probes.check(cell.probes)
+        probes.chosen(cell.probes)
         checks.check(cell)
         if not cell.target.runs_already:
             targets.of(cell.target).requirements(cell.target)
@@ -126,11 +127,11 @@ def fetch(plan: Plan, options: runner.RunOptions, tell: Download) -> None:
     """Fill the cache with every server and JDK that the plan needs, before the first run."""
     for cell in unique_cells(plan):
         if cell.target.attach is not None:
-            evaluation.reader(reader(attaching.jvm_of(cell.target, options.java_home), options.java_home))
+            recording.reader(reader(attaching.jvm_of(cell.target, options.java_home), options.java_home))
         if cell.target.runs_already:
             continue
         jdk = targets.fetch(targets.of(cell.target).requirements(cell.target), options.java_home, tell)
-        evaluation.reader(jdk)
+        recording.reader(jdk)
 
 
 def download(plans: Sequence[Plan], say: Callable[[str], None], tell: Download) -> None:

@@ -17,7 +17,6 @@ from ingest_bench.errors import SpecError
 from ingest_bench.experiment import catalog
 from ingest_bench.inputs import files, visible
 from ingest_bench.inputs.records import from_json
-from ingest_bench.jvm.compile import classes
 from ingest_bench.jvm.java import Java, again
 from ingest_bench.lab import buffer_advice, window, wires
 from ingest_bench.model.experiment import Cell, Plan, Run
@@ -35,7 +34,6 @@ def run_summary(
     plan: Plan, planned: Run, folder: RunFolder, record: RunRecord, java_home: Path | None = None
 ) -> Summary:
     """One run as one row, from its raw files. Recordings are read by the user's Java, or one of this machine."""
-    probes.check(planned.cell.probes)
     _check_times(folder, record)
     cell, samples, report = planned.cell, folder.samples(), window.report(folder, planned.cell)
     if cell.load.warm_up_ns == "auto" and record.measure_start_realtime_ns is not None:
@@ -154,29 +152,20 @@ def predicted(results: Results, found: list[Summary]) -> list[list[str]]:
     return whatif_table.predicted(buffer_advice.predictions(results, found))
 
 
-def reader(java: Java) -> Path:
-    """The classes that read recordings, compiled once."""
-    return classes(java, recording.READER)
-
-
 def _measured(
     planned: Run, node: NodeFolder, load: WorkerReport | None, record: RunRecord, java_home: Path | None
 ) -> list[Measured]:
+    watching = probes.chosen(planned.cell.probes)
     if load is None or record.measure_start_realtime_ns is None or record.measure_end_realtime_ns is None:
         return []
-    if "runtime" not in record.server:
-        span = record.measure_start_realtime_ns, record.measure_end_realtime_ns
-        return list(probes.read_from_outside(planned.cell.probes, node.raw, *span))
-    java = _runtime(node, record, java_home)
     context = probes.ReadContext(
         raw=node.raw,
         start_ns=record.measure_start_realtime_ns,
         end_ns=record.measure_end_realtime_ns,
         ports=frozenset(load.local_ports),
-        java=java.java,
-        classes=reader(java),
+        reader=lambda: recording.reader(_runtime(node, record, java_home)),
     )
-    seen = probes.read(planned.cell.probes, context)
+    seen = probes.VANTAGES[planned.cell.target.vantage].read(watching, context)
     tcp = (*network.losses(node.raw, load.local_ports), *network.held_back(node.raw, load.local_ports))
     return [*seen, *network.frame_sizes(node.raw), *tcp]
 
@@ -233,7 +222,7 @@ def _check_times(folder: RunFolder, record: RunRecord) -> None:
 def _runtime(folder: NodeFolder, record: RunRecord, java_home: Path | None) -> Java:
     """The Java that reads the run's recordings."""
     try:
-        kept = from_json(Java, record.server["runtime"])
+        kept = from_json(Java, record.server.get("runtime"))
     except ValueError as error:
         raise SpecError(f"{folder.path / 'run.json'}: this file is damaged: server: runtime: {error}") from None
     return again(kept, java_home)

@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import functools
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -136,7 +136,12 @@ def _carry_out(
                 earlier.check(cell, to_do, counted_before)
                 with (
                     fault_stage.hit_by_faults(cell.faults, server, folder, to_do.indices) as stage,
-                    _watched(cell, server, folder, steps.longest_s(to_do), options),
+                    server.vantage.watch(
+                        probes.chosen(cell.probes),
+                        [node.raw for node in folder.nodes(len(server.nodes))],
+                        steps.longest_s(to_do),
+                    ),
+                    wires.watched(server.links, folder, keeps_last=options.last_frames),
                 ):
                     send = functools.partial(
                         _load,
@@ -189,24 +194,6 @@ def _counted(
         counters=counters,
         **running_server.of_links(server, folder),
     )
-
-
-@contextlib.contextmanager
-def _watched(cell: Cell, server: RunningServer, folder: RunFolder, limit_s: int, options: RunOptions) -> Iterator[None]:
-    """Every probe watches, as far as this server can be watched."""
-    with contextlib.ExitStack() as stack:
-        if server.is_ours:
-            for pid, node in zip(server.jvm_pids, folder.nodes(len(server.jvm_pids)), strict=True):
-                stack.enter_context(probes.watch(cell.probes, pid, node.raw))
-        elif server.jvm is not None:
-            stack.enter_context(probes.attach(cell.probes, server.jvm, folder.raw, limit_s))
-        else:
-            http = stack.enter_context(server.asking())
-            stack.enter_context(
-                probes.watch_from_outside(cell.probes, functools.partial(server.target.jvm_stats, http), folder.raw)
-            )
-        stack.enter_context(wires.watched(server.links, folder, keeps_last=options.last_frames))
-        yield
 
 
 def _load(

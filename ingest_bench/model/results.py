@@ -17,7 +17,7 @@ Counters = dict[str, int | dict[str, dict[str, int]]]
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One number that a probe saw. The name is a column of `analysis.columns.COLUMNS`; None: unavailable."""
+    """One number that a probe saw. The name is a column of `analysis.run.columns.COLUMNS`; None: unavailable."""
 
     name: str
     value: Value

@@ -26,6 +26,7 @@ from ingest_bench.model.values import (
 
 Allocator = Literal["default", "pooled", "unpooled"]
 Scheme = Literal["http", "https"]
+VantageName = Literal["started", "attached", "outside"]
 # AdaptiveRecvByteBufAllocator.DEFAULT_MINIMUM of Netty, and net.core.rmem_max of hosts that are tuned for 100 Gbit/s.
 ReceiveBuffer = Annotated[int, Between(64, 64 * MIB, "Netty's least; more than one read of a socket gives")]
 SocketBuffer = Annotated[int, Between(2048, GIB, "what a socket of Linux has at least and at most")]
@@ -107,9 +108,16 @@ class TargetOptions:
     """Its key: a file, without a passphrase."""
 
     @property
+    def vantage(self) -> VantageName:
+        """From where its JVM is watched."""
+        if self.attach is not None:
+            return "attached"
+        return "started" if self.url is None else "outside"
+
+    @property
     def runs_already(self) -> bool:
         """Whether it is a server that is there, and not one that we start."""
-        return self.url is not None or self.attach is not None
+        return self.vantage != "started"
 
 
 @dataclass(frozen=True, slots=True)

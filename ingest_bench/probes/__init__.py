@@ -11,21 +11,19 @@
 | stalls | what threads did and waited for, safepoints, slow files: causes of stalls | flight recorder |
 | kernel-reads | room and bytes of every read, with any transport | BPF, by a child process; needs root |
 
-A probe is one file with a `Probe` (context.py) and one line in `PROBES`. A number that could not be had is a
-Reading of None with a Remark that says why, never zero.
+A probe is one file with a `Probe` (context.py) and one line in `PROBES`. A vantage (vantage.py) watches with those of a
+run, and reads what they left. A number that could not be had is a Reading of None with a Remark that says why, never
+zero.
 """
 
 from __future__ import annotations
 
-from contextlib import ExitStack, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ingest_bench.errors import MissingCapability, SpecError
 from ingest_bench.inputs.records import nearest
-from ingest_bench.model.results import Remark
-from ingest_bench.probes import nodestats, oom, recording
+from ingest_bench.probes import oom, recording
 from ingest_bench.probes.allocations import ALLOCATIONS
-from ingest_bench.probes.attached import watch_attached
 from ingest_bench.probes.context import Events, Probe, ReadContext
 from ingest_bench.probes.direct_memory import DIRECT_MEMORY
 from ingest_bench.probes.host import HOST
@@ -35,29 +33,27 @@ from ingest_bench.probes.oom import OutOfMemory, find_oom
 from ingest_bench.probes.pauses.gc import GC
 from ingest_bench.probes.reads import READS
 from ingest_bench.probes.stalls import STALLS
+from ingest_bench.probes.vantage import VANTAGES, AttachedTo, FromOutside, Started, Vantage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
-
-    from ingest_bench.jvm.attach import Attached
-    from ingest_bench.model.results import Measured
 
 __all__ = [
     "PROBES",
+    "VANTAGES",
+    "AttachedTo",
+    "FromOutside",
     "OutOfMemory",
     "Probe",
     "ReadContext",
-    "attach",
+    "Started",
+    "Vantage",
     "capability",
-    "check",
+    "chosen",
     "find_oom",
     "jvm_options",
-    "read",
-    "read_from_outside",
     "require",
-    "watch",
-    "watch_from_outside",
 ]
 
 PROBES: Mapping[str, Probe] = {
@@ -72,11 +68,12 @@ PROBES: Mapping[str, Probe] = {
 }
 
 
-def check(names: Iterable[str]) -> None:
-    """SpecError for a name that no probe has."""
+def chosen(names: Iterable[str]) -> Mapping[str, Probe]:
+    """The probes of these names; SpecError for a name that no probe has."""
     for name in names:
         if name not in PROBES:
             raise SpecError(f'there is no probe "{name}"; {nearest(name, PROBES)}')
+    return {name: PROBES[name] for name in names}
 
 
 def require(names: Iterable[str]) -> None:
@@ -85,8 +82,6 @@ def require(names: Iterable[str]) -> None:
         raise MissingCapability(f"{found.name}: {found.detail}. {found.remedy}")
 
 
-# What the stats API of a server knows too.
-PROBES_FROM_OUTSIDE = frozenset({"gc"})
 # The first with an open flight recorder and unified logging.
 _OLDEST_JAVA = 11
 
@@ -99,53 +94,12 @@ def jvm_options(names: Iterable[str], raw: Path, java_version: int) -> tuple[str
     """
     if java_version < _OLDEST_JAVA:
         raise MissingCapability(f"probes need Java {_OLDEST_JAVA} or later, the server would run on {java_version}")
-    chosen = [PROBES[name] for name in names]
+    watching = [PROBES[name] for name in names]
     events: Events = {}
-    for probe in chosen:
+    for probe in watching:
         recording.merge(events, probe.events)
     options = recording.options(raw) if events else ()
     if events:
         recording.settings_file(raw).write_text(recording.settings(events), encoding="utf-8")
-    own = [log.start_option(raw) for probe in chosen for log in probe.logs]
+    own = [log.start_option(raw) for probe in watching for log in probe.logs]
     return (*options, *own, *oom.jvm_options(raw))
-
-
-@contextmanager
-def attach(names: Iterable[str], jvm: Attached, raw: Path, limit_s: int) -> Iterator[None]:
-    """All these probes watch a JVM that was there before, and `read` finds the same in `raw` as of a JVM of ours.
-
-    Nothing of them stays in the JVM, whatever happens to us. InvalidRun when the block takes longer than `limit_s`.
-    """
-    with watch_attached([PROBES[name] for name in names], jvm, raw, limit_s):
-        yield
-
-
-@contextmanager
-def watch(names: Iterable[str], server_pid: int, raw: Path) -> Iterator[None]:
-    """All these probes watch the server."""
-    with ExitStack() as stack:
-        for name in names:
-            stack.enter_context(PROBES[name].watch(server_pid, raw))
-        yield
-
-
-@contextmanager
-def watch_from_outside(names: Iterable[str], ask: Callable[[], Any], raw: Path) -> Iterator[None]:
-    """What can be seen of a server that runs already by asking it: `ask` gives its answer to GET /_nodes/stats/jvm."""
-    with nodestats.watch(ask, raw) if PROBES_FROM_OUTSIDE & set(names) else nullcontext():
-        yield
-
-
-def read_from_outside(names: Iterable[str], raw: Path, start_ns: int, end_ns: int) -> Iterator[Measured]:
-    """The same within the measurement, and a remark for each probe that sees nothing from there."""
-    for name in names:
-        if name in PROBES_FROM_OUTSIDE:
-            yield from nodestats.read(raw, start_ns, end_ns)
-        else:
-            text = "unavailable: only the server's own JVM and machine can tell, and there is no more than its URL"
-            yield Remark(probe=name, text=text)
-
-
-def read(names: Iterable[str], context: ReadContext) -> list[Measured]:
-    """What these probes saw within the measurement."""
-    return [measured for name in names for measured in PROBES[name].read(context)]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from ingest_bench.inputs import records
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from contextlib import AbstractContextManager
     from pathlib import Path
 
@@ -46,10 +46,8 @@ class ReadContext:
     end_ns: int
     ports: frozenset[int]
     """The local ports of the load: the peer's ports as the server sees them."""
-    java: Path
-    """A `java` at least as new as the server's: an older one cannot read its recording."""
-    classes: Path
-    """The folder of the compiled `jvm/JfrReader.java`."""
+    reader: Callable[[], tuple[str, ...]]
+    """`recording.reader` of a Java at least as new as the server's: an older one cannot read its recording."""
 
     @property
     def attachment(self) -> Attachment:

@@ -12,11 +12,13 @@ from xml.sax.saxutils import quoteattr
 from ingest_bench import jvm, system
 from ingest_bench.errors import SpecError
 from ingest_bench.inputs import records
+from ingest_bench.jvm.compile import classes
 from ingest_bench.model.results import Remark
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping
 
+    from ingest_bench.jvm.java import Java
     from ingest_bench.probes.context import Events, ReadContext
 
 # Says that the recorder itself dropped events: its buffers were full.
@@ -157,15 +159,15 @@ def opened(context: ReadContext, probe: str) -> Generator[Remark, None, Recordin
     return found
 
 
+def reader(java: Java) -> tuple[str, ...]:
+    """The command that reads recordings with that Java, but for its arguments; its classes are compiled once."""
+    return (str(java.java), "-Xmx512m", "-XX:+UseSerialGC", "-cp", str(classes(java, READER)), "JfrReader")
+
+
 def reader_argv(context: ReadContext, found: list[Path]) -> tuple[str, ...]:
     """The command that reads recordings into JSON, and their reads into `raw/reads.bin`."""
     return (
-        str(context.java),
-        "-Xmx512m",
-        "-XX:+UseSerialGC",
-        "-cp",
-        str(context.classes),
-        "JfrReader",
+        *context.reader(),
         str(context.attachment.since_ns),
         str(context.start_ns),
         str(context.end_ns),

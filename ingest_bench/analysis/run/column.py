@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -24,3 +26,11 @@ class Column:
     def is_count(self) -> bool:
         """Whether it counts events: its name has no unit."""
         return _UNITS.isdisjoint(self.name.split("_"))
+
+
+def once(columns: Iterable[Column]) -> tuple[Column, ...]:
+    """These columns; LookupError where two have the same name: a table would have its values twice."""
+    found = tuple(columns)
+    if twice := [name for name, count in Counter(column.name for column in found).items() if count > 1]:
+        raise LookupError(f"columns that two parts have: {', '.join(twice)}")
+    return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ingest_bench.analysis.run import per_gb
-from ingest_bench.analysis.run.column import Column
+from ingest_bench.analysis.run.column import Column, once
 from ingest_bench.analysis.stalls import attribution, phases
 
 _MEASURED: tuple[Column, ...] = (
@@ -121,11 +121,9 @@ _MEASURED: tuple[Column, ...] = (
     Column("mss", "TCP's maximum segment size"),
     Column("idle_rtt_ms", "median round trip before the load; far above what is promised: the machine was busy"),
     Column("rtt_ms", "median round trip during the load, as the client's TCP saw it"),
-    Column("wire_packets", "packets that the queues of a shaped link sent on, both directions, from start to end"),
-    Column("qdisc_drops", "packets that they dropped, losses of the link's profile among them"),
+    Column("wire_packets", "packets that the queues of the clients' link sent on, both directions, from start to end"),
+    Column("qdisc_drops", "packets that they dropped, the losses of the link's profile among them"),
     Column("loss_ppm", "packets lost on the link under load"),
-    Column("wire_packets", "packets that the queues of the clients' link sent on, of both directions"),
-    Column("qdisc_drops", "packets that they dropped, the losses of netem among them"),
     Column("retransmits", "TCP segments sent again; of several nodes by the clients and all of them, on whatever link"),
     Column("out_of_order", "segments that came before one that was sent earlier, at either end of the link"),
     Column("duplicates", "segments that came twice: made two by the link, or sent again needlessly"),
@@ -272,7 +270,7 @@ _MEASURED: tuple[Column, ...] = (
     Column("read_fill_share", "bytes of these reads by their room, 0 to 1"),
 )
 
-COLUMNS = tuple(
+COLUMNS = once(
     column
     for total in _MEASURED
     for column in (

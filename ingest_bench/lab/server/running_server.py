@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from ingest_bench import host, network, targets
+from ingest_bench import host, network, probes, targets
 from ingest_bench.errors import MissingCapability, RunFailed, SpecError
 from ingest_bench.faults import checks
 from ingest_bench.faults.clients import names as clients_names
@@ -23,7 +23,7 @@ from ingest_bench.host import shares as host_shares
 from ingest_bench.host.shares import Share
 from ingest_bench.inputs import records
 from ingest_bench.jvm import process
-from ingest_bench.jvm.attach import Attached, reader
+from ingest_bench.jvm.attach import reader
 from ingest_bench.jvm.java import Java
 from ingest_bench.jvm.process import ServerProcess
 from ingest_bench.lab.server import addresses, attaching, real_path
@@ -59,6 +59,8 @@ class RunningServer:
     """How each node is asked; of a server that ran before, the first one alone."""
     told: dict[str, Any]
     """What it says about itself. `runtime`: the Java that reads its recordings, where it has any."""
+    vantage: probes.Vantage
+    """From where its JVMs are watched."""
     host: dict[str, str] = field(default_factory=dict)
     """What its machine is set to; empty where that is not this one."""
     links: Links | None = None
@@ -71,8 +73,6 @@ class RunningServer:
     """Where the load looks up each node for each new connection; None: it knows their addresses."""
     path: OneEnd | None = None
     """The real path to a server that ran before, where it is shaped."""
-    jvm: Attached | None = None
-    """The JVM of a server that ran before, when all probes can watch it."""
     promises: tuple[Promise, ...] = ()
     notes: tuple[str, ...] = ()
     ended: Callable[[], tuple[int, ...]] = _none
@@ -189,6 +189,7 @@ def _started(
             enter=links.client.command,
             nodes=nodes,
             told={**told[0], "runtime": records.to_json(jdk)},
+            vantage=probes.Started(tuple(one.jvm_pid for one in started)),
             host=settings,
             links=links,
             processes=started,
@@ -267,7 +268,8 @@ def reached(options: TargetOptions, java_home: Path | None = None) -> Iterator[R
             options, url=attaching.url_of(jvm, lambda at: addresses.connected(addresses.plain(at), enter), options)
         )
     place = addresses.place_of(options, enter)
-    with addresses.connected(place, enter) as http:
+    connected = functools.partial(addresses.connected, place, enter)
+    with connected() as http:
         it = running.identified(http, options, targets.TARGETS)
         urls = {"url": str(options.url)} | (
             {"urls": [str(url) for url in addresses.urls_of(options)]} if place.others else {}
@@ -282,8 +284,8 @@ def reached(options: TargetOptions, java_home: Path | None = None) -> Iterator[R
             enter=enter,
             nodes=(http,),
             told=told,
+            vantage=probes.FromOutside(connected, it.target.jvm_stats) if jvm is None else probes.AttachedTo(jvm),
             host={} if jvm is None else host.found(),
-            jvm=jvm,
             notes=(*it.notes, *addresses.unencrypted(place), *_of_one_cluster(place, it, enter)),
             ended=_none if jvm is None else lambda: () if jvm.is_alive() else (0,),
         )
