@@ -21,8 +21,10 @@ if TYPE_CHECKING:
 
 # Says that the recorder itself dropped events: its buffers were full.
 _DATA_LOSS: Events = {"jdk.DataLoss": {"enabled": "true"}}
-READER = tuple(Path(jvm.__file__).with_name(name) for name in ("JfrReader.java", "StallSpans.java"))
-READER_VERSION = 8
+READER = tuple(
+    Path(jvm.__file__).with_name(name) for name in ("JfrReader.java", "StallSpans.java", "AllocationStacks.java")
+)
+READER_VERSION = 9
 STACK_DEPTH = 128
 
 

@@ -14,7 +14,7 @@ from ingest_bench.analysis.buffers.published import Published
 from ingest_bench.analysis.compare import cells
 from ingest_bench.inputs import data
 from ingest_bench.model.results import Summary
-from ingest_bench.report.page import html, page
+from ingest_bench.report.page import flames, html, page
 from ingest_bench.report.plots import (
     plots,
     plots_direct,
@@ -116,6 +116,11 @@ def forwarding_rows(summaries: Sequence[Summary]) -> list[list[str]]:
     return forwarding_table.table(summaries, forwarding_table.read(text))
 
 
+def allocation_stacks(summaries: Sequence[Summary]) -> Files:
+    """The stacks of each run that allocated anything, whole; nothing when no run looked for them."""
+    return {f"report/{flames.file_name(run)}": flames.folded(run).encode() for run in summaries if run.stacks}
+
+
 def machine_tables(summaries: Sequence[Summary]) -> Files:
     """The table of what settings of the machine did; nothing when none of them varies."""
     rows = machine_table.table(summaries)
@@ -213,6 +218,7 @@ def pictures(summaries: Sequence[Summary]) -> Files:
 REPORTS: Mapping[str, Callable[[Sequence[Summary]], Files]] = {
     "tables": csv_tables,
     "es-23185": issue_tables,
+    "allocations": allocation_stacks,
     "direct-memory": direct_tables,
     "forwarding": forwarding_tables,
     "machine": machine_tables,
