@@ -187,7 +187,7 @@ def test_a_matplotlibrc_of_the_current_folder_changes_no_picture() -> None:
         with plots_style.style():
             made_now = plots_style.figure()
             made_now.text(0.5, 0.5, "a text")
-            return plots_style.png(made_now)
+            return plots_style.saved(made_now)
 
     plain = picture()
     with rc_context({"text.usetex": True, "savefig.facecolor": "red", "font.size": 40}):

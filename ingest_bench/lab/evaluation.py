@@ -135,17 +135,25 @@ def write_tables(results: Results, found: list[Summary]) -> None:
     results.write(report.REPORTS["tables"](cells.in_order(found, results.plan.factors)))
 
 
-def write_report(results: Results, found: list[Summary]) -> tuple[Path, ...]:
-    """Write everything that can be rebuilt. The paths of the pictures, the main one first."""
+def write_report(
+    results: Results, found: list[Summary], *, svg: bool = False, parquet: bool = False
+) -> tuple[Path, ...]:
+    """Write everything that can be rebuilt. The paths of the pictures, the main one first.
+
+    With `svg` each of them is there as SVG, too; with `parquet` there is a summary.parquet.
+    """
     ordered = cells.in_order(found, results.plan.factors)
+    extra = report.parquet_table(ordered) if parquet else {}
     files = {name: content for build in report.REPORTS.values() for name, content in build(ordered).items()}
     compared = predicted(results, ordered)
     if compared:
         files["report/predicted.md"] = text_tables.markdown(compared, 3).encode()
         files["report/predicted.csv"] = text_tables.csv_text(compared).encode()
     # The knee is the main picture of a search.
-    files = knee_table.files(knees.knees(results.plan, ordered)) | files
-    results.write(files)
+    files = knee_table.files(searched := knees.knees(results.plan, ordered)) | files
+    if svg:
+        extra |= report.vector(lambda: knee_table.files(searched) | report.REPORTS["pictures"](ordered))
+    results.write(files | extra)
     return tuple(results.path / name for name in files if name.endswith(".png"))
 
 

@@ -23,6 +23,7 @@ from ingest_bench.report.plots import (
     plots_layers,
     plots_machine,
     plots_nodes,
+    plots_style,
     plots_time,
 )
 from ingest_bench.report.tables import (
@@ -32,6 +33,7 @@ from ingest_bench.report.tables import (
     forwarding_table,
     machine_table,
     noise_table,
+    parquet,
     stall_table,
     text_tables,
 )
@@ -213,6 +215,17 @@ def pictures(summaries: Sequence[Summary]) -> Files:
     shown = {name: page.Picture(content, captions[name]) for name, content in files.items()}
     files["index.html"] = page.index(summaries, shown, sections).encode()
     return {f"report/{name}": content for name, content in files.items()}
+
+
+def vector(build: Callable[[], Files]) -> Files:
+    """The pictures among these files as SVG: an ending of their own, and the same name."""
+    with plots_style.vector():
+        return {f"{name.removesuffix('.png')}.svg": made for name, made in build().items() if name.endswith(".png")}
+
+
+def parquet_table(summaries: Sequence[Summary]) -> Files:
+    """summary.csv with types; MissingCapability without pyarrow."""
+    return {"summary.parquet": parquet.summary_parquet(summaries)}
 
 
 REPORTS: Mapping[str, Callable[[Sequence[Summary]], Files]] = {

@@ -18,7 +18,7 @@ from ingest_bench.report.plots.plots_style import (
     bare,
     figure,
     headed,
-    png,
+    saved,
     style,
 )
 from ingest_bench.report.tables import headline, stall_table
@@ -63,7 +63,7 @@ def timeline(run: Summary) -> bytes | None:
                 axes.set_xticklabels([])
             else:
                 axes.set_xlabel("seconds from the start of the measurement")
-        return png(made)
+        return saved(made)
 
 
 def _documents(axes: Axes, run: Summary, start_ns: int) -> None:
