@@ -271,6 +271,30 @@ def test_large_allocations_beyond_those_that_are_kept_are_counted_and_it_is_said
     assert any(isinstance(item, Remark) and "has 3 objects" in item.text for item in measured)
 
 
+def test_what_the_jdk_records_for_profiling_stands_beside_our_events_which_stay_as_they_are(tmp_path: Path) -> None:
+    its = tmp_path / "profile.jfc"
+    its.write_text(
+        '<?xml version="1.0" encoding="UTF-8"?><configuration version="2.0" label="Profiling">'
+        '<event name="jdk.ExecutionSample"><setting name="enabled">true</setting><setting name="period">10 ms</setting>'
+        '</event><event name="jdk.SocketRead"><setting name="enabled" control="io">false</setting>'
+        '<setting name="threshold" control="socket-threshold">10 ms</setting><setting name="throttle">300/s</setting>'
+        "</event></configuration>"
+    )
+    options = jvm_options(["reads"], tmp_path, 17, its)
+    assert options[0].startswith(f"-XX:StartFlightRecording=name=ingest-bench,settings={tmp_path}/recording.jfc,")
+    found = {
+        event.get("name"): {setting.get("name"): setting.text for setting in event}
+        for event in ElementTree.parse(tmp_path / "recording.jfc").getroot()  # noqa: S314 - we wrote it
+    }
+    assert found["jdk.ExecutionSample"] == {"enabled": "true", "period": "10 ms"}
+    assert found["jdk.SocketRead"] == {"enabled": "true", **PROBES["reads"].events["jdk.SocketRead"]}
+    assert found["jdk.DataLoss"] == {"enabled": "true"}
+    # Without any probe there is a recording for whoever opens it.
+    assert jvm_options([], tmp_path, 17, its)[0] == options[0]
+    with pytest.raises(MissingCapability, match=r"--jfr profile: the settings of this Java cannot be read .*nowhere"):
+        jvm_options([], tmp_path, 17, tmp_path / "nowhere" / "profile.jfc")
+
+
 def test_allocations_and_large_ones_share_their_events(tmp_path: Path) -> None:
     jvm_options(["gc", "allocations", "large-allocations"], tmp_path, 17)
     names = [event.get("name") for event in ElementTree.parse(tmp_path / "recording.jfc").iter("event")]  # noqa: S314

@@ -23,7 +23,7 @@ from ingest_bench.lab import buffer_advice, window, wires
 from ingest_bench.model.experiment import Cell, Plan, Run
 from ingest_bench.model.load import WorkerReport
 from ingest_bench.model.network import LinkName
-from ingest_bench.model.results import Measured, RunRecord, Summary, Value
+from ingest_bench.model.results import Measured, Remark, RunRecord, Summary, Value
 from ingest_bench.probes import recording
 from ingest_bench.report.tables import knee_table, text_tables, whatif_table
 from ingest_bench.results import layout, run_folder
@@ -60,8 +60,9 @@ def run_summary(
         nodes=_of_nodes(cell, folder, record, report, measured),
         delivered=_delivered(cell, folder) if record.state == "measured" and report is not None else None,
     )
+    noted = (Remark(probe="load", text=text) for text in record.notes)
     said = wires.remarks(folder, cell.target.nodes, found.state)
-    return visible.summary(dataclasses.replace(found, remarks=(*found.remarks, *said)))
+    return visible.summary(dataclasses.replace(found, remarks=(*found.remarks, *noted, *said)))
 
 
 def summaries(results: Results, java_home: Path | None = None) -> list[Summary]:

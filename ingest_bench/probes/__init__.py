@@ -91,9 +91,10 @@ PROBES_FROM_OUTSIDE = frozenset({"gc"})
 _OLDEST_JAVA = 11
 
 
-def jvm_options(names: Iterable[str], raw: Path, java_version: int) -> tuple[str, ...]:
+def jvm_options(names: Iterable[str], raw: Path, java_version: int, profile: Path | None = None) -> tuple[str, ...]:
     """Options of the server's JVM for these probes: at most one recording, whose settings are written to `raw`.
 
+    It records beside that what the settings file `profile` says (`recording.profile`), also without any probe.
     With any or no probe: what lets `find_oom` see an OutOfMemoryError. The server's user must be able to write to
     `raw`, and `raw` must be absolute.
     """
@@ -103,20 +104,23 @@ def jvm_options(names: Iterable[str], raw: Path, java_version: int) -> tuple[str
     events: Events = {}
     for probe in chosen:
         recording.merge(events, probe.events)
-    options = recording.options(raw) if events else ()
-    if events:
-        recording.settings_file(raw).write_text(recording.settings(events), encoding="utf-8")
+    records = bool(events) or profile is not None
+    options = recording.options(raw) if records else ()
+    if records:
+        recording.settings_file(raw).write_text(recording.settings(events, profile), encoding="utf-8")
     own = [log.start_option(raw) for probe in chosen for log in probe.logs]
     return (*options, *own, *oom.jvm_options(raw))
 
 
 @contextmanager
-def attach(names: Iterable[str], jvm: Attached, raw: Path, limit_s: int) -> Iterator[None]:
+def attach(names: Iterable[str], jvm: Attached, raw: Path, limit_s: int, *, profiles: bool = False) -> Iterator[None]:
     """All these probes watch a JVM that was there before, and `read` finds the same in `raw` as of a JVM of ours.
+
+    With `profiles` its recording has what the JDK records for profiling, too.
 
     Nothing of them stays in the JVM, whatever happens to us. InvalidRun when the block takes longer than `limit_s`.
     """
-    with watch_attached([PROBES[name] for name in names], jvm, raw, limit_s):
+    with watch_attached([PROBES[name] for name in names], jvm, raw, limit_s, profiles=profiles):
         yield
 
 

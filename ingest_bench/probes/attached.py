@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def watch_attached(probes: Sequence[Probe], jvm: Attached, raw: Path, limit_s: int) -> Iterator[None]:
+def watch_attached(
+    probes: Sequence[Probe], jvm: Attached, raw: Path, limit_s: int, *, profiles: bool
+) -> Iterator[None]:
     """These probes watch a running JVM; `read` then finds in `raw` what a JVM of ours would have left.
 
     Nothing of it stays in the JVM. InvalidRun when the block takes longer than `limit_s`.
@@ -30,9 +32,11 @@ def watch_attached(probes: Sequence[Probe], jvm: Attached, raw: Path, limit_s: i
     events: Events = {}
     for probe in probes:
         recording.merge(events, probe.events)
-    if events:
-        recording.settings_file(raw).write_text(recording.settings(events), encoding="utf-8")
-    settings = recording.settings_file(raw) if events else None
+    # Of the JDK whose jcmd asks it: that may be another one than it runs on, and what it does not know is ignored.
+    profile = recording.profile(jvm.jcmd.parent.parent) if profiles else None
+    settings = recording.settings_file(raw) if events or profiles else None
+    if settings is not None:
+        settings.write_text(recording.settings(events, profile), encoding="utf-8")
     logs = [*(log for probe in probes for log in probe.logs), oom.EXCEPTIONS]
     said = told(jvm)
     with ExitStack() as stack:
