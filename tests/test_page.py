@@ -137,6 +137,17 @@ def test_the_axis_begins_with_the_load_and_not_with_the_boot_of_the_server() -> 
     assert (chart["from"], chart["to"]) == (-5, 60)
 
 
+def test_beside_response_times_stands_what_the_closed_loop_hides_of_them() -> None:
+    values = {"response_ms_p50": 10, "response_ms_p99": 122, "response_ms_max": 3400, "requests": 6000}
+    run = made.changed(FOUR[0], values={**values, "idle_while_waiting_s": 8.0})
+    calm = made.changed(FOUR[0], replicate=3, values={**values, "idle_while_waiting_s": 2.0})
+    (curve,) = distributions.responses(cells.group([calm, run])).split("<h3>")[1:]
+    assert "closed loop: each user sent nothing for 8.0 of 60.0 s, which no percentile has" in curve
+    assert "an open loop has it: arrivals=100/s" in curve
+    (curve,) = distributions.responses(cells.group([made.changed(FOUR[0], values=values)])).split("<h3>")[1:]
+    assert "closed loop" not in curve
+
+
 def test_each_stall_is_in_a_table_and_its_cause_is_on_the_axis_of_time() -> None:
     run = made.with_series(FOUR[0], fault=True)
     text = page.index([run, *FOUR[1:]], {})
