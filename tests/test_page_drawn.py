@@ -31,6 +31,10 @@ addEventListener("load", () => setTimeout(() => {
     unbroken: [...svg.querySelectorAll("path.line")].every((path) => !/NaN|undefined/.test(path.getAttribute("d"))),
     axis: numbers(svg),
     wide: document.documentElement.scrollWidth - innerWidth,
+    cut: [...svg.querySelectorAll("text")].filter((text) => {
+      const [own, all] = [text.getBoundingClientRect(), svg.getBoundingClientRect()];
+      return own.right > all.right + 12 || own.left < all.left;
+    }).map((text) => text.textContent),
     bold: document.querySelectorAll("b.hostile").length,
     paper: getComputedStyle(document.body).backgroundColor,
   };
@@ -142,6 +146,8 @@ def test_a_narrow_and_a_dark_window_have_their_own_look(tmp_path: Path) -> None:
     text = page.index([made.with_series(run) for run in made.experiment(network=["loopback", "ethernet"])], {})
     seen = drawn(tmp_path, text, 400)
     assert seen["wide"] <= 0
+    # The last second of the axis stands below its end.
+    assert seen["cut"] == []
     assert seen["paper"] == "rgb(255, 255, 255)"
     dark = drawn(tmp_path, text, 400, "--blink-settings=preferredColorScheme=0")
     assert dark["paper"] == "rgb(22, 24, 28)"
