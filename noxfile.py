@@ -30,7 +30,8 @@ ORDINARY = tuple(
 )
 # The uid and gid "nobody" of Debian: an ordinary user without a home.
 NOBODY = "65534"
-TESTS = ("hypothesis", "pytest", "pytest-xdist")
+# With what is optional for a user.
+TESTS = ("hypothesis", "pyarrow", "pytest", "pytest-xdist")
 PYTEST = ("pytest", "-q", "--durations=20")
 # Servers and processes mostly wait for each other.
 IN_PAIRS = ("-n", "2", "--dist", "loadfile")

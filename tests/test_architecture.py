@@ -53,6 +53,7 @@ FENCES = {
     "scapy": ("network", "faults", "probes"),
     "pyroute2": ("network", "probes"),
     "matplotlib": ("report",),
+    "pyarrow": ("report",),
     "scipy": ("analysis",),
     "typer": ("cli",),
     "rich": ("cli",),

@@ -75,6 +75,12 @@ def test_a_slip_gets_one_message_with_the_remedy_and_nothing_starts(typed: Typed
     assert not Path("results").exists()
 
 
+def test_nobody_records_in_a_jvm_that_is_only_an_address(typed: Typed) -> None:
+    code, said = typed("run --url http://127.0.0.1:9 --jfr profile")
+    assert code == 2
+    assert "--jfr profile: nobody can record in the JVM at http://127.0.0.1:9 from outside" in " ".join(said.split())
+
+
 def test_a_full_disk_is_one_message_with_the_remedy(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(_path: Path) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -11,7 +11,7 @@ import made_summaries
 from ingest_bench.analysis.run import nodes
 from ingest_bench.analysis.run.columns import COLUMNS
 from ingest_bench.model.network import LinkName
-from ingest_bench.model.results import Histogram, Measured, Reading, Remark, Series
+from ingest_bench.model.results import Histogram, Measured, Reading, Remark, Series, Stacks
 from ingest_bench.network import waited
 from ingest_bench.network.measure.waits import longest
 from ingest_bench.network.measure.wire import Asked, Seen
@@ -33,6 +33,13 @@ def saw(bytes_read: int | None, pause_ms: float, collector: str, sizes: dict[int
         Series("heap_bytes", (1,), (2.0,)),
         Remark(probe="gc", text="something"),
     ]
+
+
+def test_what_both_nodes_allocated_is_added_up_by_stack_and_each_probe_counts_once() -> None:
+    one: list[Measured] = [Stacks({"a;b": 1, "a;c": 2}), Stacks({"a;b": 1, "a;c": 2})]
+    assert nodes.together([one, [Stacks({"a;b": 10})]]) == [Stacks({"a;b": 11, "a;c": 2})]
+    # One that is unknown of a node is unknown of all.
+    assert nodes.together([one, []]) == []
 
 
 def test_numbers_of_all_nodes_are_added_up_only_where_that_is_a_number_of_all() -> None:

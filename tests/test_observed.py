@@ -149,6 +149,18 @@ def test_every_probe_sees_exactly_what_the_sink_counted_while_it_watched(
         assert seen["kernel_reads"] == seen["reads_recorded"]
 
 
+def test_a_jvm_that_runs_already_is_recorded_for_profiling_too_and_also_without_a_probe(
+    server: Served, jvm: Attached, raw: Path
+) -> None:
+    own = switched_on(jvm)
+    with probes.AttachedTo(jvm, profiles=True).watch({}, [raw], limit_s=300):
+        bulks(server, 40)
+    assert switched_on(jvm) == own
+    types = recording.load(context(jvm, raw, set())).content["types"]
+    assert types["jdk.ExecutionSample"] > 0
+    assert "jdk.SocketRead" not in types or types["jdk.SocketRead"] < 40
+
+
 def test_a_second_time_holds_nothing_of_the_first(server: Served, jvm: Attached, tmp_path: Path) -> None:
     seen, true = [], []
     for name in ("first", "second"):

@@ -8,10 +8,10 @@ from urllib.parse import unquote
 import made_summaries as made
 import pytest
 
-from ingest_bench.analysis.compare import cells
+from ingest_bench.analysis.compare import cells, comparison
 from ingest_bench.model.results import Series
 from ingest_bench.report import REPORTS
-from ingest_bench.report.page import charts, distributions, page
+from ingest_bench.report.page import charts, distributions, html, intervals, page
 
 FOUR = made.experiment(replicates=2, network=["loopback", "ethernet"], receive_predictor=["32KiB", "512KiB"])
 
@@ -137,10 +137,40 @@ def test_the_axis_begins_with_the_load_and_not_with_the_boot_of_the_server() -> 
     assert (chart["from"], chart["to"]) == (-5, 60)
 
 
+def test_a_wide_table_is_small_and_no_line_ends_between_a_number_and_its_unit() -> None:
+    small, wide = html.table([["size"] * 12, ["64 KiB of 1 s"] * 12]), html.table([["size"] * 13, ["1,514 B"] * 13])
+    assert "<table>" in small
+    assert '<table class="dense">' in wide
+    assert "64&nbsp;KiB of 1&nbsp;s<" in small
+    assert "1,514&nbsp;B<" in wide
+
+
+def test_a_change_beyond_the_scale_is_an_arrow_at_its_end_also_with_one_run_a_side() -> None:
+    runs = made.experiment(replicates=1, network=["loopback", "ethernet"])
+    slow = made.changed(runs[1], values={"response_ms_p99": 9_000.0})
+    found = [
+        each for each in comparison.table([runs[0], slow], comparison.COMPARED) if each.column == "response_ms_p99"
+    ]
+    (row,) = re.findall("<svg.*?</svg>", intervals.drawn(found))
+    # 400 wide with 14 left at each end.
+    assert '<polygon class="point" points="393.0,13 386.0,7 386.0,19"/>' in row
+
+
+def test_beside_response_times_stands_what_the_closed_loop_hides_of_them() -> None:
+    values = {"response_ms_p50": 10, "response_ms_p99": 122, "response_ms_max": 3400, "requests": 6000}
+    run = made.changed(FOUR[0], values={**values, "idle_while_waiting_s": 8.0})
+    calm = made.changed(FOUR[0], replicate=3, values={**values, "idle_while_waiting_s": 2.0})
+    (curve,) = distributions.responses(cells.group([calm, run])).split("<h3>")[1:]
+    assert "closed loop: each user sent nothing for 8.0 of 60.0 s, which no percentile has" in curve
+    assert "an open loop has it: arrivals=100/s" in curve
+    (curve,) = distributions.responses(cells.group([made.changed(FOUR[0], values=values)])).split("<h3>")[1:]
+    assert "closed loop" not in curve
+
+
 def test_each_stall_is_in_a_table_and_its_cause_is_on_the_axis_of_time() -> None:
     run = made.with_series(FOUR[0], fault=True)
     text = page.index([run, *FOUR[1:]], {})
-    row = text.partition("Stalls: when requests waited")[2].partition("</table>")[0]
+    row = text.partition("Stalls: when requests waited")[2].partition("</table>")[0].replace("&nbsp;", " ")
     for expected in ("20.00 to 31.00", "packets lost on the network 11.000 s", "12 answers meanwhile"):
         assert expected in row
     drawn = charts.run(run)

@@ -31,6 +31,10 @@ addEventListener("load", () => setTimeout(() => {
     unbroken: [...svg.querySelectorAll("path.line")].every((path) => !/NaN|undefined/.test(path.getAttribute("d"))),
     axis: numbers(svg),
     wide: document.documentElement.scrollWidth - innerWidth,
+    cut: [...svg.querySelectorAll("text")].filter((text) => {
+      const [own, all] = [text.getBoundingClientRect(), svg.getBoundingClientRect()];
+      return own.right > all.right + 12 || own.left < all.left;
+    }).map((text) => text.textContent),
     bold: document.querySelectorAll("b.hostile").length,
     paper: getComputedStyle(document.body).backgroundColor,
   };
@@ -44,16 +48,48 @@ addEventListener("load", () => setTimeout(() => {
   parent.document.body.append(left);
 }, 300));
 </script></body>"""
+TRY_ICICLE = """<script>
+addEventListener("load", () => setTimeout(() => {
+  const svg = document.querySelector("figure[data-flames] svg");
+  const said = () => svg.parentElement.querySelector(".said").textContent;
+  const widths = () => Object.fromEntries([...svg.querySelectorAll("g")].map((group) =>
+    [group.querySelector("title").textContent, +group.querySelector("rect").getAttribute("width")]));
+  const type = (...keys) => {
+    for (const key of keys) svg.dispatchEvent(new KeyboardEvent("keydown", { key }));
+    return said();
+  };
+  const seen = {
+    width: svg.clientWidth, whole: widths(), bold: document.querySelectorAll("b.hostile").length,
+    kinds: [...svg.querySelectorAll("g")].map((group) => group.getAttribute("class")),
+    texts: [...svg.querySelectorAll("text")].map((text) => text.textContent),
+    wide: document.documentElement.scrollWidth - innerWidth,
+  };
+  seen.down = type("ArrowDown");
+  seen.right = type("ArrowRight");
+  seen.deeper = type("ArrowDown", "ArrowDown");
+  seen.zoomed = type("Enter");
+  seen.parts = widths();
+  seen.up = type("ArrowUp");
+  type("0");
+  seen.again = widths();
+  svg.querySelector("g[data-frame='1']").dispatchEvent(new MouseEvent("click", { bubbles: true }));
+  seen.clicked = widths();
+  const left = document.createElement("pre");
+  left.id = "seen";
+  left.textContent = JSON.stringify(seen);
+  parent.document.body.append(left);
+}, 300));
+</script></body>"""
 HOSTILE = '</script><b class="hostile">x</b>"'
 
 
-def drawn(folder: Path, text: str, width: int, *options: str) -> dict[str, Any]:
+def drawn(folder: Path, text: str, width: int, *options: str, looks: str = TRY) -> dict[str, Any]:
     """What the page is in Chromium, in a frame of so many pixels: its own windows are 500 or wider."""
     chromium = shutil.which("chromium")
     if chromium is None:
         pytest.skip("needs the program chromium")
     file = folder / "page.html"
-    inner = escape(text.replace("</body>", TRY))
+    inner = escape(text.replace("</body>", looks))
     frame = f'<iframe srcdoc="{inner}" style="border: 0; height: 900px; width: {width}px"></iframe>'
     file.write_text(f'<!doctype html><meta charset="utf-8"><body>{frame}</body>', encoding="utf-8")
     of_its_own = (
@@ -110,6 +146,37 @@ def test_a_narrow_and_a_dark_window_have_their_own_look(tmp_path: Path) -> None:
     text = page.index([made.with_series(run) for run in made.experiment(network=["loopback", "ethernet"])], {})
     seen = drawn(tmp_path, text, 400)
     assert seen["wide"] <= 0
+    # The last second of the axis stands below its end.
+    assert seen["cut"] == []
     assert seen["paper"] == "rgb(255, 255, 255)"
     dark = drawn(tmp_path, text, 400, "--blink-settings=preferredColorScheme=0")
     assert dark["paper"] == "rgb(22, 24, 28)"
+
+
+@pytest.mark.processes
+def test_who_allocated_is_drawn_and_zoomed_by_keys_and_by_a_click(tmp_path: Path) -> None:
+    stacks = {
+        "new TLABs;java.lang.Thread.run;byte[]": 6000,
+        f"outside TLABs;java.lang.Thread.run;io.netty.Buffers.{HOSTILE};byte[]": 3000,
+        "outside TLABs;java.lang.Thread.run;a.Main.run;int[]": 1000,
+    }
+    run = made.changed(made.summary({"network": "ethernet"}), stacks=stacks)
+    seen = drawn(tmp_path, page.index([run], {}), 1280, looks=TRY_ICICLE)
+    width = seen["width"]
+    assert seen["whole"]["all\n10 kB, 100% of all"] == pytest.approx(width, abs=1)
+    assert seen["whole"]["new TLABs\n6000 B, 60% of all"] == pytest.approx(width * 0.6, abs=1)
+    assert seen["whole"]["int[]\n1000 B, 10% of all"] == pytest.approx(width * 0.1, abs=1)
+    assert {"frame jdk", "frame netty", "frame other", "frame class"} <= set(seen["kinds"])
+    assert "Thread.run" in " ".join(seen["texts"])
+    assert seen["down"] == "new TLABs: 6000 B, 60% of all"
+    assert seen["right"] == "outside TLABs: 4000 B, 40% of all"
+    assert seen["deeper"] == f"io.netty.Buffers.{HOSTILE}: 3000 B, 30% of all"
+    assert seen["zoomed"] == seen["deeper"]
+    # What calls it stays above it, as wide; what is beside it is gone.
+    assert seen["parts"]["outside TLABs\n4000 B, 40% of all"] == pytest.approx(width, abs=1)
+    assert "int[]\n1000 B, 10% of all" not in seen["parts"]
+    assert seen["up"] == "java.lang.Thread.run: 4000 B, 40% of all"
+    assert seen["again"] == seen["whole"]
+    assert seen["clicked"]["new TLABs\n6000 B, 60% of all"] == pytest.approx(width, abs=1)
+    assert seen["bold"] == 0
+    assert seen["wide"] <= 0

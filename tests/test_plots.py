@@ -119,6 +119,20 @@ def test_the_wire_has_a_panel_only_when_it_was_captured() -> None:
 
 
 @pytest.mark.slow
+def test_a_picture_over_time_says_what_its_closed_loop_hides() -> None:
+    run = made.with_series(FOUR[0])
+    # Of 60 s: one is no news, eight are.
+    values = {"requests": 6000, "idle_while_waiting_s": 8.0}
+    with figures() as saved:
+        plots_time.timeline(made.changed(run, values=values))
+        plots_time.timeline(made.changed(run, values={**values, "idle_while_waiting_s": 1.0}))
+    said = "closed loop: each user sent nothing for 8.0 of 60.0 s, which no percentile has"
+    assert said in words(saved[0])
+    assert "an open loop has it: arrivals=100/s" in words(saved[0])
+    assert "closed loop" not in words(saved[1])
+
+
+@pytest.mark.slow
 def test_a_cell_out_of_memory_says_so_in_its_row() -> None:
     oom = [made.changed(run, state="oom", values={"out_of_memory": "direct"}) for run in FOUR]
     runs = [gone if run.cell == FOUR[0].cell else run for run, gone in zip(FOUR, oom, strict=True)]
@@ -187,7 +201,7 @@ def test_a_matplotlibrc_of_the_current_folder_changes_no_picture() -> None:
         with plots_style.style():
             made_now = plots_style.figure()
             made_now.text(0.5, 0.5, "a text")
-            return plots_style.png(made_now)
+            return plots_style.saved(made_now)
 
     plain = picture()
     with rc_context({"text.usetex": True, "savefig.facecolor": "red", "font.size": 40}):

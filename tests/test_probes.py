@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from ingest_bench.errors import MissingCapability, SpecError
-from ingest_bench.model.results import Histogram, Measured, Reading, Remark
+from ingest_bench.model.results import Histogram, Measured, Reading, Remark, Stacks
 from ingest_bench.nearest_rank import percentile
 from ingest_bench.probes import PROBES, ReadContext, jvm_options, oom, recording
 from ingest_bench.probes.context import Events
@@ -27,6 +27,7 @@ def sizes(count: int, total: int) -> dict[str, int]:
 def content(**changed: Any) -> dict[str, Any]:
     reads = {"all": sizes(5, 900), "window": sizes(4, 800), "other_ports": sizes(2, 50), "empty": 3, "ends": 1}
     made: dict[str, Any] = {"events": 9, "last_ns": 99, "lost_bytes": 0, "files": []}
+    made["stacks"] = {"names": [], "nodes": [], "is_full": False}
     return made | {"reads": reads | {"histogram": {"100": 1, "200": 2, "300": 1}}} | changed
 
 
@@ -177,7 +178,13 @@ def sizes_of(count: int, each: int) -> dict[str, int]:
 def allocated(**changed: Any) -> dict[str, Any]:
     kinds = {"outside network": sizes_of(4, 1000), "outside lucene": sizes_of(1, 10), "tlab rest": sizes_of(2, 500)}
     site = {"kind": "outside", "layer": "network", "site": "io.netty.A.b", "count": 4, "bytes": 4000}
-    return content(allocations=kinds, sites=[site], **changed)
+    # Parent, name, bytes and events of each node.
+    nodes = [[-1, 0, 0, 0], [0, 1, 0, 0], [1, 2, 30, 3], [1, 3, 4, 1], [-1, 4, 0, 0], [4, 1, 7, 1]]
+    names = ["outside TLABs", "a.B.run", "byte[]", "int[]", "new TLABs"]
+    return content(
+        **{"allocations": kinds, "sites": [site], "stacks": {"names": names, "nodes": nodes, "is_full": False}}
+        | changed
+    )
 
 
 def test_allocations_are_told_by_kind_and_layer(tmp_path: Path) -> None:
@@ -193,6 +200,18 @@ def test_allocations_are_told_by_kind_and_layer(tmp_path: Path) -> None:
     assert layers == [4000, 10, 0]
     assert (seen["tlab_count"], seen["tlab_total_bytes"], seen["tlab_rest_count"]) == (2, 1000, 2)
     assert seen["outside_tlab_sites"] == "io.netty.A.b: 4000"
+
+
+def test_stacks_are_whole_from_the_outermost_frame_to_the_class_and_a_full_tree_is_said(tmp_path: Path) -> None:
+    measured = list(PROBES["allocations"].read(lay_out(tmp_path, allocated())))
+    folded = {"outside TLABs;a.B.run;byte[]": 30, "outside TLABs;a.B.run;int[]": 4, "new TLABs;a.B.run": 7}
+    assert [item for item in measured if isinstance(item, Stacks)] == [Stacks(folded)]
+    assert not [item for item in measured if isinstance(item, Remark)]
+    full = allocated()
+    full["stacks"]["is_full"] = True
+    measured = list(PROBES["allocations"].read(lay_out(tmp_path, full)))
+    (said,) = [item.text for item in measured if isinstance(item, Remark)]
+    assert said.startswith("the stacks have 6 frames, and there is no room for more")
 
 
 def test_allocations_of_a_killed_server_go_by_the_time_that_is_known(tmp_path: Path) -> None:
@@ -250,6 +269,30 @@ def test_large_allocations_beyond_those_that_are_kept_are_counted_and_it_is_said
     measured = list(PROBES["large-allocations"].read(lay_out(tmp_path, large(lost=7))))
     assert readings(measured)["allocations_1mib"] == 3
     assert any(isinstance(item, Remark) and "has 3 objects" in item.text for item in measured)
+
+
+def test_what_the_jdk_records_for_profiling_stands_beside_our_events_which_stay_as_they_are(tmp_path: Path) -> None:
+    its = tmp_path / "profile.jfc"
+    its.write_text(
+        '<?xml version="1.0" encoding="UTF-8"?><configuration version="2.0" label="Profiling">'
+        '<event name="jdk.ExecutionSample"><setting name="enabled">true</setting><setting name="period">10 ms</setting>'
+        '</event><event name="jdk.SocketRead"><setting name="enabled" control="io">false</setting>'
+        '<setting name="threshold" control="socket-threshold">10 ms</setting><setting name="throttle">300/s</setting>'
+        "</event></configuration>"
+    )
+    options = jvm_options(["reads"], tmp_path, 17, its)
+    assert options[0].startswith(f"-XX:StartFlightRecording=name=ingest-bench,settings={tmp_path}/recording.jfc,")
+    found = {
+        event.get("name"): {setting.get("name"): setting.text for setting in event}
+        for event in ElementTree.parse(tmp_path / "recording.jfc").getroot()  # noqa: S314 - we wrote it
+    }
+    assert found["jdk.ExecutionSample"] == {"enabled": "true", "period": "10 ms"}
+    assert found["jdk.SocketRead"] == {"enabled": "true", **PROBES["reads"].events["jdk.SocketRead"]}
+    assert found["jdk.DataLoss"] == {"enabled": "true"}
+    # Without any probe there is a recording for whoever opens it.
+    assert jvm_options([], tmp_path, 17, its)[0] == options[0]
+    with pytest.raises(MissingCapability, match=r"--jfr profile: the settings of this Java cannot be read .*nowhere"):
+        jvm_options([], tmp_path, 17, tmp_path / "nowhere" / "profile.jfc")
 
 
 def test_allocations_and_large_ones_share_their_events(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import pytest
 from ingest_bench import system
 from ingest_bench.jvm.compile import classes as compiled
 from ingest_bench.jvm.java import find
-from ingest_bench.model.results import READ_FIELDS, Histogram, Measured, Reading, Remark, Series
+from ingest_bench.model.results import READ_FIELDS, Histogram, Measured, Reading, Remark, Series, Stacks
 from ingest_bench.probes import PROBES, ReadContext, Started, chosen, find_oom, jvm_options, recording
 from ingest_bench.probes.context import ATTACHED
 
@@ -142,6 +142,13 @@ def test_allocations_of_a_known_pattern_are_found_by_layer_and_kind(java: Path, 
     assert seen["large_allocation_sites"] == f"io.netty.pretend.Buffers.take: 2000 of {2000 * ((1 << 20) + 16)}"
     (line,) = [item for item in measured if isinstance(item, Series)]
     assert set(line.values) == {(1 << 20) + 16}
+    # Both probes have all stacks, which end in the class, and nothing of the totals is missing in them.
+    first, second = [item.folded for item in measured if isinstance(item, Stacks)]
+    assert first == second
+    for kind, total in (("outside TLABs", "outside_tlab_total_bytes"), ("new TLABs", "tlab_total_bytes")):
+        assert sum(size for frames, size in first.items() if frames.startswith(f"{kind};")) == seen[total]
+    taken = "outside TLABs;Allocations.main;Allocations.pattern;io.netty.pretend.Buffers.take;byte[]"
+    assert first[taken] == 2000 * ((1 << 20) + 16)
     # The last TLAB is not full, and a TLAB's end is thrown away.
     assert seen["tlab_total_bytes"] == pytest.approx(200_000 * 1024, rel=0.03)
 

@@ -77,6 +77,22 @@ def test_a_run_of_each_cell_is_measured_and_its_counts_agree(tmp_path: Path) -> 
 
 @pytest.mark.jvm
 @pytest.mark.netns
+def test_a_recording_for_profiling_has_what_the_probes_need_too_and_a_note_says_that_it_cost_something(
+    tmp_path: Path,
+) -> None:
+    results, (found,) = carried_out(tmp_path, SINK + 'measure = "2s"\n', RunOptions(jfr="profile"))
+    assert found.state == "measured", found.reason
+    assert found.values["bytes_read"] == found.values["bytes_sent"]
+    (raw,) = results.path.glob("*/1/raw")
+    types = json.loads((raw / "recording.json").read_text())["content"]["types"]
+    assert types["jdk.ExecutionSample"] > 10
+    assert types["jdk.SocketRead"] >= found.values["reads_recorded"]
+    assert (raw / "recording.jfr").stat().st_size
+    assert [remark.text for remark in found.remarks if "--jfr profile" in remark.text]
+
+
+@pytest.mark.jvm
+@pytest.mark.netns
 def test_what_the_sink_allocated_stands_beside_what_its_reads_predict(tmp_path: Path) -> None:
     text = SINK + 'measure = "2s"\n[factors]\nreceive_predictor = ["16KiB", "64KiB", "64KiB..256KiB"]\n'
     results, found = carried_out(tmp_path, text)

@@ -20,7 +20,7 @@ from ingest_bench.host import others
 from ingest_bench.inputs import records
 from ingest_bench.lab import calibration, campaign, evaluation
 from ingest_bench.lab import find_max as search_for_max
-from ingest_bench.lab.runner import NetemBackend, RunOptions
+from ingest_bench.lab.runner import JfrSettings, NetemBackend, RunOptions
 from ingest_bench.model.experiment import Plan, Search
 from ingest_bench.model.load import LoadOptions
 from ingest_bench.results import layout
@@ -54,6 +54,14 @@ LastFrames = Annotated[
         "--last-frames", help="Keep the headers of the last frames of each run that fails, is aborted or is invalid."
     ),
 ]
+Jfr = Annotated[
+    JfrSettings,
+    typer.Option(
+        "--jfr",
+        help="What the flight recorder records: what the probes need, or beside it what the JDK does for profiling, "
+        "to be opened with JDK Mission Control.",
+    ),
+]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -78,11 +86,17 @@ def run(  # noqa: PLR0917 - typer takes them all by name
     locust_web: worker.LocustWeb = None,
     prometheus: worker.Prometheus = None,
     last_frames: LastFrames = False,
+    jfr: Jfr = "default",
 ) -> int:
     """Run an experiment: every cell, measured and drawn."""
     remote, shown = worker.asked(workers, bind, keys), worker.web(locust_web)
     options = RunOptions(
-        netem=netem, java_home=java_home, allow_delete=allow_delete, locust_web=shown, last_frames=last_frames
+        netem=netem,
+        java_home=java_home,
+        allow_delete=allow_delete,
+        locust_web=shown,
+        last_frames=last_frames,
+        jfr=jfr,
     )
     if resume is not None:
         if what != What() or find_max:
@@ -105,8 +119,8 @@ def run(  # noqa: PLR0917 - typer takes them all by name
     if download:
         _download(planned)
     worker.check(remote, planned)
-    watched = any(run.cell.probes and not run.cell.target.runs_already for ordered in planned for run in ordered.runs)
-    layout.check_writable(out, by_jvm=watched)
+    ours = [run.cell for ordered in planned for run in ordered.runs if not run.cell.target.runs_already]
+    layout.check_writable(out, by_jvm=any(cell.probes or options.profiles for cell in ours))
     known = [campaign.preflight(ordered, options) for ordered in planned]
     _fetch(planned, options)
     with worker.exported(prometheus) as exporter, worker.joined(remote, shown) as fleet:

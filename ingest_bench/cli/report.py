@@ -14,6 +14,7 @@ from ingest_bench.lab import evaluation
 from ingest_bench.model.results import Summary
 from ingest_bench.report import published_rows
 from ingest_bench.report.tables import knee_table, noise_table, text_tables
+from ingest_bench.report.tables import parquet as parquet_table
 from ingest_bench.results import layout
 from ingest_bench.results.layout import Results
 
@@ -26,11 +27,21 @@ def add_to(app: typer.Typer) -> None:
     app.command("report")(rebuild)
 
 
-def rebuild(folder: Annotated[Path, typer.Argument(help="A results folder: results/<experiment>/<start>.")]) -> int:
+def rebuild(
+    folder: Annotated[Path, typer.Argument(help="A results folder: results/<experiment>/<start>.")],
+    svg: Annotated[bool, typer.Option("--svg", help="Each picture as SVG beside its PNG.")] = False,
+    parquet: Annotated[
+        bool,
+        typer.Option("--parquet", help="Also write summary.parquet: summary.csv with types. It needs pyarrow."),
+    ] = False,
+) -> int:
     """Rebuild the tables and pictures of a results folder from its raw files."""
     results = layout.open_results(folder)
+    if parquet:
+        # Before the raw files are read: that takes minutes.
+        parquet_table.required()
     found = evaluation.summaries(results)
-    return show(results, found, evaluation.write_report(results, found))
+    return show(results, found, evaluation.write_report(results, found, svg=svg, parquet=parquet))
 
 
 def show(results: Results, found: list[Summary], pictures: tuple[Path, ...]) -> int:

@@ -37,6 +37,7 @@ def summary(found: Summary) -> Summary:
         faults=tuple(_fault(fault) for fault in found.faults),
         remarks=tuple(_remark(remark) for remark in found.remarks),
         stalls=tuple(_stall(stall) for stall in found.stalls),
+        stacks={one_line(frames): size for frames, size in found.stacks.items()},
         nodes=tuple({one_line(name): _value(value) for name, value in node.items()} for node in found.nodes),
     )
 

@@ -129,6 +129,7 @@ public final class JfrReader {
 
   private final Map<String, Sizes> allocations = new TreeMap<>();
   private final Map<String, long[]> sites = new HashMap<>();
+  private final AllocationStacks stacks = new AllocationStacks();
 
   private final Sizes large = new Sizes();
   /** How many large objects are larger than two to the power of the index. */
@@ -316,6 +317,7 @@ public final class JfrReader {
     if (!inWindow(end)) {
       return;
     }
+    stacks.add(event, kind, bytes);
     String site = site(event.getStackTrace());
     String layer = layer(site);
     allocations.computeIfAbsent(kind + " " + layer, key -> new Sizes()).add(bytes);
@@ -457,7 +459,8 @@ public final class JfrReader {
     }
     out.append("},\"sites\":[");
     topSites(out);
-    out.append("],\"pauses\":[").append(String.join(",", pauses));
+    out.append("],\"stacks\":").append(stacks.json());
+    out.append(",\"pauses\":[").append(String.join(",", pauses));
     out.append("],\"collections\":[").append(String.join(",", collections));
     out.append("],\"heap\":[").append(String.join(",", heap));
     out.append("],\"regions\":[").append(String.join(",", regions));

@@ -57,6 +57,11 @@ def preflight(plan: Plan, options: runner.RunOptions) -> tuple[str, ...]:
         if cell.target.runs_already:
             if cell.target.attach is not None:
                 probes.require(cell.probes)
+            elif options.profiles:
+                raise SpecError(
+                    f"--jfr profile: nobody can record in the JVM at {cell.target.url} from outside; where it runs on "
+                    "this machine give --attach PID, too, or else leave --jfr out"
+                )
             told += _reach(cell, options)
             continue
         host.require(cell.host)

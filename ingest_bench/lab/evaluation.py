@@ -22,7 +22,7 @@ from ingest_bench.lab import buffer_advice, window, wires
 from ingest_bench.model.experiment import Cell, Plan, Run
 from ingest_bench.model.load import WorkerReport
 from ingest_bench.model.network import LinkName
-from ingest_bench.model.results import Measured, RunRecord, Summary, Value
+from ingest_bench.model.results import Measured, Remark, RunRecord, Summary, Value
 from ingest_bench.probes import recording
 from ingest_bench.report.tables import knee_table, text_tables, whatif_table
 from ingest_bench.results import layout, run_folder
@@ -58,8 +58,9 @@ def run_summary(
         nodes=_of_nodes(cell, folder, record, report, measured),
         delivered=_delivered(cell, folder) if record.state == "measured" and report is not None else None,
     )
+    noted = (Remark(probe="load", text=text) for text in record.notes)
     said = wires.remarks(folder, cell.target.nodes, found.state)
-    return visible.summary(dataclasses.replace(found, remarks=(*found.remarks, *said)))
+    return visible.summary(dataclasses.replace(found, remarks=(*found.remarks, *noted, *said)))
 
 
 def summaries(results: Results, java_home: Path | None = None) -> list[Summary]:
@@ -133,17 +134,25 @@ def write_tables(results: Results, found: list[Summary]) -> None:
     results.write(report.REPORTS["tables"](cells.in_order(found, results.plan.factors)))
 
 
-def write_report(results: Results, found: list[Summary]) -> tuple[Path, ...]:
-    """Write everything that can be rebuilt. The paths of the pictures, the main one first."""
+def write_report(
+    results: Results, found: list[Summary], *, svg: bool = False, parquet: bool = False
+) -> tuple[Path, ...]:
+    """Write everything that can be rebuilt. The paths of the pictures, the main one first.
+
+    With `svg` each of them is there as SVG, too; with `parquet` there is a summary.parquet.
+    """
     ordered = cells.in_order(found, results.plan.factors)
+    extra = report.parquet_table(ordered) if parquet else {}
     files = {name: content for build in report.REPORTS.values() for name, content in build(ordered).items()}
     compared = predicted(results, ordered)
     if compared:
         files["report/predicted.md"] = text_tables.markdown(compared, 3).encode()
         files["report/predicted.csv"] = text_tables.csv_text(compared).encode()
     # The knee is the main picture of a search.
-    files = knee_table.files(knees.knees(results.plan, ordered)) | files
-    results.write(files)
+    files = knee_table.files(searched := knees.knees(results.plan, ordered)) | files
+    if svg:
+        extra |= report.vector(lambda: knee_table.files(searched) | report.REPORTS["pictures"](ordered))
+    results.write(files | extra)
     return tuple(results.path / name for name in files if name.endswith(".png"))
 
 

@@ -31,10 +31,14 @@ from ingest_bench.model.experiment import Cell, Run
 from ingest_bench.model.load import WorkerReport
 from ingest_bench.model.results import Happened, RunRecord
 from ingest_bench.model.target import Endpoint
-from ingest_bench.probes import OutOfMemory
+from ingest_bench.probes import OutOfMemory, recording
 from ingest_bench.results.run_folder import RunFolder
 
 NetemBackend = Literal["auto", "kernel", "uml"]
+JfrSettings = Literal["default", "profile"]
+_PROFILED = (
+    "the flight recorder recorded for profiling, too (--jfr profile): nobody measured what that costs the server"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,12 +51,19 @@ class RunOptions:
     """A track may delete the indices that it declares, also on a server that is not ours."""
     last_frames: bool = False
     """Keep the headers of the last frames of each run that does not go well."""
+    jfr: JfrSettings = "default"
+    """What the flight recorder records: what the probes need, or beside it what the JDK does for profiling."""
     fleet: Fleet | None = None
     """Workers on other machines that send the loads; None: processes of our own do."""
     locust_web: Endpoint | None = None
     """Where Locust's page shows the loads of our own processes."""
     exporter: Exporter | None = None
     """Where a dashboard gets the figures of each run; None: nowhere."""
+
+    @property
+    def profiles(self) -> bool:
+        """Whether the flight recorder records for profiling, too."""
+        return self.jfr == "profile"
 
 
 def run(
@@ -89,7 +100,7 @@ def run(
     finally:
         # After Ctrl-C too.
         folder.remove_homes()
-    notes = (*record.notes, *seen.notes)
+    notes = (*record.notes, *seen.notes, *([_PROFILED] if options.profiles else []))
     record = dataclasses.replace(record, stages=tuple(stages.done), files=folder.marks(), notes=notes)
     folder.write(record)
     return record
@@ -115,9 +126,12 @@ def _carry_out(
                 planned.cell,
                 folder,
                 stages.stage,
-                lambda jdk, raw: probes.jvm_options(planned.cell.probes, raw, jdk.version),
+                lambda jdk, raw: probes.jvm_options(
+                    planned.cell.probes, raw, jdk.version, recording.profile(jdk.home) if options.profiles else None
+                ),
                 netem=options.netem,
                 java_home=options.java_home,
+                profiles=options.profiles,
             )
         )
         cell = dataclasses.replace(planned.cell, target=server.asked)

@@ -40,6 +40,16 @@ class Series:
     values: tuple[float, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Stacks:
+    """Allocated bytes by stack: its frames, the outermost first, with ";" between (Brendan Gregg's folded form).
+
+    The first frame is "outside TLABs" or "new TLABs", whose bytes are the TLAB's; the last one is the object's class.
+    """
+
+    folded: dict[str, int]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remark:
     """What a probe has to say about its numbers: why one is unavailable, what was lost, what it did not understand."""
@@ -95,7 +105,7 @@ class Watched:
     """How far from the truth a span may begin or end. Ten looks a second are 50 ms off."""
 
 
-Measured = Reading | Histogram | Series | Remark | Watched
+Measured = Reading | Histogram | Series | Stacks | Remark | Watched
 
 # One socket read of the load's connections in `raw/reads.bin`: little-endian numpy type strings. `end_ns` is
 # CLOCK_REALTIME, `port` the load's own. bytes 0: the socket had nothing, -1: end of stream; the server allocated a
@@ -246,3 +256,5 @@ class Summary:
     nodes: tuple[dict[str, Value], ...] = ()
     """Of several nodes what is known of each, by column; empty where there is one."""
     stalls: tuple[Stall, ...] = ()
+    stacks: dict[str, int] = field(default_factory=dict)
+    """What was allocated by each stack, as in `Stacks`; empty where no probe looked."""

@@ -86,9 +86,10 @@ def require(names: Iterable[str]) -> None:
 _OLDEST_JAVA = 11
 
 
-def jvm_options(names: Iterable[str], raw: Path, java_version: int) -> tuple[str, ...]:
+def jvm_options(names: Iterable[str], raw: Path, java_version: int, profile: Path | None = None) -> tuple[str, ...]:
     """Options of the server's JVM for these probes: at most one recording, whose settings are written to `raw`.
 
+    It records beside that what the settings file `profile` says (`recording.profile`), also without any probe.
     With any or no probe: what lets `find_oom` see an OutOfMemoryError. The server's user must be able to write to
     `raw`, and `raw` must be absolute.
     """
@@ -98,8 +99,9 @@ def jvm_options(names: Iterable[str], raw: Path, java_version: int) -> tuple[str
     events: Events = {}
     for probe in watching:
         recording.merge(events, probe.events)
-    options = recording.options(raw) if events else ()
-    if events:
-        recording.settings_file(raw).write_text(recording.settings(events), encoding="utf-8")
+    records = bool(events) or profile is not None
+    options = recording.options(raw) if records else ()
+    if records:
+        recording.settings_file(raw).write_text(recording.settings(events, profile), encoding="utf-8")
     own = [log.start_option(raw) for probe in watching for log in probe.logs]
     return (*options, *own, *oom.jvm_options(raw))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
-from ingest_bench.model.results import Measured, Reading, Remark
+from ingest_bench.model.results import Measured, Reading, Remark, Stacks
 from ingest_bench.probes import recording
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ class Allocations:
             return
         seconds = found.seconds(context)
         content = found.content
+        yield from stacks(content, "allocations")
         yield from _too_deep(content["allocations"], context)
         for kind, name in KINDS.items():
             layers = {layer: content["allocations"].get(f"{kind} {layer}") for layer in LAYERS}
@@ -57,6 +58,22 @@ class Allocations:
             yield from _by_layer(name, layers)
             sites = [site for site in content["sites"] if site["kind"] == kind][:_TOP_SITES]
             yield Reading(f"{name}_sites", ", ".join(f"{site['site']}: {site['bytes']}" for site in sites) or None)
+
+
+def stacks(content: Mapping[str, Any], probe: str) -> Iterator[Stacks | Remark]:
+    """All stacks of the recording that allocated anything within the measurement, whole."""
+    found = content["stacks"]
+    names, paths, folded = found["names"], list[str](), dict[str, int]()
+    for parent, name, size, _ in found["nodes"]:
+        paths.append(f"{paths[parent]};{names[name]}" if parent >= 0 else names[name])
+        if size:
+            folded[paths[-1]] = size
+    yield Stacks(folded)
+    if found["is_full"]:
+        text = (
+            f"the stacks have {len(paths)} frames, and there is no room for more: the ends of later ones are left out"
+        )
+        yield Remark(probe=probe, text=text)
 
 
 def _too_deep(found: Mapping[str, Mapping[str, Any]], context: ReadContext) -> Iterator[Remark]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ingest_bench.model.results import Measured, Reading, Remark, Series
 from ingest_bench.probes import recording
-from ingest_bench.probes.allocations import ALLOCATIONS
+from ingest_bench.probes.allocations import ALLOCATIONS, stacks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -44,6 +44,8 @@ class LargeAllocations:
         found = yield from recording.opened(context, "large-allocations")
         if not found.is_readable:
             return
+        # Both probes see the same stacks; a run has them once.
+        yield from stacks(found.content, "large-allocations")
         large = found.content["large"]
         within, sites = large["window"], large["sites"]
         yield Reading("largest_allocation_bytes", large["largest_bytes"] or None)

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree
 from xml.sax.saxutils import quoteattr
 
 from ingest_bench import jvm, system
-from ingest_bench.errors import SpecError
+from ingest_bench.errors import MissingCapability, SpecError
 from ingest_bench.inputs import records
 from ingest_bench.jvm.compile import classes
 from ingest_bench.model.results import Remark
@@ -23,8 +24,10 @@ if TYPE_CHECKING:
 
 # Says that the recorder itself dropped events: its buffers were full.
 _DATA_LOSS: Events = {"jdk.DataLoss": {"enabled": "true"}}
-READER = tuple(Path(jvm.__file__).with_name(name) for name in ("JfrReader.java", "StallSpans.java"))
-READER_VERSION = 8
+READER = tuple(
+    Path(jvm.__file__).with_name(name) for name in ("JfrReader.java", "StallSpans.java", "AllocationStacks.java")
+)
+READER_VERSION = 9
 STACK_DEPTH = 128
 
 
@@ -44,17 +47,24 @@ def _nanoseconds(threshold: str) -> int:
     return int(number) * {"ns": 1, "us": 10**3, "ms": 10**6}[unit]
 
 
+def profile(java_home: Path) -> Path:
+    """The settings for profiling that a JDK brings along: samples of threads, allocations, locks and exceptions."""
+    return java_home / "lib" / "jfr" / "profile.jfc"
+
+
 def settings_file(raw: Path) -> Path:
     """Where the recording's settings are."""
     return raw / "recording.jfc"
 
 
-def settings(events: Events) -> str:
-    """A settings file (.jfc) that enables these events and nothing else.
+def settings(events: Events, beside: Path | None = None) -> str:
+    """A settings file (.jfc) that enables these events and nothing else, or `beside` those of another such file.
 
     A file, because Java 11 has no settings on the command line. A setting that a Java version does not know is ignored:
     `throttle` is new in 25, where it would drop socket reads.
     """
+    if beside is not None:
+        return _added(events | _DATA_LOSS, beside)
     lines = ['<?xml version="1.0" encoding="UTF-8"?>', '<configuration version="2.0" label="ingest-bench">']
     for name, wanted in (events | _DATA_LOSS).items():
         lines.append(f"  <event name={quoteattr(name)}>")
@@ -64,6 +74,28 @@ def settings(events: Events) -> str:
         ]
         lines.append("  </event>")
     return "\n".join([*lines, "</configuration>", ""])
+
+
+def _added(events: Events, beside: Path) -> str:
+    """What that file says, but for our own events, which are as the probes want them.
+
+    One file of both, because Java 11 takes one only.
+    """
+    try:
+        root = ElementTree.parse(beside).getroot()  # noqa: S314 - it is the JDK's, which we start
+    except (OSError, ElementTree.ParseError) as error:
+        raise MissingCapability(
+            f"--jfr profile: the settings of this Java cannot be read ({beside}: {error}). Name a JDK by --java-home"
+        ) from None
+    known = {event.get("name"): event for event in root.iter("event")}
+    for name, wanted in events.items():
+        event = known[name] if name in known else ElementTree.SubElement(root, "event", name=name)
+        # Without those of the file: its threshold or throttle would drop what a probe counts.
+        event.clear()
+        event.set("name", name)
+        for key, value in ({"enabled": "true"} | wanted).items():
+            ElementTree.SubElement(event, "setting", name=key).text = value
+    return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
 
 
 def options(raw: Path) -> tuple[str, ...]:

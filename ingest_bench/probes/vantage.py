@@ -73,6 +73,8 @@ class AttachedTo:
     """Its JVM ran before. All probes watch it, and leave what they leave of a JVM of ours."""
 
     jvm: Attached
+    profiles: bool = False
+    """Its recording has what the JDK records for profiling, too."""
 
     @contextmanager
     def watch(self, probes: Mapping[str, Probe], raws: Sequence[Path], limit_s: int) -> Iterator[None]:
@@ -84,9 +86,11 @@ class AttachedTo:
         events: Events = {}
         for probe in probes.values():
             recording.merge(events, probe.events)
-        if events:
-            recording.settings_file(raw).write_text(recording.settings(events), encoding="utf-8")
-        settings = recording.settings_file(raw) if events else None
+        # Of the JDK whose jcmd asks it: that may be another one than it runs on, and what it does not know is ignored.
+        profile = recording.profile(self.jvm.jcmd.parent.parent) if self.profiles else None
+        settings = recording.settings_file(raw) if events or self.profiles else None
+        if settings is not None:
+            settings.write_text(recording.settings(events, profile), encoding="utf-8")
         logs = [*(log for probe in probes.values() for log in probe.logs), oom.EXCEPTIONS]
         said = told(self.jvm)
         with observed(self.jvm, raw, settings=settings, logs=logs, limit_s=limit_s):

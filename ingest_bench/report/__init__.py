@@ -14,7 +14,7 @@ from ingest_bench.analysis.buffers.published import Published
 from ingest_bench.analysis.compare import cells
 from ingest_bench.inputs import data
 from ingest_bench.model.results import Summary
-from ingest_bench.report.page import html, page
+from ingest_bench.report.page import flames, html, page
 from ingest_bench.report.plots import (
     plots,
     plots_direct,
@@ -23,6 +23,7 @@ from ingest_bench.report.plots import (
     plots_layers,
     plots_machine,
     plots_nodes,
+    plots_style,
     plots_time,
 )
 from ingest_bench.report.tables import (
@@ -32,6 +33,7 @@ from ingest_bench.report.tables import (
     forwarding_table,
     machine_table,
     noise_table,
+    parquet,
     stall_table,
     text_tables,
 )
@@ -114,6 +116,11 @@ def forwarding_rows(summaries: Sequence[Summary]) -> list[list[str]]:
     """The table of forwarding between nodes, with what Data Prepper's pull request 6394 published."""
     text = (data.folder(_PUBLISHED) / "data-prepper-6394.csv").read_text(encoding="utf-8")
     return forwarding_table.table(summaries, forwarding_table.read(text))
+
+
+def allocation_stacks(summaries: Sequence[Summary]) -> Files:
+    """The stacks of each run that allocated anything, whole; nothing when no run looked for them."""
+    return {f"report/{flames.file_name(run)}": flames.folded(run).encode() for run in summaries if run.stacks}
 
 
 def machine_tables(summaries: Sequence[Summary]) -> Files:
@@ -210,9 +217,21 @@ def pictures(summaries: Sequence[Summary]) -> Files:
     return {f"report/{name}": content for name, content in files.items()}
 
 
+def vector(build: Callable[[], Files]) -> Files:
+    """The pictures among these files as SVG: an ending of their own, and the same name."""
+    with plots_style.vector():
+        return {f"{name.removesuffix('.png')}.svg": made for name, made in build().items() if name.endswith(".png")}
+
+
+def parquet_table(summaries: Sequence[Summary]) -> Files:
+    """summary.csv with types; MissingCapability without pyarrow."""
+    return {"summary.parquet": parquet.summary_parquet(summaries)}
+
+
 REPORTS: Mapping[str, Callable[[Sequence[Summary]], Files]] = {
     "tables": csv_tables,
     "es-23185": issue_tables,
+    "allocations": allocation_stacks,
     "direct-memory": direct_tables,
     "forwarding": forwarding_tables,
     "machine": machine_tables,

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from ingest_bench.analysis.run.samples import Tickets, Window, pieces, under_way
 from ingest_bench.model.load import WorkerReport
-from ingest_bench.model.results import Remark, Value
+from ingest_bench.model.results import Remark, Summary, Value
 
 # An answer is slow that takes longer than so many medians.
 _SLOW = 10
@@ -34,12 +34,35 @@ def values(tickets: Tickets, window: Window, report: WorkerReport, median_ms: Va
 
 def remarks(values: Mapping[str, Value], window: Window) -> list[Remark]:
     """What a reader should know of it, and the open loop that would show it."""
-    idle_s, requests, length_s = values["idle_while_waiting_s"], values["requests"], window.length_s
-    if not isinstance(idle_s, float) or not isinstance(requests, int) or idle_s <= _WORTH * length_s:
+    length_s = window.length_s
+    if (found := _much(values, length_s)) is None:
         return []
+    idle_s, rate = found
     text = (
         f"closed loop: each user sent nothing for {idle_s:.1f} of {length_s:.1f} s on average, because an answer took "
         f"more than {_SLOW} times the median. What would have come meanwhile is in no percentile; an open loop has it: "
-        f"--set arrivals={max(1, round(requests / length_s))}/s"
+        f"--set arrivals={rate}/s"
     )
     return [Remark(probe="load", text=text)]
+
+
+def hidden(run: Summary) -> str:
+    """The same in short, to stand beside response times; empty where it is no news."""
+    if run.measure_start_ns is None or run.measure_end_ns is None:
+        return ""
+    length_s = (run.measure_end_ns - run.measure_start_ns) / 1e9
+    if (found := _much(run.values, length_s)) is None:
+        return ""
+    idle_s, rate = found
+    return (
+        f"closed loop: each user sent nothing for {idle_s:.1f} of {length_s:.1f} s, which no percentile has; "
+        f"an open loop has it: arrivals={rate}/s"
+    )
+
+
+def _much(values: Mapping[str, Value], length_s: float) -> tuple[float, int] | None:
+    """How long the users sent nothing, and the rate of the open loop; None where that is no news."""
+    idle_s, requests = values.get("idle_while_waiting_s"), values.get("requests")
+    if not isinstance(idle_s, (int, float)) or not isinstance(requests, int) or idle_s <= _WORTH * length_s:
+        return None
+    return idle_s, max(1, round(requests / length_s))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -13,7 +14,7 @@ from ingest_bench.analysis.run.column import Together
 from ingest_bench.analysis.run.columns import COLUMNS
 from ingest_bench.analysis.run.samples import Samples, Tickets
 from ingest_bench.model.load import WorkerReport
-from ingest_bench.model.results import Histogram, Measured, Reading, Series, Value, Watched
+from ingest_bench.model.results import Histogram, Measured, Reading, Remark, Series, Stacks, Value, Watched
 
 _RULES: Mapping[str, Together] = {column.name: column.together for column in COLUMNS}
 
@@ -66,11 +67,26 @@ def together(nodes: Sequence[Sequence[Measured]], to: Collection[int] = ()) -> l
                 rest.append(item if number == 1 else dataclasses.replace(item, name=f"{item.name} of node {number}"))
             elif isinstance(item, Watched):
                 rest.append(dataclasses.replace(item, node=number))
-            else:
+            elif isinstance(item, Remark):
                 rest.append(dataclasses.replace(item, text=f"node {number}: {item.text}"))
     known = [Reading(name, _one(name, values, asked(name))) for name, values in readings.items()]
     whole = {name: each for name, each in histograms.items() if len(each) == asked(name)}
+    rest.extend(_stacks_of_all(nodes))
     return [*known, *(Histogram(name, histogram.merge(each)) for name, each in whole.items()), *rest]
+
+
+def stacks(measured: Iterable[Measured]) -> dict[str, int]:
+    """What was allocated by stack; several probes see the same."""
+    return next((item.folded for item in measured if isinstance(item, Stacks)), {})
+
+
+def _stacks_of_all(nodes: Sequence[Sequence[Measured]]) -> list[Stacks]:
+    found = [stacks(measured) for measured in nodes]
+    added: Counter[str] = Counter()
+    for each in found:
+        added.update(each)
+    # One that is unknown of a node is unknown of all.
+    return [Stacks(dict(added))] if all(found) else []
 
 
 def _is_read(item: Measured) -> bool:

@@ -20,6 +20,7 @@ from ingest_bench.analysis.run import (
 )
 from ingest_bench.analysis.run import samples as load
 from ingest_bench.analysis.run.columns import COLUMNS
+from ingest_bench.analysis.run.nodes import stacks
 from ingest_bench.analysis.run.samples import Samples, Tickets
 from ingest_bench.analysis.stalls import attribution, phases, sentences, sources
 from ingest_bench.model.experiment import Cell
@@ -152,6 +153,7 @@ def summarise(
         remarks=remarks,
         nodes=tuple(dict(values) for values in nodes),
         stalls=found,
+        stacks=stacks(measured),
     )
 
 

@@ -111,10 +111,14 @@ def opened(
     *,
     netem: str,
     java_home: Path | None,
+    profiles: bool = False,
 ) -> contextlib.AbstractContextManager[RunningServer]:
-    """The cell's server for the block's time, started or found. Each part is a stage of the run."""
+    """The cell's server for the block's time, started or found. Each part is a stage of the run.
+
+    With `profiles` a JVM that is attached to records for profiling, too; one of ours by its `jvm_options`.
+    """
     if cell.target.runs_already:
-        return _found(cell, stage, java_home)
+        return _found(cell, stage, java_home, profiles=profiles)
     return _started(cell, folder, stage, jvm_options, netem=netem, java_home=java_home)
 
 
@@ -237,11 +241,11 @@ def _told(target: Target, asked: TargetOptions, http: Http) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _found(cell: Cell, stage: Stage, java_home: Path | None) -> Iterator[RunningServer]:
+def _found(cell: Cell, stage: Stage, java_home: Path | None, *, profiles: bool) -> Iterator[RunningServer]:
     try:
         with contextlib.ExitStack() as stack:
             with stage("reach"):
-                serving = stack.enter_context(reached(cell.target, java_home))
+                serving = stack.enter_context(reached(cell.target, java_home, profiles=profiles))
             if cell.network is not None:
                 with stage("link"):
                     path = stack.enter_context(real_path.shaped(cell, cell.network, serving.place, serving.enter))
@@ -255,7 +259,9 @@ def _found(cell: Cell, stage: Stage, java_home: Path | None) -> Iterator[Running
 
 
 @contextlib.contextmanager
-def reached(options: TargetOptions, java_home: Path | None = None) -> Iterator[RunningServer]:
+def reached(
+    options: TargetOptions, java_home: Path | None = None, *, profiles: bool = False
+) -> Iterator[RunningServer]:
     """The server at `options.url`, or that of the JVM `options.attach`, or both in one.
 
     SpecError when it is not one to be measured, MissingCapability when we may not attach to it, RunFailed when nobody
@@ -284,7 +290,9 @@ def reached(options: TargetOptions, java_home: Path | None = None) -> Iterator[R
             enter=enter,
             nodes=(http,),
             told=told,
-            vantage=probes.FromOutside(connected, it.target.jvm_stats) if jvm is None else probes.AttachedTo(jvm),
+            vantage=(
+                probes.FromOutside(connected, it.target.jvm_stats) if jvm is None else probes.AttachedTo(jvm, profiles)
+            ),
             host={} if jvm is None else host.found(),
             notes=(*it.notes, *addresses.unencrypted(place), *_of_one_cluster(place, it, enter)),
             ended=_none if jvm is None else lambda: () if jvm.is_alive() else (0,),

@@ -20,7 +20,7 @@ _Line = tuple[str, str, str, str]
 _PANELS: tuple[tuple[str, tuple[_Line, ...]], ...] = (
     ("Documents/s", (("docs_per_s", "documents/s", "blue", "steps"),)),
     (
-        "Response, ms: median blue, longest that waited then red",
+        "Response, ms: median blue, longest red",
         (
             ("response_ms_max", "longest response, ms", "red", "seconds"),
             ("response_ms_p50", "median response, ms", "blue", "seconds"),

@@ -7,6 +7,7 @@ from math import ceil, floor, log2, log10
 
 from ingest_bench.analysis.compare.cells import CellRuns
 from ingest_bench.analysis.numbers import histogram
+from ingest_bench.analysis.run import closed_loop
 from ingest_bench.nearest_rank import percentile
 from ingest_bench.report.page import html
 from ingest_bench.report.tables.words import bytes_text, counted
@@ -44,7 +45,7 @@ def responses(rows: Sequence[CellRuns]) -> str:
         return ""
     low = floor(log10(min(value for _, times in known for _, value in times)))
     high = ceil(log10(max(value for _, times in known for _, value in times)))
-    return _cards([(row, _curve(times, low, max(high, low + 1))) for row, times in known])
+    return _cards([(row, _curve(times, low, max(high, low + 1)) + _hidden(row)) for row, times in known])
 
 
 def _histogram(row: CellRuns, counts: dict[int, int], low: float, high: float) -> str:
@@ -96,6 +97,13 @@ def _curve(times: Sequence[tuple[int, float]], low: int, high: int) -> str:
         _svg([*rules, f'<polyline class="line blue" points="{path}"/>', *points, *ticks], said)
         + f'<p class="faint">{said}</p>'
     )
+
+
+def _hidden(row: CellRuns) -> str:
+    """What a closed loop hides of these times, of the run that hides most."""
+    worst = max(row.told.valid, key=lambda run: float(run.values.get("idle_while_waiting_s") or 0), default=None)
+    said = closed_loop.hidden(worst) if worst else ""
+    return f'<p class="hides">{html.breakable(said)}</p>' if said else ""
 
 
 def _time(ms: float) -> str:

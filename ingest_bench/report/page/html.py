@@ -10,6 +10,10 @@ from pathlib import Path
 from typing import Any
 
 _HERE = Path(__file__).parent
+# So many columns of numbers fit a window of 1280 pixels in the usual size.
+_MOST_WIDE = 12
+# The space between a number and its unit, where no line may end.
+_UNIT = re.compile(r"(?<=[0-9]) (?=(?:[KMGT]i?)?B\b|ms\b|s\b)")
 
 
 def document(title: str, parts: Sequence[str], data: Mapping[str, Any] | None = None) -> str:
@@ -49,7 +53,7 @@ def table(rows: Sequence[Sequence[str]], links: Mapping[int, Sequence[str]] | No
         return "".join(f"<{tag}{mark}>{text}</{tag}>" for text, mark in zip(texts, marks, strict=True))
 
     def linked(number: int, row: Sequence[str]) -> list[str]:
-        texts = [breakable(cell) for cell in row]
+        texts = [_UNIT.sub("&nbsp;", breakable(cell)) for cell in row]
         for place, addresses in (links or {}).items():
             texts[place] = f'<a href="{escape(addresses[number])}">{texts[place] or "(no name)"}</a>'
         return texts
@@ -57,7 +61,8 @@ def table(rows: Sequence[Sequence[str]], links: Mapping[int, Sequence[str]] | No
     content = "".join(f"<tr>{line(linked(number, row), 'td')}</tr>\n" for number, row in enumerate(body))
     heads = line([escape(cell) for cell in head], "th")
     # What is cut off can be scrolled by keys, too.
-    begin = f'<div class="wide" tabindex="0"><table>\n<thead><tr>{heads}</tr></thead>'
+    look = ' class="dense"' if len(head) > _MOST_WIDE else ""
+    begin = f'<div class="wide" tabindex="0"><table{look}>\n<thead><tr>{heads}</tr></thead>'
     return f"{begin}\n<tbody>{content}</tbody></table></div>"
 
 

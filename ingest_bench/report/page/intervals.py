@@ -74,6 +74,10 @@ def _interval(found: Comparison, scale: float) -> str:
                 parts.append(f'<polygon class="point" points="{points}"/>')
             else:
                 parts.append(f'<line class="span" x1="{at:.1f}" x2="{at:.1f}" y1="7" y2="{_HEIGHT - 7}"/>')
+    if found.relative_interval is None and abs(found.relative) > scale:
+        end, outward = _place(found.relative, scale), 7 if found.relative > 0 else -7
+        points = f"{end + outward:.1f},{middle:g} {end:.1f},{middle - 6:g} {end:.1f},{middle + 6:g}"
+        parts.append(f'<polygon class="point" points="{points}"/>')
     if abs(found.relative) <= scale:
         parts.append(f'<circle class="point" cx="{_place(found.relative, scale):.1f}" cy="{middle:g}" r="5"/>')
     return "".join(parts)

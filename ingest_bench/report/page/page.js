@@ -167,5 +167,115 @@
     }
   }
 
+  // Who allocated: each frame below its caller and as wide as its bytes, the widest first.
+  class Icicle {
+    static ROW = 18;
+
+    constructor(figure, graph) {
+      this.figure = figure;
+      this.title = `${graph.title}: allocations by stack`;
+      this.svg = figure.querySelector("svg");
+      this.said = figure.querySelector(".said");
+      const path = [];
+      this.frames = graph.nodes.map(([depth, name, bytes], number) => {
+        const parent = path[depth - 1];
+        const frame = { name: data.flames.names[name], number, depth, bytes, parent, begin: parent ? parent.taken : 0, children: [] };
+        frame.taken = frame.begin; // up to where children were put
+        if (parent) { parent.taken += bytes; parent.children.push(frame); }
+        path[depth] = frame;
+        return frame;
+      });
+      [this.chosen] = [this.top] = this.frames;
+      this.deepest = Math.max(...this.frames.map((frame) => frame.depth));
+      this.svg.addEventListener("keydown", (event) => this.key(event));
+      this.svg.addEventListener("click", (event) => {
+        const frame = this.frames[event.target.closest("g")?.dataset.frame];
+        if (frame) this.zoom(frame);
+      });
+      new ResizeObserver(() => this.draw()).observe(figure);
+    }
+
+    zoom(frame) {
+      this.top = this.chosen = frame;
+      this.draw();
+      this.tell();
+    }
+
+    tell() {
+      const { name, bytes } = this.chosen, all = this.frames[0].bytes;
+      this.said.textContent = `${name}: ${size(bytes)}, ${share(bytes / all)} of all`;
+    }
+
+    key(event) {
+      if (event.ctrlKey || event.metaKey || event.altKey) return;
+      const at = this.chosen, beside = (at.parent?.children ?? [at]).filter((one) => this.fits(one)), place = beside.indexOf(at);
+      const moves = {
+        ArrowDown: () => at.children.find((one) => this.fits(one)), ArrowUp: () => at.parent,
+        ArrowLeft: () => beside[place - 1], ArrowRight: () => beside[place + 1],
+      };
+      if (event.key === "Enter" || event.key === " ") this.zoom(at);
+      else if (event.key === "0" || event.key === "Escape") this.zoom(this.frames[0]);
+      else if (moves[event.key]) {
+        this.chosen = moves[event.key]() ?? at;
+        this.draw();
+        this.tell();
+        this.svg.querySelector(".chosen-frame")?.scrollIntoView({ block: "nearest" });
+      } else return;
+      event.preventDefault();
+    }
+
+    // Where a frame begins and how wide it is, in pixels: what calls the zoomed one is as wide as that.
+    span(frame) {
+      const scale = this.width / this.top.bytes;
+      const left = Math.max((frame.begin - this.top.begin) * scale, 0);
+      const right = Math.min((frame.begin + frame.bytes - this.top.begin) * scale, this.width);
+      return [left, right - left];
+    }
+
+    fits(frame) { return this.span(frame)[1] >= 0.5; }
+
+    draw() {
+      if (!this.svg.clientWidth) return; // closed
+      this.width = this.svg.clientWidth;
+      const shown = this.frames.filter((frame) => this.fits(frame));
+      const height = (Math.max(...shown.map((frame) => frame.depth)) + 1) * Icicle.ROW + 2;
+      this.svg.replaceChildren();
+      this.svg.setAttribute("viewBox", `0 0 ${this.width} ${height}`);
+      this.svg.style.height = `${height}px`;
+      element(this.svg, "title", {}, this.title);
+      for (const frame of shown) {
+        const [left, wide] = this.span(frame), y = frame.depth * Icicle.ROW + 1;
+        const kind = `frame ${this.kind(frame)}${frame.depth < this.top.depth ? " above" : ""}`;
+        const group = element(this.svg, "g", { class: frame === this.chosen ? `${kind} chosen-frame` : kind, "data-frame": frame.number });
+        element(group, "title", {}, `${frame.name}\n${size(frame.bytes)}, ${share(frame.bytes / this.frames[0].bytes)} of all`);
+        element(group, "rect", { x: left, y, width: Math.max(wide - 0.5, 0.5), height: Icicle.ROW - 1 });
+        const label = fitted(frame.name, Math.floor((wide - 6) / 6.9));
+        if (label) element(group, "text", { x: left + 3, y: y + 13 }, label);
+      }
+    }
+
+    kind(frame) {
+      if (frame.name.startsWith("(")) return "merged";
+      if (frame.depth < 2) return "whole";
+      if (!frame.children.length) return "class"; // each stack ends in one
+      if (frame.name.startsWith("io.netty.")) return "netty";
+      if (frame.name.startsWith("org.apache.lucene.")) return "lucene";
+      return /^(javax?|jdk|sun|com\.sun)\./.test(frame.name) ? "jdk" : "other";
+    }
+  }
+
+  const size = (bytes) => `${short(bytes)}${/[GMk]$/.test(short(bytes)) ? "B" : " B"}`;
+  const share = (part) => `${+(part * 100).toPrecision(3)}%`;
+
+  // The name in so many letters: whole, without its package, or its beginning.
+  const fitted = (name, letters) => {
+    if (letters < 3) return "";
+    const bare = name.replace(/^(?:[a-z0-9_]+\.)+(?=[A-Z])/, "");
+    return [name, bare].find((text) => text.length <= letters) ?? `${bare.slice(0, letters - 1)}…`;
+  };
+
+  for (const figure of document.querySelectorAll("figure[data-flames]")) {
+    new Icicle(figure, data.flames.graphs[+figure.dataset.flames]);
+  }
   for (const figure of document.querySelectorAll("figure[data-run]")) new Chart(figure, data.runs[+figure.dataset.run]);
 })();

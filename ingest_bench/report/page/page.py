@@ -14,7 +14,7 @@ from ingest_bench.analysis.compare.changes import Changes
 from ingest_bench.analysis.compare.trend import Trend
 from ingest_bench.analysis.run.columns import COLUMNS
 from ingest_bench.model.results import Summary
-from ingest_bench.report.page import charts, distributions, html, intervals
+from ingest_bench.report.page import charts, distributions, flames, html, intervals
 from ingest_bench.report.tables import headline, stall_table, text_tables, trend_table
 from ingest_bench.report.tables.changes_table import rows, summed_up
 from ingest_bench.report.tables.words import key_text
@@ -51,6 +51,7 @@ def index(summaries: Sequence[Summary], pictures: Mapping[str, Picture], more: S
     }
     titled = [replace(row, name=titles[row.name] or row.name) for row in groups]
     links = {key: [f"#{place}" for place in places.values()] for key in range(head)}
+    allocated = flames.flames(summaries)
     drawn = [(run, chart) for run in summaries if (chart := charts.run(run)) is not None]
     found = [
         replace(each, first=titles[each.first], second=titles[each.second])
@@ -68,11 +69,14 @@ def index(summaries: Sequence[Summary], pictures: Mapping[str, Picture], more: S
         html.section("What changes from cell to cell, each with its 95% interval", intervals.drawn(found)),
         *(html.section(title, content) for title, content in more),
         *inside,
-        *(_cell(row, place, [run for run, _ in drawn]) for row, place in zip(titled, places.values(), strict=True)),
+        *(
+            _cell(row, place, [run for run, _ in drawn], allocated)
+            for row, place in zip(titled, places.values(), strict=True)
+        ),
         html.section("Columns of summary.csv", _columns()),
         "<p>Files: " + ", ".join(f'<a href="{address}">{name}</a>' for address, name in _files(pictures)) + "</p>",
     ]
-    return html.document(experiment, parts, {"runs": [chart for _, chart in drawn]})
+    return html.document(experiment, parts, {"runs": [chart for _, chart in drawn], "flames": allocated.data})
 
 
 def _stalls(summaries: Sequence[Summary]) -> str:
@@ -85,10 +89,12 @@ def _title(row: CellRuns, varying: Sequence[str]) -> str:
     return ", ".join(f"{key_text(key)} {row.levels[key]}" for key in varying if key in row.levels) or row.name
 
 
-def _cell(row: CellRuns, place: str, drawn: Sequence[Summary]) -> str:
-    """The runs of one cell: how each ended, and its charts."""
+def _cell(row: CellRuns, place: str, drawn: Sequence[Summary], allocated: flames.Flames) -> str:
+    """The runs of one cell: how each ended, its charts, and who allocated: of the first run, of others on demand."""
     runs = [["run", "state", "reason"], *([run.run, run.state, run.reason] for run in row.runs)]
     content = [html.table(runs), *(charts.figure(drawn.index(run), run) for run in row.runs if run in drawn)]
+    known = [run for run in row.runs if run.stacks]
+    content += [flames.figure(run, allocated, is_open=run is known[0]) for run in known]
     return html.section(row.name, "\n".join(content), place)
 
 

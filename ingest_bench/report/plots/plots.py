@@ -19,7 +19,7 @@ from ingest_bench.report.plots.plots_style import (
     fitted,
     footed,
     headed,
-    png,
+    saved,
     style,
     text_width_in,
 )
@@ -52,7 +52,7 @@ def overview(summaries: Sequence[Summary]) -> bytes:
                 sizes(axes, rows, name, paint, limits, _SIZE_IN)
             else:
                 points(axes, rows, name, paint, _NUMBER_IN)
-        return png(made)
+        return saved(made)
 
 
 def conditions(summaries: Sequence[Summary]) -> str:

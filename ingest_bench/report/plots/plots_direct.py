@@ -25,7 +25,7 @@ from ingest_bench.report.plots.plots_style import (
     fitted,
     footed,
     headed,
-    png,
+    saved,
     style,
     text_width_in,
 )
@@ -82,7 +82,7 @@ def waits(summaries: Sequence[Summary], published: Sequence[Published] = ()) -> 
         for text, colour in known:
             made.text(at_in / WIDTH_IN, top + 0.12 / height_in, text, color=colour, fontsize=14, fontweight="bold")
             at_in += text_width_in(made, text, 14, bold=True) + 0.35
-        return png(made)
+        return saved(made)
 
 
 def _headline(rows: Sequence[CellRuns]) -> str:

@@ -22,7 +22,7 @@ from ingest_bench.report.plots.plots_style import (
     fitted,
     footed,
     headed,
-    png,
+    saved,
     style,
     text_width_in,
 )
@@ -80,7 +80,7 @@ def _lines(summaries: Sequence[Summary], rows: Sequence[CellRuns], delay: str) -
         )
         ends.append((values[-1], places[-1], f"{name}  {whole(values[-1])}", colour))
     _named(axes, ends, (top - bottom) * height_in)
-    return png(made)
+    return saved(made)
 
 
 def _named(axes: Axes, ends: Sequence[tuple[float, int, str, str]], height_in: float) -> None:
@@ -121,7 +121,7 @@ def _rows(summaries: Sequence[Summary], rows: Sequence[CellRuns]) -> bytes:
     for number, label in enumerate(labels):
         at = top - (top - bottom) * (number + 0.5) / len(rows)
         made.text((left_in - 0.15) / WIDTH_IN, at, label, ha="right", va="center", fontsize=14, fontweight="bold")
-    return png(made)
+    return saved(made)
 
 
 def _beside_caps(axes: Axes, rows: Sequence[CellRuns]) -> None:

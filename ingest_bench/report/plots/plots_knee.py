@@ -10,7 +10,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from ingest_bench import units
 from ingest_bench.analysis.search.knees import Knee
-from ingest_bench.report.plots.plots_style import FAINT, RULE, WIDTH_IN, colours, figure, footed, headed, png, style
+from ingest_bench.report.plots.plots_style import FAINT, RULE, WIDTH_IN, colours, figure, footed, headed, saved, style
 from ingest_bench.report.tables.words import counted
 
 _LIMIT = "#b00020"
@@ -31,7 +31,7 @@ def knee(knees: Sequence[Knee]) -> bytes:
             _line(axes, each, paint[each.cell])
         _marks(axes, knees, paint)
         _legend(axes, knees, paint)
-        return png(made)
+        return saved(made)
 
 
 def _axes(axes: Axes, knees: Sequence[Knee]) -> None:

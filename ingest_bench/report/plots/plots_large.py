@@ -22,7 +22,7 @@ from ingest_bench.report.plots.plots_style import (
     fitted,
     footed,
     headed,
-    png,
+    saved,
     style,
     text_width_in,
 )
@@ -74,7 +74,7 @@ def large(summaries: Sequence[Summary]) -> bytes | None:
                     axes.set_xticklabels([])
                 else:
                     axes.set_xlabel("seconds from the start of the measurement")
-        return png(made)
+        return saved(made)
 
 
 def _shown(row: cells.CellRuns) -> Summary | None:

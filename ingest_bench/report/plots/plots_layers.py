@@ -17,7 +17,7 @@ from ingest_bench.report.plots.plots_style import (
     fitted,
     footed,
     headed,
-    png,
+    saved,
     style,
     text_width_in,
 )
@@ -74,7 +74,7 @@ def layers(summaries: Sequence[Summary]) -> bytes | None:
                 fontsize=15, fontweight="bold",
             )  # fmt: skip
             at_in += text_width_in(made, name, 15, bold=True) + 0.35
-        return png(made)
+        return saved(made)
 
 
 def _stack(row: cells.CellRuns) -> list[float]:

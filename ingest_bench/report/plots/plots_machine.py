@@ -19,7 +19,7 @@ from ingest_bench.report.plots.plots_style import (
     figure,
     footed,
     headed,
-    png,
+    saved,
     style,
 )
 from ingest_bench.report.tables import headline, machine_table
@@ -98,7 +98,7 @@ def machine(summaries: Sequence[Summary]) -> bytes | None:
                     axes.set_xticklabels([])
                 elif place == 0:
                     axes.set_xlabel("seconds from the start of the measurement", loc="left")
-        return png(made)
+        return saved(made)
 
 
 def _shown(row: cells.CellRuns) -> Summary | None:

@@ -21,7 +21,7 @@ from ingest_bench.report.plots.plots_style import (
     fitted,
     footed,
     headed,
-    png,
+    saved,
     style,
     text_width_in,
 )
@@ -67,7 +67,7 @@ def nodes(summaries: Sequence[Summary]) -> bytes | None:
         for number, label in enumerate(labels):
             at = top - (top - bottom) * (number + 0.5) / len(rows)
             made.text((left_in - 0.15) / WIDTH_IN, at, label, ha="right", va="center", fontsize=14, fontweight="bold")
-        return png(made)
+        return saved(made)
 
 
 def _waits(axes: Axes, rows: Sequence[CellRuns]) -> None:

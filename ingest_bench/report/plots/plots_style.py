@@ -1,4 +1,4 @@
-"""What all pictures share: size, colours, text, and how a figure becomes PNG bytes.
+"""What all pictures share: size, colours, text, and how a figure becomes bytes: PNG, or SVG.
 
 Figures are made without pyplot: it keeps every figure in a global list and looks for a screen.
 """
@@ -10,6 +10,7 @@ import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from matplotlib import rc_context, rcdefaults, rcParams
@@ -44,6 +45,19 @@ _STYLE: Any = {
 }
 
 
+_IS_VECTOR = ContextVar("is_vector", default=False)
+
+
+@contextmanager
+def vector() -> Iterator[None]:
+    """Pictures that are drawn within become SVG, with each text as its outlines: it looks alike without our font."""
+    token = _IS_VECTOR.set(True)
+    try:
+        yield
+    finally:
+        _IS_VECTOR.reset(token)
+
+
 @contextmanager
 def style() -> Iterator[None]:
     """The project's look for every figure that is drawn within, whatever a file `matplotlibrc` says.
@@ -63,11 +77,14 @@ def figure(height_in: float = HEIGHT_IN) -> Figure:
     return made
 
 
-def png(made: Figure) -> bytes:
-    """The figure as a PNG without a date in it: the same summaries give the same bytes."""
+def saved(made: Figure) -> bytes:
+    """The figure as a PNG, or as SVG within `vector`, without a date in it: the same summaries give the same bytes."""
     content = io.BytesIO()
     with style():
-        made.savefig(content, format="png", metadata={"Software": None})
+        if _IS_VECTOR.get():
+            made.savefig(content, format="svg", metadata={"Date": None, "Creator": None})
+        else:
+            made.savefig(content, format="png", metadata={"Software": None})
     return content.getvalue()
 
 

@@ -8,6 +8,7 @@ from math import nan
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 
+from ingest_bench.analysis.run import closed_loop
 from ingest_bench.model.results import Series, Summary
 from ingest_bench.report.plots.plots_style import (
     FAINT,
@@ -18,7 +19,7 @@ from ingest_bench.report.plots.plots_style import (
     bare,
     figure,
     headed,
-    png,
+    saved,
     style,
 )
 from ingest_bench.report.tables import headline, stall_table
@@ -42,9 +43,10 @@ def timeline(run: Summary) -> bytes | None:
     if start_ns is None or not panels:
         return None
     with style():
-        made = figure(1.75 + len(panels) * (_PANEL_IN + _GAP_IN) + 0.45)
+        hides = closed_loop.hidden(run)
+        made = figure((2.05 if hides else 1.75) + len(panels) * (_PANEL_IN + _GAP_IN) + 0.45)
         height_in = made.get_figheight()
-        top = headed(made, headline.timeline(run), _conditions(run))
+        top = headed(made, headline.timeline(run), "\n".join(filter(None, (_conditions(run), hides))))
         ends = _ends(run, start_ns)
         for number, (title, draw) in enumerate(panels):
             bottom = top - ((number + 1) * (_PANEL_IN + _GAP_IN)) / height_in
@@ -63,7 +65,7 @@ def timeline(run: Summary) -> bytes | None:
                 axes.set_xticklabels([])
             else:
                 axes.set_xlabel("seconds from the start of the measurement")
-        return png(made)
+        return saved(made)
 
 
 def _documents(axes: Axes, run: Summary, start_ns: int) -> None:

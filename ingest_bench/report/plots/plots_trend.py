@@ -17,7 +17,7 @@ from ingest_bench.report.plots.plots_style import (
     fitted,
     footed,
     headed,
-    png,
+    saved,
     style,
 )
 from ingest_bench.report.tables import trend_table as told
@@ -52,7 +52,7 @@ def trend(found: Trend) -> bytes:
             titles = [f"{history.column}, {told.name(history, found)}", *_said(history)]
             axes.set_title("\n".join(fitted(made, text, 12, most_in) for text in titles), loc="left", fontsize=12)
             _panel(axes, history)
-        return png(made)
+        return saved(made)
 
 
 def _said(history: History) -> list[str]:
