@@ -92,8 +92,8 @@ def test_without_a_local_port_a_new_connection_fails_and_an_open_one_stays(tmp_p
     record, values = happened(tmp_path, text + '[[fault]]\nkind = "reset"\nat = "1500ms"\n')
     found = seen(record)
     assert found["exhausted-ports"].seen == "none of 28232 ports left"
-    # They were open, also half a second after there was no port for another one.
-    assert int(found["reset"].seen.split()[0]) >= 2
+    # It was open, also half a second after there was no port for another one.
+    assert int(found["reset"].seen.split()[0]) >= 1
     silent_s = values["silent_s"]
     assert isinstance(silent_s, int | float)
     assert 2 <= silent_s <= 4

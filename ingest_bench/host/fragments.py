@@ -1,8 +1,8 @@
 """Take memory and give every second page of it back: `fragments.py SHARE_PPM LEAVE_BYTES`. The standard library alone.
 
 What was taken is free in pieces of one page then, so that a huge page is to be had of the rest or by compaction. It
-takes that share of what is available and leaves so much at least, says in JSON what came of it, and holds every other
-page until its input ends.
+takes that share of what is available, but no page of a file from the kernel: so much at least it leaves free. It says
+in JSON what came of it, and holds every other page until its input ends.
 """
 
 from __future__ import annotations
@@ -22,8 +22,17 @@ _PPM = 10**6
 
 def available_bytes() -> int:
     """What the kernel could give without swapping (man 5 proc, MemAvailable)."""
+    return _memory_bytes("MemAvailable:")
+
+
+def free_bytes() -> int:
+    """What nobody uses, for a page of a file neither (man 5 proc, MemFree)."""
+    return _memory_bytes("MemFree:")
+
+
+def _memory_bytes(name: str) -> int:
     text = Path("/proc/meminfo").read_text(encoding="ascii")
-    return 1024 * next(int(line.split()[1]) for line in text.splitlines() if line.startswith("MemAvailable:"))
+    return 1024 * next(int(line.split()[1]) for line in text.splitlines() if line.startswith(name))
 
 
 def huge_bytes(buddyinfo: str, huge: int, page: int) -> int:
@@ -48,7 +57,7 @@ def main(share_ppm: int, leave_bytes: int) -> None:
     taken_bytes, page = 0, mmap.PAGESIZE
     libc = ctypes.CDLL(None, use_errno=True)
     pieces = []
-    while taken_bytes < most_bytes and available_bytes() - _STEP_BYTES > leave_bytes:
+    while taken_bytes < most_bytes and free_bytes() - _STEP_BYTES > leave_bytes:
         piece = mmap.mmap(-1, _STEP_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         piece.madvise(mmap.MADV_NOHUGEPAGE)
         start = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(piece)))
