@@ -19,8 +19,8 @@ from ingest_bench.host import fragments
 from ingest_bench.model.experiment import Fault
 
 SHARE_PPM = 500_000
-# Free while all is taken: half of that is free again as soon as it is in pieces. With 2 GiB a server that grew by half a
-# gigabyte had its huge pages of what was left whole: none of 805 waited for compaction.
+# Free while all is taken: half of that is free again as soon as it is in pieces. With 2 GiB a server that grew by half
+# of one had its huge pages of what was left whole: none of 805 waited for compaction.
 LEFT_BYTES = 256 << 20
 # The kernel takes some gigabytes back.
 _END_LIMIT_S = 30.0
