@@ -61,7 +61,7 @@ def guest_argv(mtu_bytes: int) -> tuple[str, ...]:
 
 
 def has_too_wide_registers(version: str, cpuinfo: str) -> bool:
-    """Whether User-Mode Linux of that version panics on such a processor (`act.without_xstate`)."""
+    """Whether User-Mode Linux of that version panics on such a processor (`act.guest_process`)."""
     major, minor = map(int, version.split(".")[:2])
     return (major, minor) < _ANY_XSTATE and " amx_tile" in cpuinfo
 
