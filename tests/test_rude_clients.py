@@ -73,9 +73,7 @@ def skip_without_filters() -> None:
         try:
             rude_clients.refuse_all(tried)
         except PermissionError:
-            pytest.skip(
-                "needs root, to have a filter on a socket: this kernel refuses it to others outside a namespace"
-            )
+            pytest.skip("needs root, to have a filter on a socket: outside a namespace this kernel refuses it")
 
 
 def eventually(found: Callable[[], object], wanted: object) -> None:
