@@ -108,6 +108,22 @@ def test_a_java_without_settings_for_profiling_is_told_of_before_anything_starts
     campaign.fetch(ordered, RunOptions(jfr="profile"), lambda *_: None)
 
 
+@pytest.mark.parametrize("option", ["", " --jfr profile"])
+def test_the_rest_of_an_interrupted_experiment_is_recorded_as_its_beginning(
+    option: str, typed: Typed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(campaign, "preflight", lambda *_: ())
+    monkeypatch.setattr(campaign, "fetch", lambda *_: None)
+    monkeypatch.setattr(campaign, "carry_out", interrupted)
+    code, said = typed(f"run quickstart{option}")
+    assert code == 130
+    (folder,) = Path("results/quickstart").iterdir()
+    assert said.endswith(f"The rest: ingest-bench run --resume {folder}{option}")
+
+
 def test_a_full_disk_is_one_message_with_the_remedy(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(_path: Path) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

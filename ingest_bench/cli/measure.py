@@ -158,7 +158,9 @@ def _carried_out(results: Results, options: RunOptions, told: Sequence[str]) -> 
             pictures = evaluation.write_report(results, found)
         return report.show(results, found, pictures)
     except KeyboardInterrupt:
-        rest = shlex.join(("ingest-bench", "run", "--resume", str(results.path)))
+        # Runs of one folder are compared: each has to cost its server the same.
+        same = ("--jfr", options.jfr) if options.profiles else ()
+        rest = shlex.join(("ingest-bench", "run", "--resume", str(results.path), *same))
         raise Interrupted(f"everything that was started is stopped. The rest: {rest}") from None
 
 
