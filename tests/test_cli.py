@@ -20,6 +20,7 @@ from ingest_bench.lab import campaign
 from ingest_bench.lab.runner import RunOptions
 from ingest_bench.lab.server import attaching
 from ingest_bench.probes import PROBES, recording
+from ingest_bench.results import layout
 
 Typed = Callable[[str], tuple[int, str]]
 
@@ -122,6 +123,12 @@ def test_the_rest_of_an_interrupted_experiment_is_recorded_as_its_beginning(
     assert code == 130
     (folder,) = Path("results/quickstart").iterdir()
     assert said.endswith(f"The rest: ingest-bench run --resume {folder}{option}")
+    assert typed(f"run --resume {folder}{option}")[0] == 130
+    code, said = typed(f"run --resume {folder}{'' if option else ' --jfr profile'}")
+    assert code == 2
+    assert f"give --jfr {'profile' if option else 'default'}" in said
+    # compare and gate name what differs of this.
+    assert layout.facts(folder)["jfr"] == ("profile" if option else "default")
 
 
 def test_a_full_disk_is_one_message_with_the_remedy(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
