@@ -77,6 +77,9 @@ def test_the_page_has_no_more_of_it_than_a_browser_opens_and_says_where_the_rest
     # The first run of each cell comes before the second of any.
     assert list(drawn.places)[:2] == ["network=loopback/1", "network=ethernet/1"]
     assert "network=ethernet/2" not in drawn.places
+    assert len(json.dumps(drawn.data)) <= flames.MOST_BYTES
+    long = made.changed(RUN, stacks={f"new TLABs;{'x' * 5 * one};byte[]": 1})
+    assert flames.flames([long]).data == {"names": [], "graphs": []}
     text = page.index(runs, {})
     assert re.search(
         r"network=ethernet/2: who allocated is not drawn here.*allocations-network=ethernet-2.folded", text

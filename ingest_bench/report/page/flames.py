@@ -79,6 +79,8 @@ def flames(summaries: Sequence[Summary]) -> Flames:
         graph = _graph(run, names)
         size += len(json.dumps(graph)) + len(json.dumps(list(names)[before:]))
         if size > MOST_BYTES:
+            # Nor its names, which may be most of it.
+            names = dict(list(names.items())[:before])
             break
         places[run.run] = len(graphs)
         graphs.append(graph)
