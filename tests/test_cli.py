@@ -7,11 +7,20 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from ingest_bench import targets
 from ingest_bench.cli.app import run
-from ingest_bench.probes import PROBES
+from ingest_bench.errors import MissingCapability
+from ingest_bench.experiment import order, spec
+from ingest_bench.jvm.java import Java
+from ingest_bench.lab import campaign
+from ingest_bench.lab.runner import RunOptions
+from ingest_bench.lab.server import attaching
+from ingest_bench.probes import PROBES, recording
+from ingest_bench.results import layout
 
 Typed = Callable[[str], tuple[int, str]]
 
@@ -79,6 +88,47 @@ def test_nobody_records_in_a_jvm_that_is_only_an_address(typed: Typed) -> None:
     code, said = typed("run --url http://127.0.0.1:9 --jfr profile")
     assert code == 2
     assert "--jfr profile: nobody can record in the JVM at http://127.0.0.1:9 from outside" in " ".join(said.split())
+
+
+@pytest.mark.parametrize("is_attached", [False, True])
+def test_a_java_without_settings_for_profiling_is_told_of_before_anything_starts(
+    is_attached: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jdk = Java(home=tmp_path / "java", version=17, source="--java-home")
+    jvm = SimpleNamespace(jcmd=jdk.home / "bin" / "jcmd")
+    monkeypatch.setattr(targets, "fetch", lambda *_: jdk)
+    monkeypatch.setattr(attaching, "jvm_of", lambda *_: jvm)
+    monkeypatch.setattr(campaign, "reader", lambda *_: jdk)
+    monkeypatch.setattr(recording, "reader", lambda _: ())
+    ordered = order.order(spec.load("running", ["attach=7"]) if is_attached else spec.load("quickstart"))
+    campaign.fetch(ordered, RunOptions(), lambda *_: None)
+    with pytest.raises(MissingCapability, match="--jfr profile: the settings of this Java cannot be read"):
+        campaign.fetch(ordered, RunOptions(jfr="profile"), lambda *_: None)
+    recording.profile(jdk.home).parent.mkdir(parents=True)
+    recording.profile(jdk.home).write_text("<configuration/>")
+    campaign.fetch(ordered, RunOptions(jfr="profile"), lambda *_: None)
+
+
+@pytest.mark.parametrize("option", ["", " --jfr profile"])
+def test_the_rest_of_an_interrupted_experiment_is_recorded_as_its_beginning(
+    option: str, typed: Typed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(campaign, "preflight", lambda *_: ())
+    monkeypatch.setattr(campaign, "fetch", lambda *_: None)
+    monkeypatch.setattr(campaign, "carry_out", interrupted)
+    code, said = typed(f"run quickstart{option}")
+    assert code == 130
+    (folder,) = Path("results/quickstart").iterdir()
+    assert said.endswith(f"The rest: ingest-bench run --resume {folder}{option}")
+    assert typed(f"run --resume {folder}{option}")[0] == 130
+    code, said = typed(f"run --resume {folder}{'' if option else ' --jfr profile'}")
+    assert code == 2
+    assert f"give --jfr {'profile' if option else 'default'}" in said
+    # compare and gate name what differs of this.
+    assert layout.facts(folder)["jfr"] == ("profile" if option else "default")
 
 
 def test_a_full_disk_is_one_message_with_the_remedy(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:

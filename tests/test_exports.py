@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -13,6 +14,7 @@ import pytest
 from ingest_bench.cli import app
 from ingest_bench.errors import MissingCapability
 from ingest_bench.lab import evaluation
+from ingest_bench.model.results import Value
 from ingest_bench.report import REPORTS, parquet_table, vector
 from ingest_bench.report.tables import text_tables
 
@@ -42,7 +44,7 @@ def test_the_table_with_types_has_the_columns_of_summary_csv_and_null_for_what_i
     runs = [made.changed(TWO[0], values={"gc_pauses": None, "out_of_memory": "heap"}), *TWO[1:]]
     table = files.read_table(io.BytesIO(parquet_table(runs)["summary.parquet"]))
     head, *rows = text_tables.summary_csv(runs).splitlines()
-    assert set(table.column_names) == set(head.split(","))
+    assert table.column_names == head.split(",")
     assert table.num_rows == len(rows) == 4
     types = {name: str(table.schema.field(name).type) for name in table.column_names}
     assert types["documents_acked"] == types["gc_pauses"] == types["replicate"] == "int64"
@@ -52,6 +54,28 @@ def test_the_table_with_types_has_the_columns_of_summary_csv_and_null_for_what_i
     assert table.column("gc_pauses").null_count == 1
     assert table.column("docs_per_s_mean").to_pylist() == [run.values["docs_per_s_mean"] for run in runs]
     assert table.column("instrumented").to_pylist() == [False] * 4
+
+
+@pytest.mark.parametrize(
+    ("values", "kind", "read"),
+    [
+        ((2**53 + 1, 0.5, None, 3), "double", [2.0**53, 0.5, None, 3.0]),
+        ((2**63, 1, 1, 1), "double", [2.0**63, 1.0, 1.0, 1.0]),
+        ((2**63 - 1, -1, 0, None), "int64", [2**63 - 1, -1, 0, None]),
+        ((1, "x", 0.5, None), "string", ["1", "x", "0.5", None]),
+        ((None, None, None, None), "double", [None] * 4),
+    ],
+)
+def test_a_column_takes_whatever_numbers_and_texts_its_runs_have(
+    values: Sequence[Value], kind: str, read: list[Value]
+) -> None:
+    pytest.importorskip("pyarrow", reason="needs pyarrow: pip install 'ingest-bench[parquet]'")
+    import pyarrow.parquet as files  # noqa: PLC0415 - it may not be there
+
+    runs = [made.changed(run, values={"bytes_read": value}) for run, value in zip(TWO, values, strict=True)]
+    table = files.read_table(io.BytesIO(parquet_table(runs)["summary.parquet"]))
+    assert str(table.schema.field("bytes_read").type) == kind
+    assert table.column("bytes_read").to_pylist() == read
 
 
 def test_without_pyarrow_it_is_said_how_to_get_it_before_any_file_is_read(

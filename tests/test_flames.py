@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 
@@ -76,6 +77,9 @@ def test_the_page_has_no_more_of_it_than_a_browser_opens_and_says_where_the_rest
     # The first run of each cell comes before the second of any.
     assert list(drawn.places)[:2] == ["network=loopback/1", "network=ethernet/1"]
     assert "network=ethernet/2" not in drawn.places
+    assert len(json.dumps(drawn.data)) <= flames.MOST_BYTES
+    long = made.changed(RUN, stacks={f"new TLABs;{'x' * 5 * one};byte[]": 1})
+    assert flames.flames([long]).data == {"names": [], "graphs": []}
     text = page.index(runs, {})
     assert re.search(
         r"network=ethernet/2: who allocated is not drawn here.*allocations-network=ethernet-2.folded", text
@@ -86,3 +90,29 @@ def test_the_page_has_no_more_of_it_than_a_browser_opens_and_says_where_the_rest
 def test_a_run_that_nobody_asked_for_its_allocations_says_nothing_of_them() -> None:
     text = page.index([made.summary({"network": "ethernet"})], {})
     assert "who allocated" not in text
+
+
+def test_a_stack_as_deep_as_any_flight_recorder_keeps_is_drawn() -> None:
+    deep = {f"new TLABs;{';'.join(f'p.C.m{depth}' for depth in range(2048))};byte[]": 10}
+    (graph,) = flames.flames([made.changed(RUN, stacks=deep)]).graphs
+    assert [depth for depth, _, _ in graph["nodes"]] == list(range(2051))
+    assert graph["merged"] == 0
+
+
+def test_the_most_frames_are_drawn_that_have_room() -> None:
+    ways = {f"new TLABs;{';'.join(f'p.C{way}.m{depth}' for depth in range(98))};byte[]": 100 for way in range(40)}
+    narrow = {f"new TLABs;p.Narrow{way}.run;byte[]": 30 for way in range(60)}
+    (graph,) = flames.flames([made.changed(RUN, stacks={**ways, **narrow})]).graphs
+    # All, the kind, 99 frames of each way, and what was merged.
+    assert len(graph["nodes"]) == 2 + 40 * 99 + 1
+    assert graph["merged"] == 60 * 30
+
+
+def test_no_two_runs_share_the_file_of_their_stacks_and_each_name_fits_a_folder() -> None:
+    long = f"predictor={'x' * 220}"
+    names = ["buffer=a_b/1", "buffer=a-b/1", "buffer=a+b=1/1", f"{long}y/1-instrumented", f"{long}z/1-instrumented"]
+    runs = [dataclasses.replace(RUN, run=name) for name in names]
+    files = REPORTS["allocations"](runs)
+    assert len(files) == len(names)
+    assert {len(name.removeprefix("report/")) <= 235 for name in files} == {True}
+    assert list(files)[:2] == ["report/allocations-buffer=a_b-1.folded", "report/allocations-buffer=a-b-1.folded"]

@@ -38,6 +38,8 @@ def saw(bytes_read: int | None, pause_ms: float, collector: str, sizes: dict[int
 def test_what_both_nodes_allocated_is_added_up_by_stack_and_each_probe_counts_once() -> None:
     one: list[Measured] = [Stacks({"a;b": 1, "a;c": 2}), Stacks({"a;b": 1, "a;c": 2})]
     assert nodes.together([one, [Stacks({"a;b": 10})]]) == [Stacks({"a;b": 11, "a;c": 2})]
+    # One that allocated nothing is known, too.
+    assert nodes.together([one, [Stacks({})]]) == [Stacks({"a;b": 1, "a;c": 2})]
     # One that is unknown of a node is unknown of all.
     assert nodes.together([one, []]) == []
 

@@ -19,7 +19,16 @@ from ingest_bench import system
 from ingest_bench.jvm.compile import classes as compiled
 from ingest_bench.jvm.java import find
 from ingest_bench.model.results import READ_FIELDS, Histogram, Measured, Reading, Remark, Series, Stacks
-from ingest_bench.probes import PROBES, ReadContext, Started, chosen, find_oom, jvm_options, recording
+from ingest_bench.probes import (
+    PROBES,
+    ReadContext,
+    Started,
+    allocations,
+    chosen,
+    find_oom,
+    jvm_options,
+    recording,
+)
 from ingest_bench.probes.context import ATTACHED
 
 pytestmark = pytest.mark.jvm
@@ -151,6 +160,37 @@ def test_allocations_of_a_known_pattern_are_found_by_layer_and_kind(java: Path, 
     assert first[taken] == 2000 * ((1 << 20) + 16)
     # The last TLAB is not full, and a TLAB's end is thrown away.
     assert seen["tlab_total_bytes"] == pytest.approx(200_000 * 1024, rel=0.03)
+
+
+def folded(stacks: Any) -> dict[str, int]:
+    (found,) = [item for item in allocations.stacks({"stacks": stacks}, "allocations") if isinstance(item, Stacks)]
+    return found.folded
+
+
+def test_what_has_no_place_in_a_full_tree_of_stacks_is_counted_where_it_ends_and_under_no_other_name(
+    java: Path, classes: Path
+) -> None:
+    names = {
+        "a.Main$$Lambda$14/0x0000000800c03000.run": "a.Main$$Lambda.run",
+        "a.Main$$Lambda+0x00007f1c8c003a48.run": "a.Main$$Lambda.run",
+        "jdk.internal.reflect.GeneratedMethodAccessor7.invoke": "jdk.internal.reflect.GeneratedMethodAccessor.invoke",
+        "jdk.proxy2.$Proxy11.get": "jdk.proxy.$Proxy.get",
+        "com.sun.proxy.$Proxy12.get": "com.sun.proxy.$Proxy.get",
+        # Somebody wrote these: they have the same name in each run.
+        "a.HttpProxy1.run": "a.HttpProxy1.run",
+        "a.HttpProxy2.run": "a.HttpProxy2.run",
+        "a.FieldAccessor32.get": "a.FieldAccessor32.get",
+        "a.Lambda$1.run": "a.Lambda$1.run",
+    }
+    full, named = json.loads(system.run([str(java), "-cp", str(classes), "StackTrees", *names], timeout_s=60))
+    assert full["is_full"]
+    assert folded(full) == {
+        "new TLABs;a.Main.run;a.List.add;byte[]": 1,
+        "new TLABs;a.Main.run;byte[]": 10,
+        "new TLABs;a.Main.run": 100,
+        "outside TLABs": 1000,
+    }
+    assert set(folded(named)) == {f"new TLABs;{name}" for name in names.values()}
 
 
 @pytest.mark.parametrize("depth", [1, 128])

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import errno
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -66,6 +68,22 @@ def test_what_a_broken_try_left_is_kept_beside_the_next(results: layout.Results)
     assert (kept / "server.log").read_text() == "the first try"
     # But for the index, which may be larger than everything else together.
     assert not (kept / "home").exists()
+
+
+def test_a_full_disk_leaves_the_old_file_whole_and_no_half_of_the_new_one(
+    results: layout.Results, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results.write({"summary.csv": b"old"})
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    before = sorted(results.path.iterdir())
+    with pytest.raises(OSError, match="No space left"):
+        results.write({"summary.csv": b"new", "summary.parquet": b"new"})
+    assert sorted(results.path.iterdir()) == before
+    assert (results.path / "summary.csv").read_bytes() == b"old"
 
 
 @pytest.mark.slow

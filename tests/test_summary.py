@@ -8,11 +8,13 @@ import made_runs as made
 import numpy as np
 import pytest
 
+from ingest_bench.analysis.run import closed_loop
 from ingest_bench.analysis.run import samples as load
 from ingest_bench.analysis.run.column import Column, once
 from ingest_bench.analysis.run.columns import COLUMNS
-from ingest_bench.analysis.run.samples import Samples
+from ingest_bench.analysis.run.samples import Samples, Window
 from ingest_bench.analysis.run.summary import summarise
+from ingest_bench.inputs.rates import parse_arrivals
 from ingest_bench.model.experiment import Cell, RunState
 from ingest_bench.model.network import Profile, Promise
 from ingest_bench.model.results import Happened, Summary
@@ -233,7 +235,7 @@ def test_what_a_closed_loop_did_not_send_is_said_with_the_open_loop_that_would_s
     assert row.values["idle_while_waiting_s"] == 1.5
     (said,) = [remark.text for remark in row.remarks if "closed loop" in remark.text]
     assert said.startswith("closed loop: each user sent nothing for 1.5 of 5.0 s on average, ")
-    assert said.endswith("--set arrivals=10/s")
+    assert said.endswith("at a lower rate than this where the users kept the server busy: --set arrivals=10/s")
     # From the warm-up on, and beyond the end: the measurement's part counts.
     outside = made.samples([made.sample(1, 2.5, user=1), made.sample(6.5, 9, user=1)])
     assert summary(np.concatenate([quick, outside])).values["idle_while_waiting_s"] == 0.5
@@ -241,6 +243,23 @@ def test_what_a_closed_loop_did_not_send_is_said_with_the_open_loop_that_would_s
     assert alone.values["idle_while_waiting_s"] == 0
     assert not [remark for remark in alone.remarks if "closed loop" in remark.text]
     assert summary(np.concatenate([quick, hung]), report={"is_open": True}).values["idle_while_waiting_s"] is None
+
+
+@pytest.mark.parametrize(
+    ("requests", "rate"), [(60_059, "1000/s"), (630, "10/s"), (150, "2.5/s"), (12, "0.2/s"), (1, "0.017/s")]
+)
+def test_the_open_loop_that_is_proposed_asks_for_no_more_than_was_answered(requests: int, rate: str) -> None:
+    values = {"idle_while_waiting_s": 8.0, "requests": requests}
+    (said,) = closed_loop.remarks(values, Window(0, 60 * made.SECOND))
+    assert said.text.endswith(f"arrivals={rate}")
+    assert parse_arrivals(rate).rate is not None
+
+
+def test_a_request_an_hour_is_proposed_so_that_it_can_be_read_again() -> None:
+    values = {"idle_while_waiting_s": 7000.0, "requests": 2}
+    (said,) = closed_loop.remarks(values, Window(0, 7200 * made.SECOND))
+    assert said.text.endswith("arrivals=1/h")
+    assert parse_arrivals("1/h").rate is not None
 
 
 def test_a_measurement_that_ends_a_moment_before_its_first_second_is_full_is_measured() -> None:

@@ -24,6 +24,7 @@ import pytest
 from ingest_bench.cli import app, screen
 from ingest_bench.experiment import order, spec
 from ingest_bench.inputs import data
+from ingest_bench.inputs import visible as visible_texts
 from ingest_bench.inputs.visible import one_line, visible
 from ingest_bench.load import Progress
 from ingest_bench.report import REPORTS
@@ -62,6 +63,8 @@ def test_each_character_that_nobody_sees_is_written_out() -> None:
     assert one_line("a\nb\tc") == r"a\nb\tc"
     assert visible("a\r\nb\tc") == "a\nb\tc"
     assert visible("\udc80\u2028\u200f") == r"\udc80\u2028\u200f"
+    # They are in no XML, so in no SVG of a picture either.
+    assert visible("\ufffe\uffff") == r"\ufffe\uffff"
     assert visible("Grüße, 東京, 12 µs …") == "Grüße, 東京, 12 µs …"
     everything = "".join(map(chr, range(sys.maxunicode + 1)))
     assert unseen(visible(everything)) == {"\t"}
@@ -234,6 +237,14 @@ def test_gate_shows_the_names_of_runs_as_text(typed: Typed, tmp_path: Path) -> N
     code, said = typed("gate", str(tmp_path / "runs.csv"), "--thresholds", str(tmp_path / "gate.toml"))
     assert code == 3, said
     assert SHOWN.replace(r"\r", "") in said
+
+
+def test_no_byte_of_a_stack_is_lost_where_two_look_alike_on_one_line() -> None:
+    run = made.changed(made.summary({}), stacks={"a.Main.x\ny;byte[]": 3, "a.Main.x\\ny;byte[]": 4, "a b;</script>": 5})
+    found = visible_texts.summary(run)
+    assert found.stacks == {"a.Main.x\\ny;byte[]": 7, "a b;</script>": 5}
+    (lines,) = REPORTS["allocations"]([found]).values()
+    assert lines.decode().splitlines() == ["a b;</script> 5", "a.Main.x\\ny;byte[] 7"]
 
 
 @pytest.mark.slow

@@ -102,7 +102,13 @@ def run(  # noqa: PLR0917 - typer takes them all by name
         if what != What() or find_max:
             raise SpecError("--resume takes its plan from the folder: give no experiment and no settings beside it")
         results = layout.open_results(resume)
-        fingerprints.check(layout.facts(resume).get("files", {}), results.plan)
+        kept = layout.facts(resume)
+        fingerprints.check(kept.get("files", {}), results.plan)
+        if (recorded := kept.get("jfr", jfr)) != jfr:
+            raise SpecError(
+                f"--resume {resume}: its runs were recorded with --jfr {recorded}, and others would cost their server "
+                f"something else: give --jfr {recorded}"
+            )
         if download:
             _download([results.plan])
         worker.check(remote, [results.plan])
@@ -126,7 +132,9 @@ def run(  # noqa: PLR0917 - typer takes them all by name
     with worker.exported(prometheus) as exporter, worker.joined(remote, shown) as fleet:
         options = dataclasses.replace(options, fleet=fleet, exporter=exporter)
         codes = [
-            _carried_out(layout.create(out, ordered, {**facts(), "files": fingerprints.of(ordered)}), options, told)
+            _carried_out(
+                layout.create(out, ordered, {**facts(), "jfr": jfr, "files": fingerprints.of(ordered)}), options, told
+            )
             for ordered, told in zip(planned, known, strict=True)
         ]
     return max(codes)
@@ -158,7 +166,9 @@ def _carried_out(results: Results, options: RunOptions, told: Sequence[str]) -> 
             pictures = evaluation.write_report(results, found)
         return report.show(results, found, pictures)
     except KeyboardInterrupt:
-        rest = shlex.join(("ingest-bench", "run", "--resume", str(results.path)))
+        # Runs of one folder are compared: each has to cost its server the same.
+        same = ("--jfr", options.jfr) if options.profiles else ()
+        rest = shlex.join(("ingest-bench", "run", "--resume", str(results.path), *same))
         raise Interrupted(f"everything that was started is stopped. The rest: {rest}") from None
 
 

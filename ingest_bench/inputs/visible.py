@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import unicodedata
+from collections import Counter
+from collections.abc import Mapping
 
 from ingest_bench.model.results import Cause, Happened, Remark, Stall, Summary, Value
 
 # Controls (C0, DEL, C1), formats (among them the marks that turn text round, CVE-2021-42574), halves of characters,
 # and the two separators that end a line.
 _UNSEEN = frozenset(("Cc", "Cf", "Cs", "Zl", "Zp"))
+# No document of XML may have these, nor a picture as SVG.
+_NO_CHARACTERS = "\ufffe\uffff"
 
 
 def visible(text: str) -> str:
@@ -37,13 +41,22 @@ def summary(found: Summary) -> Summary:
         faults=tuple(_fault(fault) for fault in found.faults),
         remarks=tuple(_remark(remark) for remark in found.remarks),
         stalls=tuple(_stall(stall) for stall in found.stalls),
-        stacks={one_line(frames): size for frames, size in found.stacks.items()},
+        stacks=_stacks(found.stacks),
         nodes=tuple({one_line(name): _value(value) for name, value in node.items()} for node in found.nodes),
     )
 
 
+def _stacks(found: Mapping[str, int]) -> dict[str, int]:
+    added: Counter[str] = Counter()
+    for frames, size in found.items():
+        # Another stack may look so from the start.
+        added[one_line(frames)] += size
+    return dict(added)
+
+
 def _written(letter: str) -> str:
-    return letter.encode("unicode_escape").decode() if unicodedata.category(letter) in _UNSEEN else letter
+    is_unseen = unicodedata.category(letter) in _UNSEEN or letter in _NO_CHARACTERS
+    return letter.encode("unicode_escape").decode() if is_unseen else letter
 
 
 def _value(value: Value) -> Value:

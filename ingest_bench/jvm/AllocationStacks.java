@@ -18,7 +18,8 @@ import jdk.jfr.consumer.RecordedStackTrace;
  */
 final class AllocationStacks {
   private static final int MAX_NODES = 200_000;
-  private static final Pattern HIDDEN = Pattern.compile("(?<=Lambda)\\$\\d+|[/+.]0x[0-9a-f]+|(?<=Accessor)\\d+|(?<=Proxy)\\d+");
+  private static final Pattern HIDDEN = Pattern.compile("(?<=\\$\\$Lambda)\\$\\d+|[/+.]0x[0-9a-f]+"
+      + "|(?<=\\.Generated(?:Method|Constructor|SerializationConstructor)Accessor)\\d+|(?<=\\.\\$Proxy|^jdk\\.proxy)\\d+");
   private static final Map<Character, String> PRIMITIVES = Map.of('B', "byte", 'C', "char", 'D', "double", 'F', "float",
       'I', "int", 'J', "long", 'S', "short", 'Z', "boolean");
 
@@ -28,26 +29,49 @@ final class AllocationStacks {
   private final Map<Long, Integer> children = new HashMap<>();
   /** Of each node its parent (-1: none), its name, and the bytes and events that end there. */
   private final List<long[]> nodes = new ArrayList<>();
+  private final int most;
+
+  AllocationStacks() {
+    this(MAX_NODES);
+  }
+
+  AllocationStacks(int most) {
+    this.most = most;
+  }
 
   void add(RecordedEvent event, String kind, long bytes) {
     RecordedStackTrace trace = event.getStackTrace();
-    int at = child(-1, kind.equals("tlab") ? "new TLABs" : "outside TLABs");
+    List<String> path = new ArrayList<>();
+    path.add(kind.equals("tlab") ? "new TLABs" : "outside TLABs");
     if (trace == null || trace.isTruncated()) {
-      at = child(at, trace == null ? "(no stack)" : "(stack too deep)");
+      path.add(trace == null ? "(no stack)" : "(stack too deep)");
     }
     List<RecordedFrame> frames = trace == null ? List.of() : trace.getFrames();
     for (int i = frames.size() - 1; i >= 0; i--) {
       if (frames.get(i).isJavaFrame()) {
-        at = child(at, frames.get(i).getMethod().getType().getName() + "." + frames.get(i).getMethod().getName());
+        path.add(frames.get(i).getMethod().getType().getName() + "." + frames.get(i).getMethod().getName());
       }
     }
     RecordedClass made = event.getClass("objectClass");
-    at = child(at, made == null ? "(unknown class)" : written(made.getName()));
+    path.add(made == null ? "(unknown class)" : written(made.getName()));
+    add(path, bytes);
+  }
+
+  /** So much at the end of that path, or where the tree ends: what has no place there may have one further up. */
+  void add(List<String> path, long bytes) {
+    int at = -1;
+    for (String name : path) {
+      int below = child(at, name);
+      if (below < 0) {
+        break;
+      }
+      at = below;
+    }
     nodes.get(at)[2] += bytes;
     nodes.get(at)[3]++;
   }
 
-  /** The node of that name below another one, or that one itself when the tree is full. */
+  /** The node of that name below another one, or -1 when the tree is full. */
   private int child(int parent, String name) {
     Integer number = numbers.get(name);
     if (number == null) {
@@ -64,8 +88,8 @@ final class AllocationStacks {
       return found;
     }
     // The kinds always have a place.
-    if (parent >= 0 && nodes.size() >= MAX_NODES) {
-      return parent;
+    if (parent >= 0 && nodes.size() >= most) {
+      return -1;
     }
     nodes.add(new long[] {parent, number, 0, 0});
     children.put(key, nodes.size() - 1);
@@ -98,6 +122,6 @@ final class AllocationStacks {
       out.append(i > 0 ? "," : "").append('[').append(node[0]).append(',').append(node[1]).append(',').append(node[2]);
       out.append(',').append(node[3]).append(']');
     }
-    return out.append("],\"is_full\":").append(nodes.size() >= MAX_NODES).append('}').toString();
+    return out.append("],\"is_full\":").append(nodes.size() >= most).append('}').toString();
   }
 }

@@ -129,14 +129,23 @@ def _inapplicable(cell: Cell, to_do: parts.Procedure) -> str:
 
 
 def fetch(plan: Plan, options: runner.RunOptions, tell: Download) -> None:
-    """Fill the cache with every server and JDK that the plan needs, before the first run."""
+    """Fill the cache with every server and JDK that the plan needs, before the first run.
+
+    MissingCapability where one of these has no settings for profiling and `options` ask for it.
+    """
     for cell in unique_cells(plan):
         if cell.target.attach is not None:
-            recording.reader(reader(attaching.jvm_of(cell.target, options.java_home), options.java_home))
-        if cell.target.runs_already:
+            jvm = attaching.jvm_of(cell.target, options.java_home)
+            recording.reader(reader(jvm, options.java_home))
+            home = jvm.jcmd.parent.parent
+        elif cell.target.runs_already:
             continue
-        jdk = targets.fetch(targets.of(cell.target).requirements(cell.target), options.java_home, tell)
-        recording.reader(jdk)
+        else:
+            jdk = targets.fetch(targets.of(cell.target).requirements(cell.target), options.java_home, tell)
+            recording.reader(jdk)
+            home = jdk.home
+        if options.profiles:
+            recording.settings({}, recording.profile(home))
 
 
 def download(plans: Sequence[Plan], say: Callable[[str], None], tell: Download) -> None:

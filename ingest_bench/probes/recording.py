@@ -27,7 +27,7 @@ _DATA_LOSS: Events = {"jdk.DataLoss": {"enabled": "true"}}
 READER = tuple(
     Path(jvm.__file__).with_name(name) for name in ("JfrReader.java", "StallSpans.java", "AllocationStacks.java")
 )
-READER_VERSION = 9
+READER_VERSION = 10
 STACK_DEPTH = 128
 
 

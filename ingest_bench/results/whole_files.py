@@ -65,11 +65,16 @@ def replace(path: Path, content: bytes) -> None:
     new = path.with_name(f".{os.getpid()}.new")
     # What is there under this name was left by a kill, or is somebody's link to another file.
     new.unlink(missing_ok=True)
-    with new.open("xb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(path)
+    try:
+        with new.open("xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(path)
+    except BaseException:
+        # Half a file is of no use, and where the disk is full it takes what is missing.
+        new.unlink(missing_ok=True)
+        raise
 
 
 def record(kind: type[T], table: dict[str, Any], path: Path) -> T:

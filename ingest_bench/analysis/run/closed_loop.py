@@ -16,6 +16,8 @@ from ingest_bench.model.results import Remark, Summary, Value
 _SLOW = 10
 # Less of the measurement is no news.
 _WORTH = 0.02
+# From so many requests a second on a rate has no fraction.
+_WHOLE = 10
 
 
 def values(tickets: Tickets, window: Window, report: WorkerReport, median_ms: Value) -> dict[str, Value]:
@@ -40,8 +42,8 @@ def remarks(values: Mapping[str, Value], window: Window) -> list[Remark]:
     idle_s, rate = found
     text = (
         f"closed loop: each user sent nothing for {idle_s:.1f} of {length_s:.1f} s on average, because an answer took "
-        f"more than {_SLOW} times the median. What would have come meanwhile is in no percentile; an open loop has it: "
-        f"--set arrivals={rate}/s"
+        f"more than {_SLOW} times the median. What would have come meanwhile is in no percentile; an open loop has it, "
+        f"at a lower rate than this where the users kept the server busy: --set arrivals={rate}"
     )
     return [Remark(probe="load", text=text)]
 
@@ -55,14 +57,24 @@ def hidden(run: Summary) -> str:
         return ""
     idle_s, rate = found
     return (
-        f"closed loop: each user sent nothing for {idle_s:.1f} of {length_s:.1f} s, which no percentile has; "
-        f"an open loop has it: arrivals={rate}/s"
+        f"closed loop: each user sent nothing for {idle_s:.1f} of {length_s:.1f} s on average, which no percentile "
+        f"has; an open loop has it: arrivals={rate} or less"
     )
 
 
-def _much(values: Mapping[str, Value], length_s: float) -> tuple[float, int] | None:
+def _much(values: Mapping[str, Value], length_s: float) -> tuple[float, str] | None:
     """How long the users sent nothing, and the rate of the open loop; None where that is no news."""
     idle_s, requests = values.get("idle_while_waiting_s"), values.get("requests")
     if not isinstance(idle_s, (int, float)) or not isinstance(requests, int) or idle_s <= _WORTH * length_s:
         return None
-    return idle_s, max(1, round(requests / length_s))
+    return idle_s, _rate(requests / length_s)
+
+
+def _rate(per_s: float) -> str:
+    """As arrivals have it: what was answered, rounded down where it is many.
+
+    A server that was busy all the time falls behind for ever above it. At it, it has caught up at the end of the run.
+    """
+    if per_s >= _WHOLE:
+        return f"{int(per_s)}/s"
+    return f"{per_s:.2g}/s" if per_s >= 1 / 60 else f"{per_s * 3600:.2g}/h"

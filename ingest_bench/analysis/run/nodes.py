@@ -75,18 +75,20 @@ def together(nodes: Sequence[Sequence[Measured]], to: Collection[int] = ()) -> l
     return [*known, *(Histogram(name, histogram.merge(each)) for name, each in whole.items()), *rest]
 
 
-def stacks(measured: Iterable[Measured]) -> dict[str, int]:
-    """What was allocated by stack; several probes see the same."""
-    return next((item.folded for item in measured if isinstance(item, Stacks)), {})
+def stacks(measured: Iterable[Measured]) -> dict[str, int] | None:
+    """What was allocated by stack, None where that is unknown; several probes see the same."""
+    return next((item.folded for item in measured if isinstance(item, Stacks)), None)
 
 
 def _stacks_of_all(nodes: Sequence[Sequence[Measured]]) -> list[Stacks]:
-    found = [stacks(measured) for measured in nodes]
     added: Counter[str] = Counter()
-    for each in found:
-        added.update(each)
-    # One that is unknown of a node is unknown of all.
-    return [Stacks(dict(added))] if all(found) else []
+    for measured in nodes:
+        found = stacks(measured)
+        if found is None:
+            # One that is unknown of a node is unknown of all.
+            return []
+        added.update(found)
+    return [Stacks(dict(added))]
 
 
 def _is_read(item: Measured) -> bool:

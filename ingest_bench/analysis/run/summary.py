@@ -153,7 +153,7 @@ def summarise(
         remarks=remarks,
         nodes=tuple(dict(values) for values in nodes),
         stalls=found,
-        stacks=stacks(measured),
+        stacks=stacks(measured) or {},
     )
 
 

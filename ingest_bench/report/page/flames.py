@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from typing import Any
@@ -22,6 +22,8 @@ _MOST_FRAMES = 4000
 # All icicles of a page together. A folder of hundreds of runs would make a page that no browser opens.
 MOST_BYTES = 2_000_000
 _MERGED = "(smaller)"
+# A file of ours has 235 bytes at most (results/folder_names.py), and more is written around this.
+_LONGEST_NAME = 200
 _HINT = (
     "Click a frame to zoom, or choose it by arrow keys, once this has the focus, and press Enter; 0 shows all again."
 )
@@ -52,8 +54,11 @@ class Flames:
 
 
 def file_name(run: Summary) -> str:
-    """Where the whole stacks of a run are, in the folder of the page."""
-    return f"allocations-{re.sub('[^A-Za-z0-9.=-]+', '-', run.run)}.folded"
+    """Where the whole stacks of a run are, in the folder of the page: no other run has that name."""
+    name = quote(run.run.replace("/", "-"), safe="=+")
+    if len(name) > _LONGEST_NAME:
+        name = f"{name[:_LONGEST_NAME]}-{hashlib.sha256(run.run.encode()).hexdigest()[:12]}"
+    return f"allocations-{name}.folded"
 
 
 def folded(run: Summary) -> str:
@@ -74,6 +79,8 @@ def flames(summaries: Sequence[Summary]) -> Flames:
         graph = _graph(run, names)
         size += len(json.dumps(graph)) + len(json.dumps(list(names)[before:]))
         if size > MOST_BYTES:
+            # Nor its names, which may be most of it.
+            names = dict(list(names.items())[:before])
             break
         places[run.run] = len(graphs)
         graphs.append(graph)
@@ -115,10 +122,12 @@ def _graph(run: Summary, names: dict[str, int]) -> dict[str, Any]:
     """Its frames from the top down, each with its depth, its name and its bytes; `merged` of them have no own frame."""
     tree = _tree(run.stacks)
     least = _NARROWEST
-    while (count := _count(tree, least * tree.total)) > _MOST_FRAMES:
-        least *= count / _MOST_FRAMES
+    # No frame is wider than its caller, so those that are drawn are the widest of all.
+    widest = sorted(_totals(tree), reverse=True)
+    if len(widest) > _MOST_FRAMES:
+        least = max(least, (widest[_MOST_FRAMES] + 1) / tree.total)
     nodes: list[tuple[int, int, int]] = []
-    merged = _add(nodes, names, tree, 0, least * tree.total)
+    merged = _add(nodes, names, tree, least * tree.total)
     return {"title": run.run, "least": least, "merged": merged, "nodes": nodes}
 
 
@@ -133,16 +142,25 @@ def _tree(stacks: Mapping[str, int]) -> Frame:
     return tree
 
 
-def _count(frame: Frame, least: float) -> int:
-    return 1 + sum(_count(child, least) for child in frame.children.values() if child.total >= least)
+# The next two are loops: a JVM that ran before may keep 2048 frames of a stack, more than Python's calls may be deep.
+def _totals(tree: Frame) -> Iterator[int]:
+    waiting = [tree]
+    while waiting:
+        frame = waiting.pop()
+        yield frame.total
+        waiting.extend(frame.children.values())
 
 
-def _add(nodes: list[tuple[int, int, int]], names: dict[str, int], frame: Frame, depth: int, least: float) -> int:
+def _add(nodes: list[tuple[int, int, int]], names: dict[str, int], tree: Frame, least: float) -> int:
     """How many bytes of it were merged."""
-    nodes.append((depth, names.setdefault(frame.name, len(names)), frame.total))
-    wide = sorted((child for child in frame.children.values() if child.total >= least), key=lambda child: -child.total)
-    merged = sum(_add(nodes, names, child, depth + 1, least) for child in wide)
-    small = sum(child.total for child in frame.children.values() if child.total < least)
-    if small:
-        nodes.append((depth + 1, names.setdefault(_MERGED, len(names)), small))
-    return merged + small
+    merged, waiting = 0, [(0, tree)]
+    while waiting:
+        depth, frame = waiting.pop()
+        nodes.append((depth, names.setdefault(frame.name, len(names)), frame.total))
+        wide = sorted((child for child in frame.children.values() if child.total >= least), key=lambda one: -one.total)
+        small = sum(child.total for child in frame.children.values() if child.total < least)
+        if small:
+            waiting.append((depth + 1, Frame(_MERGED, small)))
+            merged += small
+        waiting.extend((depth + 1, child) for child in reversed(wide))
+    return merged

@@ -186,7 +186,6 @@
         return frame;
       });
       [this.chosen] = [this.top] = this.frames;
-      this.deepest = Math.max(...this.frames.map((frame) => frame.depth));
       this.svg.addEventListener("keydown", (event) => this.key(event));
       this.svg.addEventListener("click", (event) => {
         const frame = this.frames[event.target.closest("g")?.dataset.frame];
