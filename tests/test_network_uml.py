@@ -247,6 +247,11 @@ def test_each_device_gets_the_number_of_its_socket() -> None:
     ]
 
 
+def test_what_starts_the_guest_may_be_in_a_folder_with_a_number_of_its_own() -> None:
+    argv = ["/opt/python@3.11/bin/python3.11", "/srv/ingest-bench@0/without_xstate.py", "linux.uml", "vec0:fd=@0"]
+    assert packet_sockets.with_numbers(argv, [7]) == [*argv[:3], "vec0:fd=7"]
+
+
 @pytest.mark.parametrize(
     ("version", "flags", "said"),
     [("6.1.176", "fpu amx_bf16 amx_tile", True), ("6.13.2", "fpu amx_tile", False), ("6.1.176", "fpu avx512f", False)],

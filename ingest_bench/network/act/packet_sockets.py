@@ -1,6 +1,6 @@
 """A program that becomes another one, which then has a packet socket for each of some devices.
 
-    python packet_sockets.py DEVICE… -- ARGV…       each "@N" in ARGV becomes the socket's number of the Nth device
+    python packet_sockets.py DEVICE… -- ARGV…       each "fd=@N" in ARGV has the socket's number of the Nth device then
 
 It runs by itself inside a namespace, so it imports nothing of ours.
 """
@@ -38,8 +38,8 @@ def packet_socket(device: str) -> socket.socket:
 
 
 def with_numbers(argv: list[str], numbers: list[int]) -> list[str]:
-    """The argv with each "@N" replaced."""
-    return [re.sub(r"@(\d+)", lambda found: str(numbers[int(found[1])]), word) for word in argv]
+    """The argv with each "fd=@N" replaced; a path may have an "@3.11" of its own."""
+    return [re.sub(r"\bfd=@(\d+)", lambda found: f"fd={numbers[int(found[1])]}", word) for word in argv]
 
 
 def main() -> None:
