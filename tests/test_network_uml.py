@@ -6,6 +6,7 @@ import errno
 import json
 import math
 import os
+import platform
 import subprocess
 import sys
 import time
@@ -260,6 +261,18 @@ def test_a_processor_whose_registers_that_kernel_has_no_room_for_is_known(versio
     assert guest.has_too_wide_registers(version, f"processor\t: 0\nflags\t\t: {flags}\n") is said
 
 
+@pytest.mark.parametrize(("version", "said"), [("6.13-rc1", False), ("6.12", True), ("5.10+bpo\n", True)])
+def test_a_version_may_have_more_or_less_than_three_numbers(version: str, said: bool) -> None:
+    assert guest.has_too_wide_registers(version, "flags\t\t: fpu amx_tile\n") is said
+
+
+def test_a_version_that_is_none_is_told_where_it_matters() -> None:
+    with pytest.raises(RunFailed, match=r"linux\.uml --version: it said 'User Mode', which is no version of Linux"):
+        guest.has_too_wide_registers("User Mode\n", "flags\t\t: fpu amx_tile\n")
+    assert not guest.has_too_wide_registers("User Mode\n", "processor\t: 0\n")
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the call has another number on other processors")
 def test_a_program_can_be_started_without_the_call_that_reads_wide_registers() -> None:
     # No process has this pid: without the filter each of the two calls would say so (ESRCH).
     asks = (

@@ -102,17 +102,17 @@ def queue_complaint(queue: Queue) -> str:
 
 
 @cache
-def _has_too_wide_registers() -> bool:
+def starter() -> tuple[str, ...]:
+    """What the guest is started by on this machine: nothing, or what helps where registers are too wide for it."""
     cpuinfo = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    return guest.has_too_wide_registers(system.run(("linux.uml", "--version")), cpuinfo)
+    is_needed = guest.has_too_wide_registers(system.run(("linux.uml", "--version")), cpuinfo)
+    return system.script(without_xstate.__file__) if is_needed else ()
 
 
 @contextmanager
 def _booting(middle: Namespace, argv: Sequence[str]) -> Iterator[system.Child]:
     """The guest during the block. Then nothing is left: `unshare` ends after pid 1, and that one after all others."""
     sockets = system.script(packet_sockets.__file__, *(side.outside for side in guest.SIDES), "--")
-    if _has_too_wide_registers():
-        argv = (*system.script(without_xstate.__file__), *argv, guest.NO_AVX)
     killed_with = ("setpriv", "--pdeathsig", "KILL")
     own = ("unshare", "--mount", "--pid", "--fork", "--kill-child=KILL")
     inside = (*killed_with, *own, "sh", "-c", _PID_1, "pid-1", *argv)
