@@ -5,7 +5,7 @@
 set -u
 limit=$1 folder=$(readlink -f "$2"); shift 2
 rm -f "$folder/status"
-printf '%q ' "$@" > "$folder/command"; pwd > "$folder/cwd"
+printf '%q ' "$@" > "$folder/command"; pwd > "$folder/cwd"; export -p > "$folder/environment"
 cat > "$folder/init" <<'INIT'
 #!/bin/bash
 PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
@@ -37,15 +37,6 @@ echo $? > /share/status
 sync; busybox poweroff -f
 INIT
 chmod +x "$folder/init"
-# As the box does (ingest_bench/network/act/uml.py).
-start=() no_avx=()
-if grep -q " amx_tile" /proc/cpuinfo; then
-  here=$(dirname "$(readlink -f "$0")")
-  start=(python3 -I -S "$here/../ingest_bench/network/act/without_xstate.py")
-  no_avx=("GLIBC_TUNABLES=glibc.cpu.hwcaps=-AVX,-AVX2,-AVX512F,-AVX512VL,-AVX512BW,-AVX_Fast_Unaligned_Load")
-  export "${no_avx[@]}"
-fi
-export -p > "$folder/environment"
-TMPDIR=/dev/shm timeout "$limit" "${start[@]}" linux.uml mem=1024M rootfstype=hostfs rootflags=/ ro "init=$folder/init" \
-  "folder=$folder" con=null con0=fd:0,fd:1 quiet loglevel=3 "${no_avx[@]}" < /dev/null 2> "$folder/errors"
+TMPDIR=/dev/shm timeout "$limit" linux.uml mem=1024M rootfstype=hostfs rootflags=/ ro "init=$folder/init" \
+  "folder=$folder" con=null con0=fd:0,fd:1 quiet loglevel=3 ${KERNEL_WORDS-} < /dev/null 2> "$folder/errors"
 exit "$(cat "$folder/status" 2> /dev/null || echo 125)"

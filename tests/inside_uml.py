@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from ingest_bench.network.act import uml
+
 _MARK = "INGEST_BENCH_TEST_IN_UML"
 INSIDE = _MARK in os.environ
 _PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--color=no")
@@ -20,12 +22,21 @@ def passes(said: str, scratch: Path, *tests: str, before: tuple[str, ...] = ()) 
     if not shutil.which("linux.uml"):
         pytest.skip("needs User-Mode Linux (Debian: user-mode-linux)")
     done = subprocess.run(
-        ("bash", str(Path(__file__).with_name("in_uml.sh")), "300", str(scratch), *before, *_PYTEST, *tests),
+        (
+            *uml.becoming(),
+            "bash",
+            str(Path(__file__).with_name("in_uml.sh")),
+            "300",
+            str(scratch),
+            *before,
+            *_PYTEST,
+            *tests,
+        ),
         capture_output=True,
         text=True,
         timeout=360,
         check=False,
-        env={**os.environ, _MARK: "1"},
+        env={**os.environ, _MARK: "1", "KERNEL_WORDS": " ".join(uml.kernel_words())},
     )
     assert done.returncode == 0, done.stdout[-5000:] + (scratch / "errors").read_text(encoding="utf-8")[-2000:]
     assert said in done.stdout

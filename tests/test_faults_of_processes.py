@@ -92,11 +92,15 @@ def test_without_a_local_port_a_new_connection_fails_and_an_open_one_stays(tmp_p
     record, values = happened(tmp_path, text + '[[fault]]\nkind = "reset"\nat = "1500ms"\n')
     found = seen(record)
     assert found["exhausted-ports"].seen == "none of 28232 ports left"
-    # It was open, also half a second after there was no port for another one.
-    assert int(found["reset"].seen.split()[0]) >= 1
+    # They were open, also half a second after there was no port for another one.
+    assert int(found["reset"].seen.split()[0]) >= 2
     silent_s = values["silent_s"]
     assert isinstance(silent_s, int | float)
-    assert 2 <= silent_s <= 4
+    # Full seconds, and on a busy machine a reset takes some of them: from its end on nobody could connect.
+    assert found["exhausted-ports"].ended is not None
+    assert found["reset"].ended is not None
+    alone_s = (found["exhausted-ports"].ended - found["reset"].ended) // 10**9
+    assert alone_s - 1 <= silent_s <= 4
     assert isinstance(values["recovery_s"], float)
     counted, acked = values["documents_counted"], values["documents_acked"]
     assert isinstance(counted, int)

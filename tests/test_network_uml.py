@@ -22,7 +22,7 @@ from ingest_bench import system
 from ingest_bench.errors import MissingCapability, RunFailed, SpecError
 from ingest_bench.model.network import Impairment, Profile
 from ingest_bench.network import link
-from ingest_bench.network.act import packet_sockets, uml, without_xstate
+from ingest_bench.network.act import guest_process, uml
 from ingest_bench.network.act.link import Link
 from ingest_bench.network.plan import guest
 
@@ -241,7 +241,7 @@ def test_the_box_says_what_it_makes_of_a_profile() -> None:
 
 def test_each_device_gets_the_number_of_its_socket() -> None:
     argv = ["linux.uml", "vec0:transport=fd,fd=@0", "vec1:transport=fd,fd=@1"]
-    assert packet_sockets.with_numbers(argv, [7, 12]) == [
+    assert guest_process.with_numbers(argv, [7, 12]) == [
         "linux.uml",
         "vec0:transport=fd,fd=7",
         "vec1:transport=fd,fd=12",
@@ -249,8 +249,8 @@ def test_each_device_gets_the_number_of_its_socket() -> None:
 
 
 def test_what_starts_the_guest_may_be_in_a_folder_with_a_number_of_its_own() -> None:
-    argv = ["/opt/python@3.11/bin/python3.11", "/srv/ingest-bench@0/without_xstate.py", "linux.uml", "vec0:fd=@0"]
-    assert packet_sockets.with_numbers(argv, [7]) == [*argv[:3], "vec0:fd=7"]
+    argv = ["/opt/python@3.11/bin/python3.11", "/srv/ingest-bench@0/tests/in_uml.sh", "linux.uml", "vec0:fd=@0"]
+    assert guest_process.with_numbers(argv, [7]) == [*argv[:3], "vec0:fd=7"]
 
 
 @pytest.mark.parametrize(
@@ -279,7 +279,7 @@ def test_a_program_can_be_started_without_the_call_that_reads_wide_registers() -
         "import ctypes; libc = ctypes.CDLL(None, use_errno=True)\n"
         "for request in (0x4204, 16): libc.ptrace(request, 2**22 + 1, 0, 0); print(ctypes.get_errno())"
     )
-    argv = system.script(without_xstate.__file__, sys.executable, "-I", "-c", asks)
+    argv = system.script(guest_process.__file__, "--without-xstate", "--", sys.executable, "-I", "-c", asks)
     assert system.run(argv).split() == [str(errno.EIO), str(errno.ESRCH)]
 
 

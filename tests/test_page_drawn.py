@@ -17,8 +17,17 @@ import pytest
 from ingest_bench.report.page import page
 
 # Runs in the page after its own script, and leaves what it saw as JSON.
-TRY = """<script>
+LOOK = """<script>
 addEventListener("load", () => setTimeout(() => {
+%s
+  const left = document.createElement("pre");
+  left.id = "seen";
+  left.textContent = JSON.stringify(seen);
+  parent.document.body.append(left);
+}, 300));
+</script></body>"""
+# What it looks at: `seen`.
+TRY = """
   const svg = document.querySelector("figure svg");
   const texts = (box) => [...box.querySelectorAll("text")].map((text) => text.textContent);
   const numbers = (box) => texts(box).filter((text) => / s$/.test(text));
@@ -42,14 +51,8 @@ addEventListener("load", () => setTimeout(() => {
   seen.zoomed = numbers(svg);
   svg.dispatchEvent(new KeyboardEvent("keydown", { key: "0" }));
   seen.again = numbers(svg);
-  const left = document.createElement("pre");
-  left.id = "seen";
-  left.textContent = JSON.stringify(seen);
-  parent.document.body.append(left);
-}, 300));
-</script></body>"""
-TRY_ICICLE = """<script>
-addEventListener("load", () => setTimeout(() => {
+"""
+TRY_ICICLE = """
   const svg = document.querySelector("figure[data-flames] svg");
   const said = () => svg.parentElement.querySelector(".said").textContent;
   const widths = () => Object.fromEntries([...svg.querySelectorAll("g")].map((group) =>
@@ -74,12 +77,7 @@ addEventListener("load", () => setTimeout(() => {
   seen.again = widths();
   svg.querySelector("g[data-frame='1']").dispatchEvent(new MouseEvent("click", { bubbles: true }));
   seen.clicked = widths();
-  const left = document.createElement("pre");
-  left.id = "seen";
-  left.textContent = JSON.stringify(seen);
-  parent.document.body.append(left);
-}, 300));
-</script></body>"""
+"""
 HOSTILE = '</script><b class="hostile">x</b>"'
 
 
@@ -89,7 +87,7 @@ def drawn(folder: Path, text: str, width: int, *options: str, looks: str = TRY) 
     if chromium is None:
         pytest.skip("needs the program chromium")
     file = folder / "page.html"
-    inner = escape(text.replace("</body>", looks))
+    inner = escape(text.replace("</body>", LOOK % looks))
     frame = f'<iframe srcdoc="{inner}" style="border: 0; height: 900px; width: {width}px"></iframe>'
     file.write_text(f'<!doctype html><meta charset="utf-8"><body>{frame}</body>', encoding="utf-8")
     of_its_own = (

@@ -14,8 +14,10 @@ from ingest_bench import network
 from ingest_bench.analysis.run import summary
 from ingest_bench.analysis.run.samples import Samples, Window
 from ingest_bench.analysis.stalls import attribution, phases, sentences, sources
+from ingest_bench.model.experiment import Cell
 from ingest_bench.model.results import READ_FIELDS, Happened, Interval, Measured, Stall, Watched
 from ingest_bench.model.samples import STANDSTILL
+from ingest_bench.model.target import TargetOptions, Url
 from ingest_bench.report.tables import stall_table
 
 SECOND = made.SECOND
@@ -402,3 +404,24 @@ def test_a_run_has_its_stalls_in_columns_notes_and_table() -> None:
     assert len(table) == 2
     assert table[1][:2] == [row.run, "1.000"]
     assert str(table[1][6]).startswith("garbage collection 1.0")
+
+
+@pytest.mark.parametrize(
+    ("cell", "explained", "told"),
+    [
+        (made.cell(probes=("reads", "gc")), False, 'probes = ["reads", "gc", "stalls"] in the experiment'),
+        (made.cell(probes=("reads", "gc")), True, ""),
+        (made.cell(probes=("gc", "stalls")), False, ""),
+        (
+            made.cell(probes=("gc",), target=TargetOptions(url=Url(scheme="http", host="127.0.0.1", port=9200))),
+            False,
+            "",
+        ),
+    ],
+)
+def test_a_stall_that_nobody_can_explain_names_the_probe_that_might(cell: Cell, explained: bool, told: str) -> None:
+    samples = load([(5, 8)], 20)
+    stalls = found(samples, {"quota": [(5, 8)]} if explained else {})
+    *_, last = sentences.remarks(stalls, made.report(), samples, cell)
+    assert last.text.startswith("stall: nobody watched") == bool(told)
+    assert told in last.text

@@ -22,13 +22,11 @@ from ingest_bench.analysis.compare.trend import Night, Trend
 from ingest_bench.cli import app
 from ingest_bench.experiment import order, spec
 from ingest_bench.inputs.visible import one_line
-from ingest_bench.model.results import RunRecord, Summary
+from ingest_bench.model.results import Summary
 from ingest_bench.model.schemas import SCHEMAS
 from ingest_bench.report.page import page
 from ingest_bench.report.plots import plots_trend
-from ingest_bench.report.tables import text_tables
 from ingest_bench.report.tables import trend_table as told
-from ingest_bench.results import layout
 
 FACTS = {"cpu": "A", "kernel": "6.1", "ingest_bench": "1"}
 HOSTILE = '<script>alert(1)</script>"\x1b[31m$x$'
@@ -191,28 +189,18 @@ def test_page_and_picture_show_every_history_and_others_text_as_text() -> None:
 
 
 @pytest.fixture
-def written(tmp_path: Path) -> Callable[..., Path]:
+def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
     """A function that writes one night's results folder."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "benchmarks"))
+    import nights  # noqa: PLC0415 - as the benchmark makes them
+
     experiment = tmp_path / "x.toml"
     experiment.write_text("replicates = 2\n")
     ordered = order.order(spec.load(str(experiment)))
 
     def write(name: str, docs: float, facts: Mapping[str, Any] = FACTS, java: str = "17.0.9") -> Path:
-        made_at = layout.create(tmp_path / "made", ordered, facts).path
         place = tmp_path / "nights" / name
-        place.parent.mkdir(parents=True, exist_ok=True)
-        made_at.rename(place)
-        results = layout.Results(place)
-        rows = []
-        for run in ordered.runs:
-            common: dict[str, Any] = {"run": run.id, "cell": run.cell.name, "replicate": run.replicate}
-            row = dataclasses.replace(ONE, **common, levels=run.cell.levels, experiment="x")
-            rows.append(made.changed(row, values={"docs_per_s_mean": docs}))
-            results.run(run).create()
-            started = "2026-09-01T02:00:00+00:00"
-            record = RunRecord(**common, levels=run.cell.levels, state="measured", started_utc=started)
-            results.run(run).write(dataclasses.replace(record, server={"java": java}))
-        results.write({"summary.csv": text_tables.summary_csv(rows).encode()})
+        nights.left(place, ordered, facts, {"java": java}, lambda _: {**ONE.values, "docs_per_s_mean": docs})
         return place
 
     return write

@@ -110,7 +110,7 @@ def summarise(
             *load.differing_addresses(samples, report),
             *generator_health.remarks(report, values["response_ms_p50"]),
             *closed_loop.remarks(values, load.window_of(report)),
-            *sentences.remarks(found, report, samples),
+            *sentences.remarks(found, report, samples, cell),
         )
         # A fault is meant to disturb, and a step load is not steady.
         if not record.faults and cell.load.arrivals.shape in ("closed", "constant", "poisson"):

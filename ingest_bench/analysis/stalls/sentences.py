@@ -10,6 +10,7 @@ from ingest_bench.analysis.run import samples as load
 from ingest_bench.analysis.run.samples import Tickets
 from ingest_bench.analysis.stalls.attribution import RULED_OUT
 from ingest_bench.analysis.stalls.phases import UNSEEN
+from ingest_bench.model.experiment import Cell
 from ingest_bench.model.load import WorkerReport
 from ingest_bench.model.results import Cause, Remark, Stall
 
@@ -48,12 +49,16 @@ def _who(stall: Stall, users: int) -> str:
 
 
 def _because(stall: Stall) -> str:
-    length_ns = stall.end_ns - stall.start_ns
     text = " and ".join(f"{cause_text(cause)} ({cause.lasted_ns / 1e9:.2f} s)" for cause in stall.causes)
     text = f", while: {text}" if text else ", unexplained"
-    if stall.causes and stall.unexplained_ns >= RULED_OUT * length_ns:
+    if stall.causes and _is_open(stall):
         text += f", {stall.unexplained_ns / 1e9:.2f} s of it unexplained"
     return text
+
+
+def _is_open(stall: Stall) -> bool:
+    """Whether much of it is unexplained."""
+    return stall.unexplained_ns >= RULED_OUT * (stall.end_ns - stall.start_ns)
 
 
 def _out(stall: Stall) -> str:
@@ -78,8 +83,8 @@ def _where(stall: Stall) -> str:
     return f"; the longest was {_PHASES[name]} for {longest_ns / 1e9:.2f} s"
 
 
-def remarks(stalls: Sequence[Stall], report: WorkerReport, tickets: Tickets) -> list[Remark]:
-    """A sentence for each of the longest stalls, in their order in time."""
+def remarks(stalls: Sequence[Stall], report: WorkerReport, tickets: Tickets, cell: Cell) -> list[Remark]:
+    """A sentence for each of the longest stalls, in their order in time, and who could have seen more."""
     if not stalls:
         return []
     start_ns = report.warm_up_end_ns + report.realtime_minus_monotonic_ns
@@ -88,4 +93,8 @@ def remarks(stalls: Sequence[Stall], report: WorkerReport, tickets: Tickets) -> 
     told = [sentence(stall, start_ns, users) for stall in sorted(longest, key=lambda stall: stall.start_ns)]
     if len(stalls) > _TOLD:
         told.append(f"{len(stalls) - _TOLD} shorter stalls more: report/stalls.csv")
+    is_blind = "stalls" not in cell.probes and cell.target.vantage != "outside"
+    if is_blind and any(map(_is_open, stalls)):
+        wanted = ", ".join(f'"{name}"' for name in (*cell.probes, "stalls"))
+        told.append(f"nobody watched what the server's threads did; probes = [{wanted}] in the experiment's file does")
     return [Remark(probe="load", text=f"stall: {text}") for text in told]

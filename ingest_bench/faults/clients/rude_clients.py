@@ -188,6 +188,12 @@ class ZeroWindow(Connection):
         self.is_closed = self.held_bytes == before >= self.room_bytes // 2
 
 
+def refuse_all(connection: socket.socket) -> None:
+    """A filter takes all that comes to it, before TCP sees it."""
+    program = ctypes.create_string_buffer(_NOTHING_COMES_IN)
+    connection.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, struct.pack("HP", 1, ctypes.addressof(program)))
+
+
 class Vanished(Connection):
     """Whoever is at its end is gone without a word: nothing that comes is answered, not even by a reset."""
 
@@ -203,11 +209,6 @@ class Vanished(Connection):
             raise OSError(errno.EADDRINUSE, "no port is left that is none of the load's")
         super().connect(place)
 
-    def vanish(self) -> None:
-        """A filter takes all that comes, before TCP sees it."""
-        program = ctypes.create_string_buffer(_NOTHING_COMES_IN)
-        self.socket.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, struct.pack("HP", 1, ctypes.addressof(program)))
-
     def close(self) -> None:
         """By a reset, which the server hears."""
         with contextlib.suppress(OSError):
@@ -220,7 +221,7 @@ class HalfOpen(Vanished):
 
     def begin(self) -> None:
         """It is gone at once."""
-        self.vanish()
+        refuse_all(self.socket)
 
     def turn(self) -> None:
         """Nothing."""
@@ -234,7 +235,7 @@ class SynFlood(Vanished):
     def connect(self, place: tuple[str, int]) -> None:
         """The server's answer is not seen, so that nothing follows."""
         self.begun_s = time.monotonic()
-        self.vanish()
+        refuse_all(self.socket)
         with contextlib.suppress(BlockingIOError):
             super().connect(place)
 

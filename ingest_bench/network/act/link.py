@@ -188,7 +188,7 @@ def joined(
         at=at,
         largest_mtu_bytes=max(state.mtu_bytes for state in states),
         has_ipv6=has_ipv6(),
-        starter=uml.starter() if backend == "uml" else (),
+        kernel_words=uml.kernel_words() if backend == "uml" else (),
     )
     profile = layout.carried(profile)
     with ExitStack() as stack:

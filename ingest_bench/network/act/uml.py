@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from ingest_bench import system
 from ingest_bench.errors import RunFailed
-from ingest_bench.network.act import packet_sockets, without_xstate
+from ingest_bench.network.act import guest_process
 from ingest_bench.network.act import sandbox as sandboxes
 from ingest_bench.network.act.console import Console
 from ingest_bench.network.plan import guest, queues
@@ -102,21 +102,30 @@ def queue_complaint(queue: Queue) -> str:
 
 
 @cache
-def starter() -> tuple[str, ...]:
-    """What the guest is started by on this machine: nothing, or what helps where registers are too wide for it."""
+def _has_too_wide_registers() -> bool:
     cpuinfo = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    is_needed = guest.has_too_wide_registers(system.run(("linux.uml", "--version")), cpuinfo)
-    return system.script(without_xstate.__file__) if is_needed else ()
+    return guest.has_too_wide_registers(system.run(("linux.uml", "--version")), cpuinfo)
+
+
+def becoming(devices: Sequence[str] = ()) -> tuple[str, ...]:
+    """The begin of a command that ends in User-Mode Linux: it has packet sockets of these devices."""
+    flags = ("--without-xstate",) if _has_too_wide_registers() else ()
+    return system.script(guest_process.__file__, *flags, *devices, "--")
+
+
+def kernel_words() -> tuple[str, ...]:
+    """What must stand on its command line on this processor."""
+    return (guest.NO_AVX,) if _has_too_wide_registers() else ()
 
 
 @contextmanager
 def _booting(middle: Namespace, argv: Sequence[str]) -> Iterator[system.Child]:
     """The guest during the block. Then nothing is left: `unshare` ends after pid 1, and that one after all others."""
-    sockets = system.script(packet_sockets.__file__, *(side.outside for side in guest.SIDES), "--")
+    begin = becoming([side.outside for side in guest.SIDES])
     killed_with = ("setpriv", "--pdeathsig", "KILL")
     own = ("unshare", "--mount", "--pid", "--fork", "--kill-child=KILL")
     inside = (*killed_with, *own, "sh", "-c", _PID_1, "pid-1", *argv)
-    with system.Child(middle.command((*sockets, *inside)), name="User-Mode Linux") as process:
+    with system.Child(middle.command((*begin, *inside)), name="User-Mode Linux") as process:
         pid_1 = int(process.line(_BOOT_TIMEOUT_S).removeprefix("ready "))
         try:
             process.tell("go")

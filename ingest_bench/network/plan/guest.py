@@ -63,7 +63,7 @@ def guest_argv(mtu_bytes: int) -> tuple[str, ...]:
 
 
 def has_too_wide_registers(version: str, cpuinfo: str) -> bool:
-    """Whether User-Mode Linux of that version panics on such a processor (`act.without_xstate`)."""
+    """Whether User-Mode Linux of that version panics on such a processor (`act.guest_process`)."""
     if " amx_tile" not in cpuinfo:
         return False
     found = re.match(r"(\d+)\.(\d+)", version)
