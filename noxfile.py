@@ -30,8 +30,8 @@ ORDINARY = tuple(
 )
 # The uid and gid "nobody" of Debian: an ordinary user without a home.
 NOBODY = "65534"
-# With what is optional for a user.
-TESTS = ("hypothesis", "pyarrow", "pytest", "pytest-xdist")
+# With what is optional for a user, and what runs this file.
+TESTS = ("hypothesis", "nox", "pyarrow", "pytest", "pytest-xdist")
 PYTEST = ("pytest", "-q", "--durations=20")
 # Servers and processes mostly wait for each other.
 IN_PAIRS = ("-n", "2", "--dist", "loadfile")
@@ -45,7 +45,7 @@ def install(session: nox.Session, *tools: str) -> None:
 @nox.session
 def lint(session: nox.Session) -> None:
     """Style and types."""
-    install(session, "ruff", "mypy", "nox", "types-psutil", *TESTS)
+    install(session, "ruff", "mypy", "types-psutil", *TESTS)
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("mypy")
@@ -157,13 +157,19 @@ def kills(session: nox.Session) -> None:
 @nox.session
 def bench(session: nox.Session) -> None:
     """What the tool costs, all or one: `nox -s bench -- probes --rounds 12`. Not part of `nox`: it wants quiet."""
+    # `lab` is what they have in common.
+    known = sorted({path.stem for path in Path("benchmarks").glob("*.py")} - {"lab"})
+    # Without those that judge or make what they are given.
+    chosen, options = [name for name in known if name not in ("against_itself", "nights")], session.posargs
+    if session.posargs:
+        name, *options = session.posargs
+        if name not in known:
+            session.error(f"{name}: no such benchmark; there are {', '.join(known)}")
+        chosen = [name]
     install(session)
-    name, *options = session.posargs or ("*",)
-    # What they have in common, and those that judge or make what they are given.
-    left_out = {"lab", "against_itself", "nights"} - {name}
-    for script in sorted(path for path in Path("benchmarks").glob(f"{name}.py") if path.stem not in left_out):
+    for name in chosen:
         # 3: no verdict, because the machine was not idle enough for it.
-        session.run("python", str(script), *options, success_codes=(0, 3))
+        session.run("python", f"benchmarks/{name}.py", *options, success_codes=(0, 3))
 
 
 def promised(markers: str) -> tuple[str, ...]:

@@ -81,7 +81,7 @@ for _ in sys.stdin:
 # In place of one that takes a part of the memory.
 IN_PIECES = """
 import sys
-print('{"taken": 9, "before": 9, "after": 1, "s": 0.1}', flush=True)
+print('{"taken": 9, "before": 9, "after": 1, "s": 0.1, "free": 99, "left": 1}', flush=True)
 sys.stdin.read()
 """
 # What a fault says at its end when nobody noticed it.

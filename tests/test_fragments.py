@@ -25,6 +25,20 @@ Node 0, zone      DMA      0      0      0      0      0      0      0      0   
 Node 0, zone   Normal    933   2654   2396   1018    463   5580   3084   1677   1070    568   3075
 """
 GIB = 1 << 30
+ZONEINFO = """\
+Node 0, zone      DMA
+  pages free     3840
+        boost    0
+        min      10
+        low      13
+        high     16
+  pagesets
+    cpu: 0
+              count:    0
+              high:     43191
+Node 0, zone   Normal
+        high     25557
+"""
 
 
 def test_blocks_of_a_huge_page_are_counted_with_their_sizes() -> None:
@@ -32,6 +46,11 @@ def test_blocks_of_a_huge_page_are_counted_with_their_sizes() -> None:
     assert fragments.huge_bytes(BUDDYINFO, 2 << 20, 4096) == (569 * 2 + 3078 * 4) << 20
     # Pages of 64 KiB: of the same order a block is 16 times as large.
     assert fragments.huge_bytes(BUDDYINFO, 32 << 20, 65536) == 16 * (569 * 2 + 3078 * 4) << 20
+
+
+def test_what_the_kernel_keeps_free_is_counted_for_all_zones_and_no_cpu() -> None:
+    assert fragments.kept_free_bytes(ZONEINFO, 4096) == (16 + 25557) * 4096
+    assert 0 < fragments.kept_free_bytes(Path("/proc/zoneinfo").read_text(), 4096) < fragments.available_bytes()
 
 
 def fragmented(**keys: int) -> Fault:
@@ -43,12 +62,43 @@ def says(monkeypatch: pytest.MonkeyPatch, script: str, *given: str) -> None:
     monkeypatch.setattr(system, "script", lambda *_: ("sh", "-c", script, "sh", *given))
 
 
-SAID = '{"taken": 9000000, "before": 9000000, "after": 1000000, "s": 2.5}'
+SAID = '{"taken": 9000000, "before": 9000000, "after": 1000000, "s": 2.5, "free": 900000000, "left": 268435456}'
 
 
 def test_one_that_takes_nothing_never_begins() -> None:
     with pytest.raises(RunFailed, match=r"the 0 MB that it took were in small pieces already"):
         timeline.begin(fragmented(share_ppm=0), Stage())
+
+
+@pytest.mark.parametrize("after", [3_000_000_000, 2_999_000_000])
+def test_one_for_which_too_little_is_free_says_so(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
+    # The large blocks of a busy machine come and go meanwhile.
+    said = {"taken": 0, "before": 3_000_000_000, "after": after, "s": 0.1, "free": 300 << 20, "left": 256 << 20}
+    says(monkeypatch, 'echo "$1"; cat', json.dumps(said))
+    with pytest.raises(RunFailed, match="nothing was taken: 315 MB of the machine's memory are free, of which 268 MB"):
+        timeline.begin(fragmented(), Stage())
+
+
+def test_one_that_took_nothing_has_not_begun_though_fewer_large_blocks_are_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    says(monkeypatch, 'echo "$1"; cat', SAID.replace('"taken": 9000000', '"taken": 0'))
+    with pytest.raises(RunFailed, match="take a larger share"):
+        timeline.begin(fragmented(), Stage())
+
+
+@pytest.mark.processes
+def test_no_page_of_a_file_is_taken_where_the_kernel_keeps_more_free_than_we_leave(tmp_path: Path) -> None:
+    if fragments.free_bytes() < GIB:
+        pytest.skip("needs 1 GiB of memory that is free")
+    # The program itself, asked for 512 MiB, on a kernel that keeps all but 100 MB of what is free.
+    wanted = f"lambda *_: {fragments.free_bytes() - 100 * 10**6}"
+    text = Path(fragments.__file__).read_text().replace("\nif __name__", f"\nkept_free_bytes = {wanted}\nif __name__")
+    (tmp_path / "fragments.py").write_text(text)
+    share_ppm = 10**6 * GIB // 2 // fragments.available_bytes()
+    argv = system.script(tmp_path / "fragments.py", str(share_ppm), "0")
+    done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=True, timeout=60)
+    assert json.loads(done.stdout)["taken"] < 300 * 10**6
 
 
 def test_it_has_begun_once_the_memory_is_in_pieces_and_lasts_as_long_from_then_on(

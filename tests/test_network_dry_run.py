@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from ingest_bench import network, system
+from ingest_bench.cli import net
 from ingest_bench.errors import MissingCapability
 from ingest_bench.experiment import catalog
 from ingest_bench.inputs import data
@@ -18,7 +19,7 @@ from ingest_bench.network.act import executor, uml
 from ingest_bench.network.act.box import choose
 from ingest_bench.network.act.link import _buffers
 from ingest_bench.network.act.sandbox import Namespace, has_ipv6
-from ingest_bench.network.plan import link_plan
+from ingest_bench.network.plan import guest, link_plan
 from ingest_bench.network.plan.link_plan import Layout
 
 SLOW = Impairment(rate_bps=10**7)
@@ -151,6 +152,36 @@ def test_a_box_is_made_with_exactly_the_commands_of_its_dry_run(monkeypatch: pyt
         pytest.skip(str(error))
     made = commands_of_making(FAR, backend, monkeypatch)
     assert made == [line for line in map(str, link_plan.steps(FAR, backend)) if "linux.uml" not in line]
+
+
+@pytest.mark.netem
+def test_a_guest_is_started_with_exactly_the_words_of_its_dry_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if uml.complaint():
+        pytest.skip(uml.complaint())
+    net._print_link(FAR, "uml", ())
+    (said,) = (line for line in capsys.readouterr().out.splitlines() if "linux.uml" in line)
+    started: list[Sequence[str]] = []
+    child = system.Child
+
+    def spy(argv: Sequence[str], **options: Any) -> system.Child:
+        started.append(argv)
+        return child(argv, **options)
+
+    monkeypatch.setattr(system, "Child", spy)
+    with network.link(FAR, netem="uml"):
+        pass
+    (argv,) = (argv for argv in started if "linux.uml" in argv)
+    assert shlex.join(argv).endswith(f" pid-1 {said.removeprefix('box: ')}")
+
+
+def test_what_a_processor_needs_stands_at_the_end_of_the_guests_words() -> None:
+    with_it, plain = (
+        next(step.do.argv for step in link_plan.steps(FAR, "uml", kernel_words=words) if "linux.uml" in step.do.argv)
+        for words in ((guest.NO_AVX,), ())
+    )
+    assert with_it == (*plain, guest.NO_AVX)
 
 
 @pytest.mark.parametrize("backend", ["kernel", "uml"])

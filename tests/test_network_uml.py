@@ -6,6 +6,7 @@ import errno
 import json
 import math
 import os
+import platform
 import subprocess
 import sys
 import time
@@ -247,6 +248,11 @@ def test_each_device_gets_the_number_of_its_socket() -> None:
     ]
 
 
+def test_what_starts_the_guest_may_be_in_a_folder_with_a_number_of_its_own() -> None:
+    argv = ["/opt/python@3.11/bin/python3.11", "/srv/ingest-bench@0/tests/in_uml.sh", "linux.uml", "vec0:fd=@0"]
+    assert guest_process.with_numbers(argv, [7]) == [*argv[:3], "vec0:fd=7"]
+
+
 @pytest.mark.parametrize(
     ("version", "flags", "said"),
     [("6.1.176", "fpu amx_bf16 amx_tile", True), ("6.13.2", "fpu amx_tile", False), ("6.1.176", "fpu avx512f", False)],
@@ -255,6 +261,18 @@ def test_a_processor_whose_registers_that_kernel_has_no_room_for_is_known(versio
     assert guest.has_too_wide_registers(version, f"processor\t: 0\nflags\t\t: {flags}\n") is said
 
 
+@pytest.mark.parametrize(("version", "said"), [("6.13-rc1", False), ("6.12", True), ("5.10+bpo\n", True)])
+def test_a_version_may_have_more_or_less_than_three_numbers(version: str, said: bool) -> None:
+    assert guest.has_too_wide_registers(version, "flags\t\t: fpu amx_tile\n") is said
+
+
+def test_a_version_that_is_none_is_told_where_it_matters() -> None:
+    with pytest.raises(RunFailed, match=r"linux\.uml --version: it said 'User Mode', which is no version of Linux"):
+        guest.has_too_wide_registers("User Mode\n", "flags\t\t: fpu amx_tile\n")
+    assert not guest.has_too_wide_registers("User Mode\n", "processor\t: 0\n")
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the call has another number on other processors")
 def test_a_program_can_be_started_without_the_call_that_reads_wide_registers() -> None:
     # No process has this pid: without the filter each of the two calls would say so (ESRCH).
     asks = (

@@ -19,7 +19,7 @@ from ingest_bench.experiment import catalog, spec
 from ingest_bench.inputs import records
 from ingest_bench.ledger import Step
 from ingest_bench.model.network import Profile, Promise, RealLink, TimeLimit
-from ingest_bench.network.act import inside, interface
+from ingest_bench.network.act import inside, interface, uml
 from ingest_bench.network.act.box import choose
 from ingest_bench.network.act.sandbox import has_ipv6
 from ingest_bench.network.measure import capture as captures
@@ -223,7 +223,8 @@ def _words(promise: Promise) -> tuple[str, ...]:
 def _print_link(profile: Profile, netem: str, then: tuple[str, ...]) -> None:
     """What makes the link, each command after the namespace that it runs in, and what runs then."""
     backend = choose(netem, (profile,)) if profile.needs_netem else "plain"
-    _print_steps(link_plan.steps(profile, backend, has_ipv6=has_ipv6()), then)
+    words = uml.kernel_words() if backend == "uml" else ()
+    _print_steps(link_plan.steps(profile, backend, has_ipv6=has_ipv6(), kernel_words=words), then)
 
 
 def _print_steps(steps: tuple[Step, ...], then: tuple[str, ...] = ()) -> None:

@@ -63,16 +63,22 @@ def _said(child: subprocess.Popen[bytes], stage: Stage) -> bytes:
 
 
 def _in_pieces(said: bytes) -> str:
-    """What it saw, in words; RunFailed when there are as many large blocks as before."""
+    """What it saw, in words; RunFailed when nothing was taken, or there are as many large blocks as before."""
     try:
         seen = json.loads(said)
     except ValueError:
         raise RunFailed(
             f"fragmented-memory: its process broke, it said: {said.decode(errors='replace')[-500:]}"
         ) from None
-    before, after, taken = (seen[name] / 1e6 for name in ("before", "after", "taken"))
+    before, after, taken, free, left = (seen[name] / 1e6 for name in ("before", "after", "taken", "free", "left"))
+    if not taken and free - fragments.STEP_BYTES / 1e6 <= left:
+        raise RunFailed(
+            f"fragmented-memory: nothing was taken: {free:,.0f} MB of the machine's memory are free, of which "
+            f"{left:,.0f} MB are left; free memory. Pages of files are not free: as root, "
+            "`echo 1 > /proc/sys/vm/drop_caches` gives up those that nobody uses"
+        )
     told = f"free in blocks of a huge page: {before:,.0f} MB before, {after:,.0f} MB after {seen['s']:.1f} s"
-    if after >= before:
+    if not taken or after >= before:
         raise RunFailed(
             f"fragmented-memory: {told}: the {taken:,.0f} MB that it took were in small pieces already, or what was "
             "left was too little; take a larger share, or free memory"

@@ -2,7 +2,7 @@
 
     python guest_process.py [--without-xstate] DEVICE… -- ARGV…
 
-ARGV has a packet socket for each device: each "@N" in it becomes the socket's number of the Nth one.
+ARGV has a packet socket for each device: each "fd=@N" in it has the socket's number of the Nth one then.
 
 User-Mode Linux before 6.13 has a buffer of 2,696 bytes for the registers of its processes (arch/x86/um/user-offsets.c,
 HOST_FP_SIZE). A processor with AMX has 8 kB more, the kernel takes them only whole (arch/x86/kernel/fpu/regset.c,
@@ -65,8 +65,8 @@ def packet_socket(device: str) -> socket.socket:
 
 
 def with_numbers(argv: list[str], numbers: list[int]) -> list[str]:
-    """The argv with each "@N" replaced."""
-    return [re.sub(r"@(\d+)", lambda found: str(numbers[int(found[1])]), word) for word in argv]
+    """The argv with each "fd=@N" replaced; a path may have an "@3.11" of its own."""
+    return [re.sub(r"\bfd=@(\d+)", lambda found: f"fd={numbers[int(found[1])]}", word) for word in argv]
 
 
 def refuse_xstate() -> None:

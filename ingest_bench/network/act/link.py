@@ -181,12 +181,14 @@ def joined(
     With one namespace twice it is a loopback link.
     """
     profile = states[0]
+    backend = boxes.choose(netem, states) if any(state.needs_netem for state in states) else "plain"
     layout = Layout(
         medium=profile.medium,
-        backend=boxes.choose(netem, states) if any(state.needs_netem for state in states) else "plain",
+        backend=backend,
         at=at,
         largest_mtu_bytes=max(state.mtu_bytes for state in states),
         has_ipv6=has_ipv6(),
+        kernel_words=uml.kernel_words() if backend == "uml" else (),
     )
     profile = layout.carried(profile)
     with ExitStack() as stack:

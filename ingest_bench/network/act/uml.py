@@ -124,7 +124,7 @@ def _booting(middle: Namespace, argv: Sequence[str]) -> Iterator[system.Child]:
     begin = becoming([side.outside for side in guest.SIDES])
     killed_with = ("setpriv", "--pdeathsig", "KILL")
     own = ("unshare", "--mount", "--pid", "--fork", "--kill-child=KILL")
-    inside = (*killed_with, *own, "sh", "-c", _PID_1, "pid-1", *argv, *kernel_words())
+    inside = (*killed_with, *own, "sh", "-c", _PID_1, "pid-1", *argv)
     with system.Child(middle.command((*begin, *inside)), name="User-Mode Linux") as process:
         pid_1 = int(process.line(_BOOT_TIMEOUT_S).removeprefix("ready "))
         try:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from ingest_bench.errors import RunFailed
 from ingest_bench.network.plan import commands, places, queues
 
 if TYPE_CHECKING:
@@ -62,8 +64,15 @@ def guest_argv(mtu_bytes: int) -> tuple[str, ...]:
 
 def has_too_wide_registers(version: str, cpuinfo: str) -> bool:
     """Whether User-Mode Linux of that version panics on such a processor (`act.guest_process`)."""
-    major, minor = map(int, version.split(".")[:2])
-    return (major, minor) < _ANY_XSTATE and " amx_tile" in cpuinfo
+    if " amx_tile" not in cpuinfo:
+        return False
+    found = re.match(r"(\d+)\.(\d+)", version)
+    if found is None:
+        raise RunFailed(
+            f"linux.uml --version: it said {version.strip()!r}, which is no version of Linux, and one before 6.13 "
+            "needs help on a processor with AMX; install another one, or take --netem kernel"
+        )
+    return (int(found[1]), int(found[2])) < _ANY_XSTATE
 
 
 def setup_argv() -> tuple[str, ...]:

@@ -46,6 +46,8 @@ class Layout:
     at: places.Ends = places.ENDS
     largest_mtu_bytes: int
     has_ipv6: bool
+    kernel_words: tuple[str, ...] = ()
+    """What a guest of User-Mode Linux is told beside the rest on this processor."""
 
     @property
     def has_box(self) -> bool:
@@ -106,9 +108,17 @@ class Kernels:
     """By place: the features that profiles changed."""
 
 
-def steps(profile: Profile, backend: str, *, has_ipv6: bool = True) -> tuple[Step, ...]:
+def steps(
+    profile: Profile, backend: str, *, has_ipv6: bool = True, kernel_words: tuple[str, ...] = ()
+) -> tuple[Step, ...]:
     """All that makes a link in the state of a profile. The namespaces are made by no command."""
-    layout = Layout(medium=profile.medium, backend=backend, largest_mtu_bytes=profile.mtu_bytes, has_ipv6=has_ipv6)
+    layout = Layout(
+        medium=profile.medium,
+        backend=backend,
+        largest_mtu_bytes=profile.mtu_bytes,
+        has_ipv6=has_ipv6,
+        kernel_words=kernel_words,
+    )
     return (*made(layout), *changed(layout, commands.UNTOUCHED, layout.carried(profile), Kernels()))
 
 
@@ -147,7 +157,7 @@ def _middle(layout: Layout) -> Iterator[Step]:
         for side, place in zip(guest.SIDES, ("server", "client"), strict=True):
             device = layout.ends[place].device
             yield from _ip("around the box", guest.wiring(side, device, place, has_ipv6=layout.has_ipv6))
-        yield _step("box", *guest.guest_argv(layout.largest_mtu_bytes))
+        yield _step("box", *guest.guest_argv(layout.largest_mtu_bytes), *layout.kernel_words)
         yield _step("box", *guest.setup_argv())
         yield from _ip("box", commands.box_sides(at, has_ipv6=False))
 
