@@ -22,10 +22,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, variance
 
-from scipy import special
-
 from ingest_bench.analysis.compare import cells
 from ingest_bench.analysis.compare.cells import CellRuns
+from ingest_bench.analysis.numbers import student
 from ingest_bench.analysis.run.columns import COLUMNS
 from ingest_bench.model.results import Summary
 
@@ -98,12 +97,12 @@ class Comparison:
             return None
         if not self.error:
             return 0.0 if self.difference else 1.0
-        return float(2 * special.stdtr(self.freedom, -abs(self.difference) / self.error))
+        return student.p_value(self.freedom, self.difference / self.error)
 
 
 def t_quantile(freedom: float) -> float:
     """The t that |T| stays below with 95%: 4.303 for 2 degrees of freedom."""
-    return float(special.stdtrit(freedom, (1 + CONFIDENCE) / 2))
+    return student.quantile(freedom, (1 + CONFIDENCE) / 2)
 
 
 def numbers(
@@ -158,7 +157,7 @@ def detectable(spread: float, runs: int) -> float:
     Of two cells whose runs have that standard deviation; Student's t at 95%, and at 80% for the four of five.
     """
     freedom = 2 * runs - 2
-    return (t_quantile(freedom) + float(special.stdtrit(freedom, _POWER))) * spread * math.sqrt(2 / runs)
+    return (t_quantile(freedom) + student.quantile(freedom, _POWER)) * spread * math.sqrt(2 / runs)
 
 
 def replicates_for(spread: float, difference: float) -> int | None:
