@@ -8,7 +8,6 @@ from ingest_bench.analysis.compare import cells, comparison
 from ingest_bench.analysis.compare.comparison import Comparison
 from ingest_bench.analysis.run.columns import COLUMNS
 
-
 _RUN = made.changed(made.summary({}), values={"requests": None, "gc_pauses": None})
 
 
