@@ -44,10 +44,12 @@ NETWORK = ("partition", "throttle", "profile")
 # A node that another fault keeps from working would not feel these, and then its run fails.
 ALONE = ("quota", "slow-disk", "neighbours")
 _NET = ("packets lost on the network", "receive window was full", "send buffer was full")
-_CPU = ("held back by its CPU quota", "waiting for a CPU")
+# A thread that has no CPU, or no disk, keeps what others wait for.
+_HELD = ("a thread waited for a lock", "a thread waited for another one")
+_CPU = ("held back by its CPU quota", "waiting for a CPU", *_HELD)
 _DISK = (
     *("a file was forced to disk", "a write to a file was slow", "waiting for a disk", "the translog was synced"),
-    *("a thread waited for a lock", "a thread waited for another one"),
+    *_HELD,
 )
 # How each kind shows beside its own record: parts of the names of causes.
 CAUSES: dict[str, tuple[str, ...]] = {
@@ -88,6 +90,8 @@ class Setup:
 
 SINK = 'users = 4\nbulk_documents = 100\narrivals = "100/s"'
 OPENSEARCH = "users = 2\nbulk_documents = 50"
+# Lucene flushes of its own accord when this is full: a stall that nobody injected.
+UNFLUSHED = '[target.setting]\n"indices.memory.index_buffer_size" = "1gb"\n'
 SETUPS = (
     Setup("sink", ("pause", "partition", "quota", "throttle", "neighbours", GENERATOR), 8, SINK),
     Setup(
@@ -102,9 +106,10 @@ SETUPS = (
         ("pause", "partition", "quota", "slow-fsync", "slow-disk", "neighbours", GENERATOR),
         6,
         OPENSEARCH,
+        UNFLUSHED,
     ),
     # Of the collectors this one has the longest pauses.
-    Setup("opensearch", ("gc", "pause", "slow-fsync"), 3, OPENSEARCH, 'gc = "serial"\n'),
+    Setup("opensearch", ("gc", "pause", "slow-fsync"), 3, OPENSEARCH, 'gc = "serial"\n' + UNFLUSHED),
     Setup("sink", ("profile",), 1, SINK, netem="uml"),
 )
 
@@ -163,7 +168,7 @@ class Plan:
         rng = random.Random(self.seed)  # noqa: S311
         lock = {"lock": f"{rng.uniform(0.5, 1.5):.2f}", "after": f"{rng.uniform(6, 9):.2f}", "every": "6"}
         setting = self.setup.setting.format(**lock) if self.setup.setting else ""
-        heap = "1g" if self.setup.target == "opensearch" else "512m"
+        heap = "3g" if self.setup.target == "opensearch" else "512m"
         parts = [
             f'replicates = 1\nseed = {self.seed}\nprobes = ["reads", "gc", "stalls", "host"]\n',
             f'[target]\nname = "{self.setup.target}"\nheap = "{heap}"\n{setting}',

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ingest_bench.model.results import Measured, Reading, Remark, Series
+from ingest_bench.model.results import Measured, Reading, Remark, Series, Watched
 from ingest_bench.probes import PROBES, ReadContext, recording
 from ingest_bench.probes.context import ATTACHED
 from ingest_bench.probes.pauses import gcagree, gclog
@@ -233,6 +233,32 @@ def test_a_full_collection_that_waited_for_cms_is_as_long_as_the_program_stood_s
     assert gcagree.compare(found, 1, log, whole).differences == ()
     assert gcagree.compare(found, 1, log, whole).log_pauses == 2
     assert gcagree.compare(seen, 1, log, whole).differences != ()
+
+
+def test_a_pause_whose_threads_had_no_cpu_is_a_cause_of_its_own(tmp_path: Path) -> None:
+    # OpenSearch, Java 21: beside 24 processes that took the CPUs GC(39) stood still for 311 ms and ran for 10.
+    text = """
+[2026-11-25T17:39:50.000+0000][0.100s][info][gc             ] Using G1
+[2026-11-25T17:40:01.734+0000][39.1s][info][gc,start       ] GC(39) Pause Young (Normal) (G1 Evacuation Pause)
+[2026-11-25T17:40:02.045+0000][39.4s][info][gc             ] GC(39) Pause Young (Normal) (G1 Evacuation Pause) 770M->2M(1024M) 311.118ms
+[2026-11-25T17:40:02.045+0000][39.4s][info][gc,cpu         ] GC(39) User=0.01s Sys=0.00s Real=0.31s
+[2026-11-25T17:46:11.470+0000][72.1s][info][gc             ] GC(40) Pause Full (Diagnostic Command) 366M->98M(989M) 106.007ms
+[2026-11-25T17:46:11.470+0000][72.1s][info][gc,cpu         ] GC(40) User=0.09s Sys=0.01s Real=0.10s
+[2026-11-25T17:46:12.600+0000][73.2s][info][gc             ] GC(41) Pause Young (Normal) (G1 Evacuation Pause) 366M->98M(989M) 9.007ms
+[2026-11-25T17:46:12.600+0000][73.2s][info][gc,cpu         ] GC(41) User=0.00s Sys=0.00s Real=0.01s
+[2026-11-25T17:46:13.600+0000][73.2s][info][gc             ] GC(42) Pause Young (Normal) (G1 Evacuation Pause) 366M->98M(989M) 90.007ms
+"""  # noqa: E501 - lines of a log
+    log = gclog.parse(text.splitlines())
+    assert [pause.is_starved for pause in log.pauses] == [True, False, False, False]
+    (tmp_path / "gc.log").write_text(text)
+    seen = PROBES["gc"].read(context(tmp_path, 0, 2**63 - 1))
+    watched = {item.cause: item.spans for item in seen if isinstance(item, Watched)}
+    assert {cause: len(spans) for cause, spans in watched.items()} == {
+        "garbage collection": 3,
+        "garbage collection waiting for a CPU": 1,
+    }
+    (span,) = watched["garbage collection waiting for a CPU"]
+    assert span.end_ns - span.start_ns == 311_118_000
 
 
 def test_a_collection_for_a_humongous_object_is_counted_without_the_cycle_that_it_begins(tmp_path: Path) -> None:

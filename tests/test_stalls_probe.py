@@ -117,6 +117,17 @@ def test_the_operation_of_a_collector_is_garbage_collection_and_another_one_has_
     assert [span.start_ns for span in found["JVM operation HeapDumper"]] == [400]
 
 
+def test_a_collection_that_had_no_cpu_by_the_log_is_called_so_here_as_well(tmp_path: Path) -> None:
+    line = "[1970-01-01T00:00:10.200+0000][10.2s][info][gc{}] GC(1) {}\n"
+    pause, cpu = "Pause Young (Normal) (G1 Evacuation Pause) 6M->1M(64M) 200.0ms", "User=0.01s Sys=0.00s Real=0.20s"
+    (tmp_path / "gc.log").write_text(line.format("", pause) + line.format(",cpu", cpu))
+    told = [["JVM operation G1CollectForAllocation", "", at * MS, (at + 200) * MS] for at in (10_000, 11_000)]
+    _, measured = kept(tmp_path, "17", stalls={"spans": told, "wrong": [], "samples": 1, "lost": 0})
+    found = spans(measured)
+    assert [span.start_ns for span in found["garbage collection waiting for a CPU"]] == [10_000 * MS]
+    assert [span.start_ns for span in found["garbage collection"]] == [11_000 * MS]
+
+
 def test_what_a_java_has_no_event_for_is_looked_for_by_nobody(tmp_path: Path) -> None:
     with gzip.open(DATA / "17.json.gz", "rt") as file:
         known = json.load(file)["content"]["known"]

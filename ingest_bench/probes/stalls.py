@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ingest_bench.model.results import Interval, Measured, Remark, Watched
 from ingest_bench.probes import recording
-from ingest_bench.probes.pauses.gc import PAUSE
+from ingest_bench.probes.pauses import gc
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -74,11 +74,12 @@ class Stalls:
         content = found.content["stalls"]
         looked_for = set(found.content["known"]) - set(content["wrong"])
         causes: dict[str, list[Interval]] = {cause: [] for cause, event in _ALWAYS.items() if event in looked_for}
+        lacked_cpu = gc.starved(context)
         for told, thread, start_ns, end_ns in content["spans"]:
-            cause = PAUSE if _OF_A_COLLECTOR.fullmatch(told) else told
+            cause = gc.cause(start_ns, end_ns, lacked_cpu) if _OF_A_COLLECTOR.fullmatch(told) else told
             causes.setdefault(cause, []).append(Interval(cause, start_ns, end_ns, thread))
         for cause, each in causes.items():
-            yield Watched(cause, tuple(each), stops=cause == PAUSE, error_ns=_SAMPLES_NS)
+            yield Watched(cause, tuple(each), stops=cause in (gc.PAUSE, gc.STARVED), error_ns=_SAMPLES_NS)
         if not content["samples"]:
             yield Remark(probe="stalls", text="the recording has no sample of a thread: what the server did is unknown")
         # JDK 11 gives each file event of a thread the duration of its first one; 15 to 19 have JDK-8296733.

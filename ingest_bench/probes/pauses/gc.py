@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 # How far the JVM's log and our clock may be apart.
 _LOG_NS = 20_000_000
-# As a cause of stalls.
-PAUSE = "garbage collection"
+# As causes of stalls.
+PAUSE, STARVED = "garbage collection", "garbage collection waiting for a CPU"
 _FAILURES = {
     "gc_promotion_failures": "jdk.PromotionFailed",
     "gc_evacuation_failures": "jdk.EvacuationFailed",
@@ -90,6 +90,19 @@ class Gc:
             yield from _from_log(log, context)
 
 
+def starved(context: ReadContext) -> list[tuple[int, int]]:
+    """From when to when a collection had no CPU, by the log; none without a log."""
+    log = _log(context)
+    pauses = log.pauses if log is not None else []
+    return [(pause.end_ns - pause.duration_ns, pause.end_ns) for pause in pauses if pause.is_starved]
+
+
+def cause(start_ns: int, end_ns: int, lacked_cpu: Sequence[tuple[int, int]]) -> str:
+    """What a pause is called: whether it is one of those."""
+    is_one = any(abs(start_ns - start) <= _LOG_NS and abs(end_ns - end) <= _LOG_NS for start, end in lacked_cpu)
+    return STARVED if is_one else PAUSE
+
+
 def _log(context: ReadContext) -> gclog.GcLog | None:
     """The log; of a JVM that ran before, from the moment on at which the recording ran too."""
     path, attachment = context.raw / "gc.log", context.attachment
@@ -111,7 +124,7 @@ def _from_recording(found: recording.Recording, log: gclog.GcLog | None, context
         Collection(gc=gc, end_ns=end, name=name, cause=cause) for gc, end, _, name, cause in content["collections"]
     ]
     within = [collection for collection in collections if context.covers(collection.end_ns)]
-    yield from _over_time(pauses)
+    yield from _over_time(pauses, context)
     full = sum(collection.name in _FULL for collection in within)
     is_known = not any(collection.name in _SAYS_NOT_WHICH for collection in collections)
     yield from _pauses([pause for pause in pauses if context.covers(pause.end_ns)], full if is_known else None)
@@ -138,7 +151,7 @@ def _from_log(log: gclog.GcLog, context: ReadContext) -> Iterator[Measured]:
     within = [pause for pause in sure if context.covers(pause.end_ns)]
     pauses = [gcagree.Pause(pause.gc, pause.end_ns, pause.duration_ns) for pause in sure]
     yield Remark(probe="gc", text="pauses and heap are the GC log's alone: the flight recording is not whole")
-    yield from _over_time(pauses)
+    yield from _over_time(pauses, context)
     yield from _pauses([pause for pause in pauses if context.covers(pause.end_ns)], sum(one.is_full for one in within))
     yield Reading("gc_pauses_log", len(within))
     yield Reading("gc_causes", _by_cause(pause.name for pause in within))
@@ -163,11 +176,17 @@ def _pauses(pauses: Sequence[gcagree.Pause], full: int | None) -> Iterator[Measu
         yield Reading(f"gc_pause_ms_{name}", None if value is None else value / 1e6)
 
 
-def _over_time(pauses: Sequence[gcagree.Pause]) -> Iterator[Measured]:
+def _over_time(pauses: Sequence[gcagree.Pause], context: ReadContext) -> Iterator[Measured]:
     """All of them, also those of the warm-up: they delay what is sent then."""
     yield _series("gc_pause_ms", [(pause.end_ns - pause.duration_ns, pause.duration_ns / 1e6) for pause in pauses])
-    spans = tuple(Interval(PAUSE, pause.end_ns - pause.duration_ns, pause.end_ns) for pause in pauses)
-    yield Watched(PAUSE, spans, stops=True, error_ns=_LOG_NS)
+    lacked_cpu = starved(context)
+    spans: dict[str, list[Interval]] = {PAUSE: [], STARVED: []}
+    for pause in pauses:
+        start_ns = pause.end_ns - pause.duration_ns
+        called = cause(start_ns, pause.end_ns, lacked_cpu)
+        spans[called].append(Interval(called, start_ns, pause.end_ns))
+    for called, each in spans.items():
+        yield Watched(called, tuple(each), stops=True, error_ns=_LOG_NS)
 
 
 def _heap(summaries: list[list[int | str]], background: set[int], context: ReadContext) -> Iterator[Measured]:

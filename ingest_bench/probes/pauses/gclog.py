@@ -25,6 +25,8 @@ _CYCLE = re.compile(
     r"(?:Garbage|Minor|Major) Collection \((?P<cause>.+)\)"
     r"(?: (?P<before>[0-9]+[KMG])\([0-9]+%\)->(?P<after>[0-9]+[KMG])\([0-9]+%\)(?: [0-9.]+s)?)?"
 )
+# At gc,cpu, after each pause but ZGC's, in hundredths of a second.
+_CPU = re.compile(r"User=(?P<user>[0-9.]+)s Sys=(?P<system>[0-9.]+)s Real=[0-9.]+s")
 _HUMONGOUS = re.compile(r"Humongous regions: (?P<before>[0-9]+)->(?P<after>[0-9]+)")
 _KNOWN = re.compile(
     r"Concurrent (?:Mark|Cycle|Undo|Preclean|Abortable|Sweep|Reset|Refine|Clear|Scan|Rebuild|Cleanup|Create).*"
@@ -42,6 +44,8 @@ COLLECTORS = {
     "Serial": "serial",
     "The Z Garbage Collector": "zgc",
 }
+# Of a pause that had a CPU its threads ran most of the time; the times are too coarse for a shorter one.
+_STARVED_NS, _STARVED_SHARE = 50_000_000, 0.5
 # Of a line, in a sentence.
 _SHOWN = 300
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
@@ -60,6 +64,8 @@ class LogPause:
     after_bytes: int | None = None
     is_sure: bool = True
     """False: a young one that a full one followed from within, of which the log does not say whether it collected."""
+    cpu_ns: int | None = None
+    """What all its threads had of the CPUs, to 10 ms; None where the log does not say it."""
     waited: bool = False
     """Whether it began while CMS worked beside the program, and had to wait until that let go of the heap."""
 
@@ -67,6 +73,12 @@ class LogPause:
     def collects(self) -> bool:
         """Whether it took garbage out of the heap; a remark of a concurrent cycle names the heap too."""
         return self.name.startswith(("Pause Young", "Pause Full"))
+
+    @property
+    def is_starved(self) -> bool:
+        """Whether it took long because it had no CPU: all its threads together ran for less than half of it."""
+        is_long = self.duration_ns >= _STARVED_NS
+        return is_long and self.cpu_ns is not None and self.cpu_ns < _STARVED_SHARE * self.duration_ns
 
     @property
     def is_full(self) -> bool:
@@ -155,6 +167,8 @@ class _Reader:
                 self.log.humongous_regions.append(
                     (_realtime_ns(match["time"]), int(regions["before"]), int(regions["after"]))
                 )
+        elif tags == "gc,cpu":
+            self._add_cpu(int(match["gc"]), text)
         elif tags in ("gc", "gc,phases"):
             self._result(match, tags, text)
 
@@ -183,6 +197,13 @@ class _Reader:
         elif tags == "gc" and not (_CYCLE.fullmatch(text) or _KNOWN.fullmatch(text)):
             self.log.unrecognised.append(match.string)
         self.log.evacuation_failures += text == "To-space exhausted" or "(Evacuation Failure" in text
+
+    def _add_cpu(self, gc: int, text: str) -> None:
+        """The line follows the one of its pause."""
+        cpu, pauses = _CPU.fullmatch(text), self.log.pauses
+        if cpu and pauses and pauses[-1].gc == gc:
+            ran_s = float(cpu["user"]) + float(cpu["system"])
+            pauses[-1] = replace(pauses[-1], cpu_ns=round(ran_s * 1e9))
 
     def _end(self, pause: LogPause) -> None:
         """Serial and CMS up to 17 log a young collection that gave up in favour of a full one.
