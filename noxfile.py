@@ -158,12 +158,19 @@ def kills(session: nox.Session) -> None:
 
 
 @nox.session
+def soak(session: nox.Session) -> None:
+    """Whether anything grows or stays behind: `nox -s soak` takes an hour, `nox -s soak -- --minutes 12` less."""
+    install(session, *TESTS)
+    session.run("python", "benchmarks/soak.py", *session.posargs)
+
+
+@nox.session
 def bench(session: nox.Session) -> None:
     """What the tool costs, all or one: `nox -s bench -- probes --rounds 12`. Not part of `nox`: it wants quiet."""
     # `lab` is what they have in common.
     known = sorted({path.stem for path in Path("benchmarks").glob("*.py")} - {"lab"})
     # Without those that judge or make what they are given.
-    chosen, options = [name for name in known if name not in ("against_itself", "nights")], session.posargs
+    chosen, options = [name for name in known if name not in ("against_itself", "nights", "soak")], session.posargs
     if session.posargs:
         name, *options = session.posargs
         if name not in known:
