@@ -47,6 +47,7 @@ def summary(levels: dict[str, str], replicate: int = 1, *, seed: int = 1, **chan
     values: dict[str, Any] = dict.fromkeys(column.name for column in columns.COLUMNS)
     values |= {
         "network": link,
+        "netem_backend": "plain",
         "target": "opensearch 2.19.6",
         "workload": levels.get("workload", "nyc_taxis"),
         "heap_bytes": 1 << 30,

@@ -130,6 +130,8 @@ def test_a_cell_that_the_baseline_has_and_the_results_have_not_is_no_verdict() -
         ("experiment", "experiment is other, this one's made"),
         ("workload", "workload is other"),
         ("network", "network is"),
+        # A link that another backend shaped hands over its bytes in other pieces.
+        ("netem_backend", "netem_backend is other"),
     ],
 )
 def test_a_baseline_of_something_else_is_no_verdict(name: str, said: str) -> None:

@@ -65,8 +65,8 @@ def _by_name(fingerprints: object) -> dict[str, set[str]]:
 
 def experiments(before: Sequence[Summary], now: Sequence[Summary]) -> str:
     """Why the runs of a cell of that name are of another kind; empty where they are of the same."""
-    for name, of in (("experiment", _experiment), ("workload", _workload), ("network", _network)):
-        ones, others = ({value for run in runs if (value := of(run))} for runs in (before, now))
+    for name in ("experiment", "workload", "network", "netem_backend"):
+        ones, others = ({value for run in runs if (value := _text(run, name))} for runs in (before, now))
         if ones and others and ones != others:
             return f"the baseline's {name} is {_listed(ones)}, this one's {_listed(others)}"
     return ""
@@ -91,16 +91,8 @@ def _agree(one: object, other: object) -> bool:
     return one == other
 
 
-def _experiment(run: Summary) -> str:
-    return run.experiment
-
-
-def _workload(run: Summary) -> str:
-    return str(run.values.get("workload") or "")
-
-
-def _network(run: Summary) -> str:
-    return str(run.values.get("network") or "")
+def _text(run: Summary, name: str) -> str:
+    return run.experiment if name == "experiment" else str(run.values.get(name) or "")
 
 
 def _listed(names: set[str]) -> str:

@@ -164,6 +164,7 @@ def conditions(record: RunRecord, cell: Cell) -> dict[str, Value]:
     name = _server(record, options)
     return {
         "network": " ".join([cell.network.name, *_overrides(cell.levels)]) if cell.network else "as-is",
+        "netem_backend": record.netem_backend or None,
         "target": f"{name} {version}" if version else name,
         "java": record.server.get("java"),
         "workload": sent(cell),
