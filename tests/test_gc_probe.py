@@ -261,6 +261,20 @@ def test_a_pause_whose_threads_had_no_cpu_is_a_cause_of_its_own(tmp_path: Path) 
     assert span.end_ns - span.start_ns == 311_118_000
 
 
+def test_the_pauses_of_the_warm_up_are_in_the_picture_and_in_no_number(tmp_path: Path) -> None:
+    whole = lay_out(tmp_path, "17-g1")
+    half = sorted(pause.end_ns for pause in pauses(recorded("17-g1")))
+    late = dataclasses.replace(whole, start_ns=half[len(half) // 2])
+    kept = json.loads((tmp_path / "recording.json").read_text())
+    kept["key"][1] = late.start_ns
+    (tmp_path / "recording.json").write_text(json.dumps(kept))
+    measured = list(PROBES["gc"].read(late))
+    drawn = next(item for item in measured if isinstance(item, Series) and item.name == "gc_pause_ms")
+    assert len(drawn.at_ns) == len(half)
+    assert min(drawn.at_ns) < late.start_ns
+    assert readings(measured)["gc_pauses"] == len(half) - len(half) // 2
+
+
 def test_a_collection_for_a_humongous_object_is_counted_without_the_cycle_that_it_begins(tmp_path: Path) -> None:
     seen = readings(list(PROBES["gc"].read(lay_out(tmp_path, "17-g1"))))
     # zgrep -c "Pause Young (Concurrent Start) (G1 Humongous Allocation)$" 17-g1.log.gz

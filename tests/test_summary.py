@@ -208,6 +208,19 @@ def test_a_run_that_ended_out_of_memory_has_what_was_measured_until_then() -> No
     assert row.measure_end_ns == OUT_OF_MEMORY["out_of_memory_realtime_ns"]
 
 
+def test_the_spread_of_seconds_is_what_a_tenth_and_nine_tenths_of_them_do_not_exceed() -> None:
+    # 100, 200, ... documents in 20 seconds.
+    rows = [
+        made.sample(made.WARM_UP_S + second + at / 25, made.WARM_UP_S + second + at / 25 + 0.01)
+        for second in range(20)
+        for at in range(second + 1)
+    ]
+    row = summary(made.samples(rows), report={"measure_end_ns": made.START + (made.WARM_UP_S + 20) * made.SECOND})
+    assert row.values["docs_per_s_mean"] == pytest.approx(1050)
+    assert row.values["docs_per_s_p10"] == pytest.approx(200)
+    assert row.values["docs_per_s_p90"] == pytest.approx(1800)
+
+
 def test_a_run_that_was_aborted_has_what_was_measured_until_then() -> None:
     row = summary(record={"state": "aborted", "reason": "aborted by errors > 5% for 10s"})
     assert (row.state, row.reason) == ("aborted", "aborted by errors > 5% for 10s")

@@ -8,9 +8,7 @@ from ingest_bench.analysis.stalls import attribution, phases
 
 _MEASURED: tuple[Column, ...] = (
     Column("network", "network profile, with overrides"),
-    Column(
-        "netem_backend", "what shaped our link: plain (no netem), kernel (its netem) or uml"
-    ),
+    Column("netem_backend", "what shaped our link: plain (no netem), kernel (its netem) or uml"),
     Column("target", "server and version"),
     Column("java", "version of the Java that the server ran on"),
     Column("workload", "workload"),
