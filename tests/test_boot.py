@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -174,6 +174,32 @@ def test_a_server_that_ends_at_once_is_not_waited_for(folder: Path) -> None:
     with pytest.raises(RunFailed, match=r"(?s)it ended before it was ready \(exit 7\).*wrong option"):
         boot(folder, ("/bin/sh", "-c", "echo wrong option; exit 7"), port, timeout_s=60)
     assert time.monotonic() - began < 5
+
+
+def test_what_is_done_meanwhile_goes_on_until_the_server_is_ready_and_its_error_ends_the_boot(folder: Path) -> None:
+    done = 0
+
+    def meanwhile() -> None:
+        nonlocal done
+        done += 1
+        if done > 6:
+            raise RunFailed("the master of the load has ended")
+
+    def launch(ready: Callable[[float], bool]) -> process.Launch:
+        plan = LaunchPlan(argv=("/bin/sleep", "1000"), env={}, cwd=folder, writable=())
+        listen = Endpoint("127.0.0.1", free_port())
+        return process.Launch(plan=plan, enter=tuple, log=folder / "server.log", listen=listen, ready=ready)
+
+    with process.serve(launch(lambda _: done > 2), meanwhile=meanwhile) as (server,):
+        assert done == 3
+    began = time.monotonic()
+    with (
+        pytest.raises(RunFailed, match=r"^the master of the load has ended$"),
+        process.serve(launch(lambda _: False), timeout_s=60, meanwhile=meanwhile),
+    ):
+        pytest.fail("it cannot be ready")
+    assert time.monotonic() - began < 5
+    assert server.popen.poll() is not None
 
 
 def test_a_stack_in_a_log_leaves_room_for_what_was_said(tmp_path: Path) -> None:

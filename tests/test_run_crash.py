@@ -31,7 +31,10 @@ VETH = (*ONE_RUN, "--set", "network=ethernet")
 STAGES = {
     "link": (("stage link", "ip -batch"), ("cat",)),
     "check": (("stage check", "ingest_bench.network.measure.meter"), ("cat",)),
-    "boot": (("stage boot", "NettySink"), ("cat", "asker.py")),
+    "boot": (
+        ("ingest_bench.load.fleet.sender", "stage boot", "NettySink"),
+        ("cat", "asker.py", "ingest_bench.load.fleet.sender"),
+    ),
     "warm-up": (
         ("load warm-up",),
         ("NettySink", "ingest_bench.load.fleet.sender", "ingest_bench.network.measure.wire"),

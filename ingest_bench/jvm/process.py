@@ -94,11 +94,13 @@ class ServerProcess:
 
 
 @contextmanager
-def serve(*launches: Launch, timeout_s: float = 120) -> Iterator[tuple[ServerProcess, ...]]:
+def serve(
+    *launches: Launch, timeout_s: float = 120, meanwhile: Callable[[], None] = lambda: None
+) -> Iterator[tuple[ServerProcess, ...]]:
     """Ready servers for the block's time, such as all nodes of a cluster; afterwards no process of them is left.
 
     All are started before one is waited for: a node may need the others to be ready. One that ends or is not ready in
-    time is RunFailed with the last lines of its log.
+    time is RunFailed with the last lines of its log. `meanwhile` is called again and again while they are waited for.
     """
     started: list[_Started] = []
     ready: list[ServerProcess] = []
@@ -106,7 +108,7 @@ def serve(*launches: Launch, timeout_s: float = 120) -> Iterator[tuple[ServerPro
     grace_s = _SHORT_GRACE_S
     try:
         started.extend(map(_started, launches))
-        _wait_until_ready(started, timeout_s)
+        _wait_until_ready(started, timeout_s, meanwhile)
         grace_s = ending.GRACE_S
         for one in started:
             its = [_start(one.launch, _STANDBY, stdin=subprocess.PIPE) for _ in range(one.launch.restarts)]
@@ -168,10 +170,13 @@ def _is_frame(line: str) -> bool:
     return line.lstrip().startswith(("at ", "... "))
 
 
-def _wait_until_ready(started: Sequence[_Started], timeout_s: float) -> None:
+def _wait_until_ready(
+    started: Sequence[_Started], timeout_s: float, meanwhile: Callable[[], None] = lambda: None
+) -> None:
     deadline = time.monotonic() + timeout_s
     why = {one.launch.name: "it was not asked yet" for one in started}
     while why:
+        meanwhile()
         for one in started:
             if (left_s := deadline - time.monotonic()) <= 0:
                 raise RunFailed(_late([each for each in started if each.launch.name in why], why, timeout_s))

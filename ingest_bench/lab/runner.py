@@ -22,6 +22,7 @@ from ingest_bench.faults import stage as faults_stage
 from ingest_bench.faults import timeline
 from ingest_bench.host import others
 from ingest_bench.lab import earlier, fault_stage, steps, why_failed, window, wires
+from ingest_bench.lab.first_load import FirstLoad
 from ingest_bench.lab.server import borrowed, running_server
 from ingest_bench.lab.server.running_server import RunningServer
 from ingest_bench.lab.stages import Stages
@@ -121,6 +122,8 @@ def _carry_out(
         with stages.stage("earlier run"):
             earlier.leave(planned.cell, folder, netem=options.netem, java_home=options.java_home)
     with contextlib.ExitStack() as stack:
+        fleet = options.fleet or stack.enter_context(load.local(folder.load, options.locust_web))
+        first = FirstLoad(planned.cell, folder.load, fleet, tells_figures=options.exporter is not None)
         server = stack.enter_context(
             running_server.opened(
                 planned.cell,
@@ -132,17 +135,17 @@ def _carry_out(
                 netem=options.netem,
                 java_home=options.java_home,
                 profiles=options.profiles,
+                beside=first.prepared,
             )
         )
         cell = dataclasses.replace(planned.cell, target=server.asked)
-        fleet = options.fleet or stack.enter_context(load.local(folder.load, options.locust_web))
         try:
-            to_do = steps.of(
+            to_do = first.procedure or steps.of(
                 cell,
                 server.place,
                 folder.load,
-                may_delete=server.is_ours or options.allow_delete,
-                mark="" if server.is_ours else mark,
+                may_delete=options.allow_delete,
+                mark=mark,
                 target=server.target,
             )
             record = _known(record, server, to_do)
@@ -161,6 +164,7 @@ def _carry_out(
                         _load,
                         server=server,
                         fleet=fleet,
+                        first=first,
                         exporter=options.exporter,
                         stage=stage,
                         cell=cell,
@@ -206,7 +210,7 @@ def _counted(
         record,
         documents_counted=None if before is None or after is None else after - before,
         counters=counters,
-        **running_server.of_links(server, folder),
+        **wires.counted(server, folder),
     )
 
 
@@ -216,6 +220,7 @@ def _load(
     *,
     server: RunningServer,
     fleet: Fleet,
+    first: FirstLoad,
     exporter: Exporter | None,
     stage: faults_stage.Stage,
     cell: Cell,
@@ -237,7 +242,8 @@ def _load(
             # Each has a master of its own: a fleet does one load after the other.
             senders = [_started(one, server, None, stack, tells_figures) for one in sending]
             return together.wait(senders, ends_all, show)
-        sender = _started(sending[0], server, fleet, stack, tells_figures)
+        sender = first.taken() or _started(sending[0], server, fleet, stack, tells_figures)
+        stack.callback(sender.stop)
         seen = None
         try:
             with timeline.happening(cell.faults, stage, lambda: sender.measure_start_ns, cell.load) as seen:

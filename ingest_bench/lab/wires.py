@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ingest_bench import network
 from ingest_bench.errors import RunFailed
@@ -19,6 +19,7 @@ from ingest_bench.network.measure import capture
 from ingest_bench.units import format_bytes
 
 if TYPE_CHECKING:
+    from ingest_bench.lab.server.running_server import RunningServer
     from ingest_bench.network import Link, Links
     from ingest_bench.results.run_folder import NodeFolder, RunFolder
 
@@ -52,6 +53,18 @@ def _last(link: Link, node: NodeFolder) -> Iterator[None]:
             # They help to understand a run; without them it is as good or bad as it is.
             with contextlib.suppress(RunFailed):
                 frames.keep()
+
+
+def counted(server: RunningServer, folder: RunFolder) -> dict[str, Any]:
+    """What the clients' links counted: all together, and where there are several the one to each node."""
+    if server.path is not None:
+        return {"link": server.path.readings(), "promises": (*server.promises, *server.path.of_load())}
+    if server.links is None:
+        return {}
+    links = server.links.clients
+    seen = [node.raw / network.WIRE for node in folder.nodes(len(links))]
+    each = [network.readings(link, wires=(wire,), clients=False) for link, wire in zip(links, seen, strict=True)]
+    return {"link": network.readings(*links, wires=seen), "node_links": tuple(each) if len(each) > 1 else ()}
 
 
 def remarks(folder: RunFolder, nodes: int, state: RunState) -> tuple[Remark, ...]:

@@ -121,6 +121,10 @@ class LoadProcess:
             self.stop()
         return merged
 
+    def hear(self) -> None:
+        """What the workers say is heard without waiting for it: without us they are not told what to prepare."""
+        self._fleet.hear(0)
+
     def get_ready(self) -> None:
         """All users have started and wait for the beginning; RunFailed when that takes too long. `wait` does it too."""
         if self._is_ready:

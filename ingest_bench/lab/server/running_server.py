@@ -39,10 +39,17 @@ from ingest_bench.targets.http import Http
 
 Enter = Callable[[Sequence[str]], tuple[str, ...]]
 Stage = Callable[[str], contextlib.AbstractContextManager[None]]
+Beside = Callable[[Place, Enter], contextlib.AbstractContextManager[Callable[[], None]]]
+"""What lasts from the boot of a server to its end: it gives what is to be called while the server boots."""
 
 
 def _none() -> tuple[int, ...]:
     return ()
+
+
+def _nothing(place: Place, enter: Enter) -> contextlib.AbstractContextManager[Callable[[], None]]:
+    del place, enter
+    return contextlib.nullcontext(lambda: None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,14 +119,16 @@ def opened(
     netem: str,
     java_home: Path | None,
     profiles: bool = False,
+    beside: Beside = _nothing,
 ) -> contextlib.AbstractContextManager[RunningServer]:
     """The cell's server for the block's time, started or found. Each part is a stage of the run.
 
-    With `profiles` a JVM that is attached to records for profiling, too; one of ours by its `jvm_options`.
+    With `profiles` a JVM that is attached to records for profiling, too; one of ours by its `jvm_options`. `beside` is
+    entered before one of ours boots, with its place and the way to the client's side.
     """
     if cell.target.runs_already:
         return _found(cell, stage, java_home, profiles=profiles)
-    return _started(cell, folder, stage, jvm_options, netem=netem, java_home=java_home)
+    return _started(cell, folder, stage, jvm_options, netem=netem, java_home=java_home, beside=beside)
 
 
 @contextlib.contextmanager
@@ -131,6 +140,7 @@ def _started(
     *,
     netem: str,
     java_home: Path | None,
+    beside: Beside,
 ) -> Iterator[RunningServer]:
     target = targets.of(cell.target)
     listens = target.listens(cell.target)
@@ -161,6 +171,11 @@ def _started(
             target.launch_plan(cell.target, jdk, node.home, place, endpoints, jvm_options(jdk, node.raw))
             for place, node in enumerate(folders)
         ]
+        names = None
+        if checks.needs_names(cell):
+            names = stack.enter_context(clients_names.names(links.client, endpoints))
+        server = _to([Place(endpoint=one) for one in endpoints] if names is None else names.places, cell.load.nodes)
+        meanwhile = stack.enter_context(beside(server, links.client.command))
         with stage("boot"):
             nodes = tuple(
                 stack.enter_context(
@@ -181,15 +196,12 @@ def _started(
                 for place, plan in enumerate(plans)
             ]
             deadline = time.monotonic() + listens.within_s
-            started = stack.enter_context(process.serve(*launches, timeout_s=listens.within_s))
+            started = stack.enter_context(process.serve(*launches, timeout_s=listens.within_s, meanwhile=meanwhile))
             told = [_told(target, cell.target, http.within(deadline - time.monotonic())) for http in nodes]
-        names = None
-        if checks.needs_names(cell):
-            names = stack.enter_context(clients_names.names(links.client, endpoints))
         yield RunningServer(
             target=target,
             asked=cell.target,
-            place=_to([Place(endpoint=one) for one in endpoints] if names is None else names.places, cell.load.nodes),
+            place=server,
             enter=links.client.command,
             nodes=nodes,
             told={**told[0], "runtime": records.to_json(jdk)},
@@ -213,18 +225,6 @@ def _to(places: Sequence[Place], nodes: int | Literal["all"]) -> Place:
     """Where a load goes: to all nodes in turn, or to that one."""
     first, *others = places if nodes == "all" else (places[nodes - 1],)
     return dataclasses.replace(first, others=tuple(others))
-
-
-def of_links(server: RunningServer, folder: RunFolder) -> dict[str, Any]:
-    """What the clients' links counted: all together, and where there are several the one to each node."""
-    if server.path is not None:
-        return {"link": server.path.readings(), "promises": (*server.promises, *server.path.of_load())}
-    if server.links is None:
-        return {}
-    links = server.links.clients
-    wires = [node.raw / network.WIRE for node in folder.nodes(len(links))]
-    each = [network.readings(link, wires=(wire,), clients=False) for link, wire in zip(links, wires, strict=True)]
-    return {"link": network.readings(*links, wires=wires), "node_links": tuple(each) if len(each) > 1 else ()}
 
 
 def _is_ready(target: Target, place: int, nodes: Sequence[Http], left_s: float) -> bool:
