@@ -19,7 +19,6 @@ nox.needs_version = ">=2024.10.9"
 
 CI = bool(os.environ.get("CI"))
 REAL = "netns or bpf or device_mapper or jvm or opensearch or elasticsearch or processes or data_prepper"
-NETWORKS = "(netns or bpf or device_mapper) and not (netem or jvm or opensearch or elasticsearch)"
 # What a CI machine promises: there, a skip for want of it is a failure.
 PROMISED = "bpf,netns,netem,jvm,opensearch,elasticsearch"
 PROMISED_TO_ANYBODY = "netns,jvm,opensearch,elasticsearch"
@@ -33,15 +32,19 @@ NOBODY = "65534"
 # With what is optional for a user, and what runs this file.
 TESTS = ("hypothesis", "nox", "pyarrow", "pytest", "pytest-xdist")
 PYTEST = ("pytest", "-q", "--durations=20")
-# Servers and processes mostly wait for each other.
-IN_PAIRS = ("-n", "2", "--dist", "loadfile")
+# Servers and processes mostly wait for each other; tests/shared_out.py says which tests go together all the same.
+BESIDE = ("-n", "3", "--dist", "loadfile")
 # Only what failed; nothing, where nothing did.
 ONCE_MORE = ("--last-failed", "--last-failed-no-failures=none")
 
 
 def install(session: nox.Session, *tools: str) -> None:
-    """The project as a user installs it, with the versions that were tried."""
-    session.install("-c", "constraints.txt", ".", *tools)
+    """The project as a user installs it, with the versions that were tried.
+
+    Tests start Python hundreds of times: it is compiled once.
+    """
+    session.env["PYTHONDONTWRITEBYTECODE"] = None
+    session.install("-c", "constraints.txt", ".", *tools, env={"UV_COMPILE_BYTECODE": "1"})
 
 
 @nox.session
@@ -69,15 +72,14 @@ def slow(session: nox.Session) -> None:
 
 @nox.session
 def real(session: nox.Session) -> None:
-    """The tests with real processes, namespaces, sockets and servers. Rates are measured alone, the others in pairs."""
+    """The tests with real processes, namespaces, sockets and servers. What measures rates is alone, all else is not."""
     install(session, *TESTS)
-    promise = promised(PROMISED)
+    promise, real = promised(PROMISED), f"({REAL}) and not netem"
     if session.posargs:
-        session.run(*PYTEST, *promise, "-m", f"({REAL}) and not netem", *session.posargs)
+        session.run(*PYTEST, *promise, "-m", real, *session.posargs)
         return
-    twice_at_most(session, PYTEST, *promise, "-m", NETWORKS)
-    others = f"({REAL}) and not netem and not ({NETWORKS})"
-    twice_at_most(session, PYTEST, *promise, "-m", others, first=IN_PAIRS)
+    twice_at_most(session, PYTEST, *promise, "-m", f"{real} and alone")
+    twice_at_most(session, PYTEST, *promise, "-m", f"{real} and not alone", first=BESIDE)
 
 
 @nox.session
@@ -139,7 +141,7 @@ def ordinary(session: nox.Session) -> None:
             marks = f"({REAL}) and not bpf"
             files = session.posargs or ORDINARY
             options = ("-m", marks, *promised(PROMISED_TO_ANYBODY), *files)
-            twice_at_most(session, (*as_nobody, str(python), "-m", *PYTEST), *options, first=IN_PAIRS)
+            twice_at_most(session, (*as_nobody, str(python), "-m", *PYTEST), *options, first=BESIDE)
     finally:
         shutil.rmtree(folder)
 

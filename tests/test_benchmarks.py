@@ -34,9 +34,10 @@ class Session:
 
     def __init__(self, *posargs: str) -> None:
         self.posargs = list(posargs)
+        self.env: dict[str, str | None] = {}
         self.ran: list[tuple[str, ...]] = []
 
-    def install(self, *_: str) -> None:
+    def install(self, *_: str, **__: Any) -> None:
         pass
 
     def run(self, *argv: str, **_: Any) -> None:

@@ -22,6 +22,7 @@ from ingest_bench.ledger.steps import setting_step
 
 pytestmark = [
     pytest.mark.netns,
+    pytest.mark.machine,
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to change settings of the machine"),
 ]
 
