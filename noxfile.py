@@ -22,11 +22,6 @@ REAL = "netns or bpf or device_mapper or jvm or opensearch or elasticsearch or p
 # What a CI machine promises: there, a skip for want of it is a failure.
 PROMISED = "bpf,netns,netem,jvm,opensearch,elasticsearch"
 PROMISED_TO_ANYBODY = "netns,jvm,opensearch,elasticsearch"
-# Beside the quickstart. The tests of networks repeat themselves as an ordinary user, in `real` and `netem`.
-ORDINARY = tuple(
-    f"tests/test_{name}.py"
-    for name in ("run", "run_crash", "faults_of_processes", "nodes", "sink", "load_sink", "attach")
-)
 # The uid and gid "nobody" of Debian: an ordinary user without a home.
 NOBODY = "65534"
 # With what is optional for a user, and what runs this file.
@@ -78,7 +73,7 @@ def real(session: nox.Session) -> None:
     if session.posargs:
         session.run(*PYTEST, *promise, "-m", real, *session.posargs)
         return
-    twice_at_most(session, PYTEST, *promise, "-m", f"{real} and alone")
+    twice_at_most(session, PYTEST, *promise, "-m", f"{real} and alone", *with_mark("alone"))
     twice_at_most(session, PYTEST, *promise, "-m", f"{real} and not alone", first=BESIDE)
 
 
@@ -86,7 +81,8 @@ def real(session: nox.Session) -> None:
 def netem(session: nox.Session) -> None:
     """The tests on real netem: the kernel's, or User-Mode Linux where it has none."""
     install(session, *TESTS)
-    twice_at_most(session, PYTEST, *promised(PROMISED), "-m", "netem", *session.posargs)
+    files = session.posargs or with_mark("netem")
+    twice_at_most(session, PYTEST, *promised(PROMISED), "-m", "netem", *files)
 
 
 @nox.session
@@ -119,7 +115,7 @@ def newcomer(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def ordinary(session: nox.Session) -> None:
-    """The same as an ordinary user: the first line of the README, then the tests on real parts."""
+    """As an ordinary user: the first line of the README, then the tests that go another way for who is not root."""
     if os.geteuid() != 0:
         session.skip("we are an ordinary user already: the other sessions are this one")
     folder = Path(tempfile.mkdtemp(prefix="ordinary-", dir="/var/tmp"))
@@ -138,9 +134,11 @@ def ordinary(session: nox.Session) -> None:
             command = str(python.with_name("ingest-bench"))
             short = ("--warm-up", "3s", "--measure", "5s")
             session.run(*as_nobody, command, "run", "quickstart", *short, external=True)
-            marks = f"({REAL}) and not bpf"
-            files = session.posargs or ORDINARY
-            options = ("-m", marks, *promised(PROMISED_TO_ANYBODY), *files)
+            # The tests of networks repeat themselves as an ordinary user, in `real` and `netem`.
+            files, chosen = session.posargs, "not bpf"
+            if not files:
+                files, chosen = with_mark("ordinary"), "ordinary"
+            options = ("-m", f"({REAL}) and {chosen}", *promised(PROMISED_TO_ANYBODY), *files)
             twice_at_most(session, (*as_nobody, str(python), "-m", *PYTEST), *options, first=BESIDE)
     finally:
         shutil.rmtree(folder)
@@ -188,6 +186,11 @@ def twice_at_most(session: nox.Session, pytest: tuple[str, ...], *options: str, 
     session.run(*pytest, *cache, *ONCE_MORE, *options, external=True, success_codes=(0, 5))
 
 
+def with_mark(name: str) -> list[str]:
+    """The test files that have this mark somewhere. To import all others takes longer than many a test."""
+    return sorted(map(str, (path for path in Path("tests").glob("test_*.py") if f"mark.{name}" in path.read_text())))
+
+
 def promised(markers: str) -> tuple[str, ...]:
     """The option that makes a skip a failure, where this is CI."""
     return (f"--promised={markers}",) if CI else ()
@@ -198,6 +201,7 @@ def fresh_environment(session: nox.Session, folder: Path, *tools: str, what: str
 
     `what` is a wheel or an sdist in place of the checkout.
     """
+    session.env["PYTHONDONTWRITEBYTECODE"] = None
     session.run("/usr/bin/python3", "-m", "venv", str(folder / "venv"), external=True)
     python = folder / "venv" / "bin" / "python"
     session.run(str(python), "-m", "pip", "install", "-q", "-c", "constraints.txt", what, *tools, external=True)
