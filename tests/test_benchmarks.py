@@ -37,7 +37,7 @@ class Session:
         self.env: dict[str, str | None] = {}
         self.ran: list[tuple[str, ...]] = []
 
-    def install(self, *_: str, **__: Any) -> None:
+    def install(self, *_: str) -> None:
         pass
 
     def run(self, *argv: str, **_: Any) -> None:
