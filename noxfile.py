@@ -29,6 +29,8 @@ TESTS = ("hypothesis", "nox", "pyarrow", "pytest", "pytest-xdist")
 PYTEST = ("pytest", "-q", "--durations=20")
 # Servers and processes mostly wait for each other; tests/shared_out.py says which tests go together all the same.
 BESIDE = ("-n", "3", "--dist", "loadfile")
+# A box on its way takes a processor.
+IN_PAIRS = ("-n", "2", "--dist", "loadfile")
 # Only what failed; nothing, where nothing did.
 ONCE_MORE = ("--last-failed", "--last-failed-no-failures=none")
 
@@ -81,8 +83,12 @@ def real(session: nox.Session) -> None:
 def netem(session: nox.Session) -> None:
     """The tests on real netem: the kernel's, or User-Mode Linux where it has none."""
     install(session, *TESTS)
-    files = session.posargs or with_mark("netem")
-    twice_at_most(session, PYTEST, *promised(PROMISED), "-m", "netem", *files)
+    promise, files = promised(PROMISED), with_mark("netem")
+    if session.posargs:
+        twice_at_most(session, PYTEST, *promise, "-m", "netem", *session.posargs)
+        return
+    twice_at_most(session, PYTEST, *promise, "-m", "netem and alone", *files)
+    twice_at_most(session, PYTEST, *promise, "-m", "netem and not alone", *files, first=IN_PAIRS)
 
 
 @nox.session
