@@ -116,6 +116,7 @@ def test_what_the_sink_allocated_stands_beside_what_its_reads_predict(tmp_path: 
 @pytest.mark.netns
 def test_faults_happen_at_their_moments_and_every_acknowledged_document_is_there(tmp_path: Path) -> None:
     faults = """
+arrivals = "50/s"
 measure = "9s"
 [network]
 profile = "ethernet"
@@ -260,7 +261,7 @@ def test_a_hopeless_run_is_aborted_while_it_runs_and_says_why_and_ends_with_thre
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     faulty = SINK.replace('"256m"', '"256m"\nsetting = { "sink.broken" = "30%" }')
-    (tmp_path / "x.toml").write_text(faulty + 'measure = "10min"\nabort = "errors > 5% for 2s"\n')
+    (tmp_path / "x.toml").write_text(faulty + 'arrivals = "50/s"\nmeasure = "10min"\nabort = "errors > 5% for 2s"\n')
     monkeypatch.chdir(tmp_path)
     answer = CliRunner().invoke(app, ["run", "x.toml", "--last-frames"], standalone_mode=False, terminal_width=300)
     assert (answer.exception, answer.return_value) == (None, 3)
