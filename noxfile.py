@@ -19,28 +19,28 @@ nox.needs_version = ">=2024.10.9"
 
 CI = bool(os.environ.get("CI"))
 REAL = "netns or bpf or device_mapper or jvm or opensearch or elasticsearch or processes or data_prepper"
-NETWORKS = "(netns or bpf or device_mapper) and not (netem or jvm or opensearch or elasticsearch)"
 # What a CI machine promises: there, a skip for want of it is a failure.
 PROMISED = "bpf,netns,netem,jvm,opensearch,elasticsearch"
 PROMISED_TO_ANYBODY = "netns,jvm,opensearch,elasticsearch"
-# Beside the quickstart. The tests of networks repeat themselves as an ordinary user, in `real` and `netem`.
-ORDINARY = tuple(
-    f"tests/test_{name}.py"
-    for name in ("run", "run_crash", "faults_of_processes", "nodes", "sink", "load_sink", "attach")
-)
 # The uid and gid "nobody" of Debian: an ordinary user without a home.
 NOBODY = "65534"
 # With what is optional for a user, and what runs this file.
 TESTS = ("hypothesis", "nox", "pyarrow", "pytest", "pytest-xdist")
 PYTEST = ("pytest", "-q", "--durations=20")
-# Servers and processes mostly wait for each other.
+# Servers and processes mostly wait for each other; tests/shared_out.py says which tests go together all the same.
+BESIDE = ("-n", "3", "--dist", "loadfile")
+# A box on its way takes a processor.
 IN_PAIRS = ("-n", "2", "--dist", "loadfile")
 # Only what failed; nothing, where nothing did.
 ONCE_MORE = ("--last-failed", "--last-failed-no-failures=none")
 
 
 def install(session: nox.Session, *tools: str) -> None:
-    """The project as a user installs it, with the versions that were tried."""
+    """The project as a user installs it, with the versions that were tried.
+
+    Tests start Python hundreds of times: what it has compiled once it keeps.
+    """
+    session.env["PYTHONDONTWRITEBYTECODE"] = None
     session.install("-c", "constraints.txt", ".", *tools)
 
 
@@ -69,22 +69,26 @@ def slow(session: nox.Session) -> None:
 
 @nox.session
 def real(session: nox.Session) -> None:
-    """The tests with real processes, namespaces, sockets and servers. Rates are measured alone, the others in pairs."""
+    """The tests with real processes, namespaces, sockets and servers. What measures rates is alone, all else is not."""
     install(session, *TESTS)
-    promise = promised(PROMISED)
+    promise, real = promised(PROMISED), f"({REAL}) and not netem"
     if session.posargs:
-        session.run(*PYTEST, *promise, "-m", f"({REAL}) and not netem", *session.posargs)
+        session.run(*PYTEST, *promise, "-m", real, *session.posargs)
         return
-    twice_at_most(session, PYTEST, *promise, "-m", NETWORKS)
-    others = f"({REAL}) and not netem and not ({NETWORKS})"
-    twice_at_most(session, PYTEST, *promise, "-m", others, first=IN_PAIRS)
+    twice_at_most(session, PYTEST, *promise, "-m", f"{real} and alone", *with_mark("alone"))
+    twice_at_most(session, PYTEST, *promise, "-m", f"{real} and not alone", first=BESIDE)
 
 
 @nox.session
 def netem(session: nox.Session) -> None:
     """The tests on real netem: the kernel's, or User-Mode Linux where it has none."""
     install(session, *TESTS)
-    twice_at_most(session, PYTEST, *promised(PROMISED), "-m", "netem", *session.posargs)
+    promise, files = promised(PROMISED), with_mark("netem")
+    if session.posargs:
+        twice_at_most(session, PYTEST, *promise, "-m", "netem", *session.posargs)
+        return
+    twice_at_most(session, PYTEST, *promise, "-m", "netem and alone", *files)
+    twice_at_most(session, PYTEST, *promise, "-m", "netem and not alone", *files, first=IN_PAIRS)
 
 
 @nox.session
@@ -117,7 +121,7 @@ def newcomer(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def ordinary(session: nox.Session) -> None:
-    """The same as an ordinary user: the first line of the README, then the tests on real parts."""
+    """As an ordinary user: the first line of the README, then the tests that go another way for who is not root."""
     if os.geteuid() != 0:
         session.skip("we are an ordinary user already: the other sessions are this one")
     folder = Path(tempfile.mkdtemp(prefix="ordinary-", dir="/var/tmp"))
@@ -136,10 +140,12 @@ def ordinary(session: nox.Session) -> None:
             command = str(python.with_name("ingest-bench"))
             short = ("--warm-up", "3s", "--measure", "5s")
             session.run(*as_nobody, command, "run", "quickstart", *short, external=True)
-            marks = f"({REAL}) and not bpf"
-            files = session.posargs or ORDINARY
-            options = ("-m", marks, *promised(PROMISED_TO_ANYBODY), *files)
-            twice_at_most(session, (*as_nobody, str(python), "-m", *PYTEST), *options, first=IN_PAIRS)
+            # The tests of networks repeat themselves as an ordinary user, in `real` and `netem`.
+            files, chosen = session.posargs, "not bpf"
+            if not files:
+                files, chosen = with_mark("ordinary"), "ordinary"
+            options = ("-m", f"({REAL}) and {chosen}", *promised(PROMISED_TO_ANYBODY), *files)
+            twice_at_most(session, (*as_nobody, str(python), "-m", *PYTEST), *options, first=BESIDE)
     finally:
         shutil.rmtree(folder)
 
@@ -193,6 +199,11 @@ def twice_at_most(session: nox.Session, pytest: tuple[str, ...], *options: str, 
     session.run(*pytest, *cache, *ONCE_MORE, *options, external=True, success_codes=(0, 5))
 
 
+def with_mark(name: str) -> list[str]:
+    """The test files that have this mark somewhere. To import all others takes longer than many a test."""
+    return sorted(map(str, (path for path in Path("tests").glob("test_*.py") if f"mark.{name}" in path.read_text())))
+
+
 def promised(markers: str) -> tuple[str, ...]:
     """The option that makes a skip a failure, where this is CI."""
     return (f"--promised={markers}",) if CI else ()
@@ -203,6 +214,7 @@ def fresh_environment(session: nox.Session, folder: Path, *tools: str, what: str
 
     `what` is a wheel or an sdist in place of the checkout.
     """
+    session.env["PYTHONDONTWRITEBYTECODE"] = None
     session.run("/usr/bin/python3", "-m", "venv", str(folder / "venv"), external=True)
     python = folder / "venv" / "bin" / "python"
     session.run(str(python), "-m", "pip", "install", "-q", "-c", "constraints.txt", what, *tools, external=True)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 from collections.abc import Generator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
+from shared_out import marks_of, together
 from stolen import REAL, TriedAgain
-
-_MARKS_OF_A_MODULE = re.compile(r"^pytestmark = .*?$(?:\n(?:    .*|\]))*", re.MULTILINE)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -23,8 +23,19 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     """Whether it has no quick test at all. To import it would take as long as many quick tests do."""
     if not config.getoption("--quick") or collection_path.suffix != ".py":
         return None
-    marks = _MARKS_OF_A_MODULE.search(collection_path.read_text(encoding="utf-8"))
-    return True if marks and REAL & set(re.findall(r"\w+", marks[0])) else None
+    return True if REAL & marks_of(collection_path) else None
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With `--dist loadfile` files are taken apart whose tests have nothing in common."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling  # noqa: PLC0415 - it is not needed for one test
+
+    made = LoadFileScheduling(config, log)
+    made._split_scope = partial(together, config.rootpath)
+    return made
 
 
 def pytest_configure(config: pytest.Config) -> None:

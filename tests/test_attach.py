@@ -76,6 +76,7 @@ def test_the_size_of_a_region_is_what_the_jvm_says() -> None:
     assert parse_told(said, "").g1_region_bytes == 2 << 20
 
 
+@pytest.mark.ordinary
 @pytest.mark.netns
 @pytest.mark.parametrize(("option", "what"), [("--mount", "mount"), ("--pid", "process")])
 def test_a_process_in_a_container_is_refused(option: str, what: str) -> None:
@@ -88,6 +89,7 @@ def test_a_process_in_a_container_is_refused(option: str, what: str) -> None:
             attach(int(children[0]) if children else process.pid)
 
 
+@pytest.mark.ordinary
 @pytest.mark.jvm
 def test_a_jvm_that_lets_nobody_attach_is_told(tmp_path: Path) -> None:
     found = java.find(17)

@@ -34,6 +34,7 @@ class Session:
 
     def __init__(self, *posargs: str) -> None:
         self.posargs = list(posargs)
+        self.env: dict[str, str | None] = {}
         self.ran: list[tuple[str, ...]] = []
 
     def install(self, *_: str) -> None:

@@ -25,6 +25,8 @@ from ingest_bench.host.cgroups import Controller, Group, Parent
 from ingest_bench.host.shares import Share
 from ingest_bench.model.experiment import Fault
 
+pytestmark = pytest.mark.machine
+
 HYBRID = """\
 32 31 0:29 / /sys/fs/cgroup/cpu,cpuacct rw,relatime - cgroup cgroup rw,cpu,cpuacct
 35 31 0:32 /docker/abc /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory

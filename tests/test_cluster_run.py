@@ -26,6 +26,7 @@ heap = "512m"
 workload = "nyc_taxis"
 users = 4
 bulk_documents = 100
+arrivals = "60/s"
 warm_up = "2s"
 measure = "6s"
 [[fault]]

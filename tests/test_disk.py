@@ -24,6 +24,8 @@ from ingest_bench.model.experiment import Cell, Fault
 from ingest_bench.model.load import LoadOptions
 from ingest_bench.model.target import TargetOptions
 
+pytestmark = pytest.mark.machine
+
 S = 10**9
 FULL = Fault(kind="full-disk", at_ns=0, for_ns=S)
 KILLED = """

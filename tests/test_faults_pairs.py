@@ -45,6 +45,8 @@ from ingest_bench.model.target import Endpoint, TargetOptions
 from ingest_bench.network import Links, link
 from ingest_bench.network.act.link import Link
 
+pytestmark = pytest.mark.machine
+
 Begin = Callable[[Fault, Stage], Begun]
 NEEDS: frozenset[shares.Need] = frozenset({"cpu", "memory", "disk", "throttle", "syncs"})
 SYNC_MS = 30

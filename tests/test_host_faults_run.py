@@ -18,7 +18,7 @@ from commands import CTRL_C, Place, nothing_left
 from ingest_bench.errors import MissingCapability
 from ingest_bench.host import shares
 
-pytestmark = [pytest.mark.jvm, pytest.mark.netns, pytest.mark.processes]
+pytestmark = [pytest.mark.jvm, pytest.mark.netns, pytest.mark.processes, pytest.mark.machine]
 
 SOURCE = Path(__file__).with_name("java") / "DiskServer.java"
 SERVER = """

@@ -28,6 +28,8 @@ from ingest_bench.load import Progress
 from ingest_bench.model.host import HostSettings
 from ingest_bench.results import layout
 
+pytestmark = pytest.mark.machine
+
 EXPERIMENT = '[target]\nname = "sink"\n[load]\nworkload = "nyc_taxis"\n'
 SWAPPINESS = SETTINGS["swappiness"].path
 DIRTY = SETTINGS["dirty_bytes"].path

@@ -31,7 +31,7 @@ import pytest
 from _pytest.mark import ParameterSet
 from kills_lab import COMMAND, IS_ROOT, KINDS, LIMIT_S, STAGES, Kind, Machine, Session, Surroundings, machine, session
 
-pytestmark = [pytest.mark.netns, pytest.mark.processes]
+pytestmark = [pytest.mark.netns, pytest.mark.processes, pytest.mark.machine]
 
 # `nox -s kills` does many more.
 KILLS = int(os.environ.get("INGEST_BENCH_KILLS", "50"))

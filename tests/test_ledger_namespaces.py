@@ -22,6 +22,8 @@ from ingest_bench.ledger.steps import setting_step
 
 pytestmark = [
     pytest.mark.netns,
+    # A namespace that is gone may have its number again in that of another test.
+    pytest.mark.alone,
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to change settings of the machine"),
 ]
 

@@ -35,7 +35,10 @@ TRACK = str(Path(__file__).parent / "data" / "track")
 LIMIT_S = 120
 Enter = Callable[[Sequence[str]], Sequence[str]]
 OF_TRACK = ("--track", TRACK, "--track-params", "bulk_indexing_clients:4", "--allow-delete")
-SHORT = ("--warm-up", "1s", "--measure", "2s", "--set", "users=8", "--set", "bulk_documents=100")
+SHORT = (
+    *("--warm-up", "1s", "--measure", "2s"),
+    *("--set", "users=8", "--set", "bulk_documents=100", "--set", "arrivals=100/s"),
+)
 
 
 class Supervisor:
@@ -195,7 +198,7 @@ def test_a_run_that_is_killed_frees_its_workers_within_ten_seconds_and_can_be_re
         server_on(at, here, tmp_path, server) as http,
         supervisor(tmp_path) as each,
     ):
-        workers, run = four(each, here, there, http, *SHORT, "--measure", "20s")
+        workers, run = four(each, here, there, http, *SHORT, "--measure", "8s")
         run.kill()
         (folder,) = tmp_path.glob("results/*/*/plan.json")
         # A new one at once, at the same address: those of the old one have no place in it.

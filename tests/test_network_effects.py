@@ -10,9 +10,8 @@ from dataclasses import replace
 import pytest
 from standing_link import link_of, state
 
-from ingest_bench.experiment import catalog
 from ingest_bench.model.network import Impairment, Promise
-from ingest_bench.network import check, link, readings
+from ingest_bench.network import check, readings
 from ingest_bench.network import start as network_start
 from ingest_bench.network.act.link import Link
 
@@ -133,16 +132,3 @@ def test_with_ecn_packets_come_marked_in_place_of_lost(standing: Link) -> None:
     assert told["qdisc_drops"] >= told["ecn_marks"]
     standing.change(state(Impairment(delay_ns=2 * MS)))
     assert poured(standing)["ecn_marks"] == 0
-
-
-@pytest.mark.parametrize(
-    "name", ["wan-50ms", "transatlantic", "lossy-wifi", "lte", "satellite", "bufferbloat", "fair-queue"]
-)
-def test_a_shipped_line_keeps_every_promise(standing: Link, name: str) -> None:
-    del standing  # it is the proof that there is a netem
-    with link(catalog.profile(name)) as made:
-        promises = check(made)
-    assert broken(promises) == []
-    assert {"rtt", "rate to-server", "bulk to-server", "bulk to-client", "loss to-server", "mss to-client"} <= {
-        promise.name for promise in promises
-    }

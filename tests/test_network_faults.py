@@ -524,4 +524,6 @@ def test_a_second_fault_at_an_end_whose_child_is_busy_starts_its_own() -> None:
 
 @pytest.mark.netns
 def test_an_ordinary_user_has_the_same_faults() -> None:
-    ordinary_user.repeat(__file__, promised="netns", limit_s=600, marks="netns")
+    # One direction is as good as the others: whoever makes it, it is another number in the same rule.
+    names = "not ordinary_user and not -both] and not to-client]"
+    ordinary_user.repeat(__file__, promised="netns", limit_s=600, marks="netns", names=names)

@@ -32,7 +32,7 @@ NODES = [
     pytest.param(
         {"name": "opensearch", "receive_predictor_bytes": (32768,), "socket_receive_buffer_bytes": 65536},
         {"version": "2.19.6", "allocator": "unpooled", "receive_predictor": "32768b"},
-        marks=opensearch,
+        marks=[*opensearch, pytest.mark.ordinary],
         id="opensearch-2",
     ),
     pytest.param(
@@ -44,13 +44,13 @@ NODES = [
     pytest.param(
         {"name": "opensearch", "version": "3.8.0", "gc": "zgc", "receive_predictor_bytes": (524288,)},
         {"version": "3.8.0", "receive_predictor": "524288b"},
-        marks=opensearch,
+        marks=[*opensearch, pytest.mark.ordinary],
         id="opensearch-3-zgc",
     ),
     pytest.param(
         {"name": "elasticsearch", "version": "5.6.16", "allocator": "unpooled", "receive_predictor_bytes": (32768,)},
         {"allocator": "unpooled", "collectors": "ParNew, ConcurrentMarkSweep", "receive_predictor": "32768b"},
-        marks=elasticsearch,
+        marks=[*elasticsearch, pytest.mark.ordinary],
         id="elasticsearch-5-cms",
     ),
     pytest.param(
@@ -68,13 +68,13 @@ NODES = [
     pytest.param(
         {"name": "elasticsearch", "version": "7.17.29", "allocator": "pooled"},
         {"version": "7.17.29", "allocator": "pooled"},
-        marks=elasticsearch,
+        marks=[*elasticsearch, pytest.mark.ordinary],
         id="elasticsearch-7-pooled",
     ),
     pytest.param(
         {"name": "elasticsearch", "version": "8.19.21", "allocator": "pooled", "heap_bytes": (1 << 30) + (64 << 20)},
         {"version": "8.19.21", "allocator": "elasticsearch_configured"},
-        marks=elasticsearch,
+        marks=[*elasticsearch, pytest.mark.ordinary],
         id="elasticsearch-8",
     ),
 ]
@@ -191,6 +191,7 @@ def options_of_the_script(java: Java, dist: Path, parser: str, heap_bytes: int) 
     return set(system.run(argv, timeout_s=120).split())
 
 
+@pytest.mark.ordinary
 @pytest.mark.opensearch
 @pytest.mark.netns
 def test_a_node_writes_nothing_outside_its_home(tmp_path: Path) -> None:

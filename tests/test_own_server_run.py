@@ -20,7 +20,10 @@ from ingest_bench.probes import recording
 pytestmark = [pytest.mark.jvm, pytest.mark.netns, pytest.mark.processes]
 
 EXAMPLE = Path(__file__).parent.parent / "docs" / "own-server"
-SHORT = ("--set", "network=ethernet", "--warm-up", "500ms", "--measure", "2s", "--set", "bulk_documents=100")
+SHORT = (
+    *("--set", "network=ethernet", "--set", "arrivals=50/s"),
+    *("--warm-up", "500ms", "--measure", "2s", "--set", "bulk_documents=100"),
+)
 OUT = ("--out", "out")
 NOWHERE = Endpoint("127.0.0.1", 1)
 

@@ -57,6 +57,7 @@ def carried_out(folder: Path, text: str, options: RunOptions | None = None) -> t
     return results, campaign.carry_out(results, options or RunOptions(), Silent())
 
 
+@pytest.mark.ordinary
 @pytest.mark.jvm
 @pytest.mark.netns
 def test_a_run_of_each_cell_is_measured_and_its_counts_agree(tmp_path: Path) -> None:
@@ -110,10 +111,12 @@ def test_what_the_sink_allocated_stands_beside_what_its_reads_predict(tmp_path: 
     assert answer.output.count("recommended: ") == 3
 
 
+@pytest.mark.ordinary
 @pytest.mark.jvm
 @pytest.mark.netns
 def test_faults_happen_at_their_moments_and_every_acknowledged_document_is_there(tmp_path: Path) -> None:
     faults = """
+arrivals = "50/s"
 measure = "9s"
 [network]
 profile = "ethernet"
@@ -251,13 +254,14 @@ def test_an_out_of_memory_error_that_a_server_survived_is_told_beside_what_was_m
     assert "the server had an OutOfMemoryError and lived on: direct: " in " ".join(answer.output.split())
 
 
+@pytest.mark.ordinary
 @pytest.mark.jvm
 @pytest.mark.netns
 def test_a_hopeless_run_is_aborted_while_it_runs_and_says_why_and_ends_with_three(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     faulty = SINK.replace('"256m"', '"256m"\nsetting = { "sink.broken" = "30%" }')
-    (tmp_path / "x.toml").write_text(faulty + 'measure = "10min"\nabort = "errors > 5% for 2s"\n')
+    (tmp_path / "x.toml").write_text(faulty + 'arrivals = "50/s"\nmeasure = "10min"\nabort = "errors > 5% for 2s"\n')
     monkeypatch.chdir(tmp_path)
     answer = CliRunner().invoke(app, ["run", "x.toml", "--last-frames"], standalone_mode=False, terminal_width=300)
     assert (answer.exception, answer.return_value) == (None, 3)
@@ -399,6 +403,7 @@ def test_ready_bulk_bodies_are_counted_in_their_own_indices_however_often_they_a
     assert counted == 200 + acked / 2
 
 
+@pytest.mark.ordinary
 @pytest.mark.opensearch
 @pytest.mark.netns
 def test_an_opensearch_flushes_again_and_again_and_its_large_allocations_are_known(tmp_path: Path) -> None:

@@ -87,7 +87,17 @@ def explained(command: Command, place: Place) -> None:
     assert f"ingest-bench run --resume {results}" in said[0]
 
 
-@pytest.mark.parametrize("stage", ["link", "check", "boot", "measure", "stop", "analysis"])
+@pytest.mark.parametrize(
+    "stage",
+    [
+        pytest.param("link", marks=pytest.mark.ordinary),
+        "check",
+        "boot",
+        pytest.param("measure", marks=pytest.mark.ordinary),
+        "stop",
+        "analysis",
+    ],
+)
 def test_sigkill_leaves_no_process_and_what_was_measured(
     stage: str, here: Place, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -98,7 +108,14 @@ def test_sigkill_leaves_no_process_and_what_was_measured(
     readable(here, capsys, stage)
 
 
-@pytest.mark.parametrize(("name", "stage"), [("SIGINT", "boot"), ("SIGTERM", "warm-up"), ("SIGINT", "analysis")])
+@pytest.mark.parametrize(
+    ("name", "stage"),
+    [
+        pytest.param("SIGINT", "boot", marks=pytest.mark.ordinary),
+        ("SIGTERM", "warm-up"),
+        ("SIGINT", "analysis"),
+    ],
+)
 def test_a_signal_ends_the_run_in_order_with_one_line_of_explanation(
     name: str, stage: str, here: Place, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -110,6 +127,7 @@ def test_a_signal_ends_the_run_in_order_with_one_line_of_explanation(
     readable(here, capsys, stage)
 
 
+@pytest.mark.ordinary
 def test_ctrl_c_on_a_terminal_ends_the_run_in_order(here: Place, capsys: pytest.CaptureFixture[str]) -> None:
     with nothing_left(), here.command(*VETH, terminal=True) as command:
         reach(command, "measure")

@@ -204,6 +204,7 @@ def test_a_stall_stops_every_answer_for_its_time(tmp_path: Path) -> None:
         assert time.monotonic() - started > 0.9
 
 
+@pytest.mark.ordinary
 def test_a_server_of_root_runs_as_nobody_without_rights(plain: Served) -> None:
     server = psutil.Process(plain.process.jvm_pid)
     status = Path(f"/proc/{server.pid}/status").read_text(encoding="utf-8")
@@ -213,6 +214,7 @@ def test_a_server_of_root_runs_as_nobody_without_rights(plain: Served) -> None:
     assert int(given["CapEff"][0], 16) & ~0b100 == 0
 
 
+@pytest.mark.ordinary
 def test_it_listens_on_its_address_only(plain: Served) -> None:
     listening = plain.between.server.run(["ss", "-Hltn"])
     addresses = [line.split()[3].replace("[::ffff:", "").replace("]", "") for line in listening.splitlines()]
@@ -244,6 +246,7 @@ def test_a_server_that_is_never_ready_is_ended(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.ordinary
 def test_a_paused_server_is_ended_too(tmp_path: Path) -> None:
     with served(tmp_path, sink()) as server:
         server.process.popen.send_signal(signal.SIGSTOP)
@@ -263,6 +266,7 @@ def test_questions_to_nobody_are_told_as_no_answer() -> None:
         http.request("GET", "/")
 
 
+@pytest.mark.ordinary
 def test_the_wheels_java_runs_it_where_the_machine_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INGEST_BENCH_JAVA", "wheel")
     java = targets.fetch(targets.named("sink").requirements(sink()))

@@ -27,7 +27,8 @@ from ingest_bench.targets.http import Http
 
 pytestmark = [pytest.mark.jvm, pytest.mark.processes]
 
-SHORT = ("--warm-up", "500ms", "--measure", "3s", "--set", "bulk_documents=100", "--out", "out")
+CLOSED = ("--warm-up", "500ms", "--measure", "2s", "--set", "bulk_documents=100", "--out", "out")
+SHORT = ("--set", "arrivals=50/s", *CLOSED)
 PASSWORD = "correct-horse-battery"  # noqa: S105 - of a test
 WANTED = "Basic " + base64.b64encode(f"me:{PASSWORD}".encode()).decode()
 KEY = "VnVhQ2ZHY0JDZGJrUW0tZTVhT3g6dWkybHAyYXhUTm1zeWFrdzl0dk5udw=="
@@ -257,7 +258,7 @@ def test_a_load_goes_to_all_addresses_of_a_cluster_and_one_that_is_dead_is_named
     dead = f"127.0.0.1:{free_port()}"
     with front(sink.origin) as one, front(sink.origin) as two:
         urls = (f"http://127.0.0.1:{one}", f"http://{dead}", f"http://localhost:{two}")
-        code, said = ran(here, *(word for url in urls for word in ("--url", url)), "--set", "users=6", *SHORT)
+        code, said = ran(here, *(word for url in urls for word in ("--url", url)), "--set", "users=6", *CLOSED)
         assert code == 0, said
         assert f"{dead} does not answer: its share goes to the others" in said
     found = row(here)
