@@ -35,6 +35,8 @@ TESTS = ("hypothesis", "nox", "pyarrow", "pytest", "pytest-xdist")
 PYTEST = ("pytest", "-q", "--durations=20")
 # Servers and processes mostly wait for each other.
 IN_PAIRS = ("-n", "2", "--dist", "loadfile")
+# Only what failed; nothing, where nothing did.
+ONCE_MORE = ("--last-failed", "--last-failed-no-failures=none")
 
 
 def install(session: nox.Session, *tools: str) -> None:
@@ -73,15 +75,16 @@ def real(session: nox.Session) -> None:
     if session.posargs:
         session.run(*PYTEST, *promise, "-m", f"({REAL}) and not netem", *session.posargs)
         return
-    session.run(*PYTEST, *promise, "-m", NETWORKS)
-    session.run(*PYTEST, *IN_PAIRS, *promise, "-m", f"({REAL}) and not netem and not ({NETWORKS})")
+    twice_at_most(session, PYTEST, *promise, "-m", NETWORKS)
+    others = f"({REAL}) and not netem and not ({NETWORKS})"
+    twice_at_most(session, PYTEST, *promise, "-m", others, first=IN_PAIRS)
 
 
 @nox.session
 def netem(session: nox.Session) -> None:
     """The tests on real netem: the kernel's, or User-Mode Linux where it has none."""
     install(session, *TESTS)
-    session.run(*PYTEST, *promised(PROMISED), "-m", "netem", *session.posargs)
+    twice_at_most(session, PYTEST, *promised(PROMISED), "-m", "netem", *session.posargs)
 
 
 @nox.session
@@ -134,9 +137,9 @@ def ordinary(session: nox.Session) -> None:
             short = ("--warm-up", "3s", "--measure", "5s")
             session.run(*as_nobody, command, "run", "quickstart", *short, external=True)
             marks = f"({REAL}) and not bpf"
-            pytest = (str(python), "-m", *PYTEST, *IN_PAIRS, "-p", "no:cacheprovider", "-m", marks)
             files = session.posargs or ORDINARY
-            session.run(*as_nobody, *pytest, *promised(PROMISED_TO_ANYBODY), *files, external=True)
+            options = ("-m", marks, *promised(PROMISED_TO_ANYBODY), *files)
+            twice_at_most(session, (*as_nobody, str(python), "-m", *PYTEST), *options, first=IN_PAIRS)
     finally:
         shutil.rmtree(folder)
 
@@ -177,6 +180,17 @@ def bench(session: nox.Session) -> None:
     for name in chosen:
         # 3: no verdict, because the machine was not idle enough for it.
         session.run("python", f"benchmarks/{name}.py", *options, success_codes=(0, 3))
+
+
+def twice_at_most(session: nox.Session, pytest: tuple[str, ...], *options: str, first: tuple[str, ...] = ()) -> None:
+    """What fails is tried once more, alone: what measures times and rates is disturbed by whatever runs beside it.
+
+    Both are told. A test that fails twice fails the session.
+    """
+    cache = ("-o", f"cache_dir=.pytest_cache/{session.name}")
+    session.run(*pytest, *cache, "--cache-clear", *first, *options, external=True, success_codes=(0, 1))
+    # 5: there is none.
+    session.run(*pytest, *cache, *ONCE_MORE, *options, external=True, success_codes=(0, 5))
 
 
 def promised(markers: str) -> tuple[str, ...]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -150,3 +152,12 @@ def test_a_program_can_read_the_list(capsys: pytest.CaptureFixture[str]) -> None
     assert set(found) == {"experiments", "network profiles", "workloads", "targets", "protocols", "probes"}
     assert found["experiments"]["quickstart"]
     assert set(found["probes"]) == set(PROBES)
+
+
+@pytest.mark.slow
+def test_a_command_that_draws_and_compares_nothing_does_not_wait_for_what_draws_and_compares() -> None:
+    code = "import sys, ingest_bench.cli.app; print(*sys.modules)"
+    argv = [sys.executable, "-c", code]
+    loaded = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60).stdout.split()
+    assert "ingest_bench.lab.campaign" in loaded
+    assert not {"matplotlib", "scipy", "locust"} & set(loaded)

@@ -4,16 +4,24 @@ import made_summaries as made
 import numpy as np
 import pytest
 
-from ingest_bench.analysis.compare import comparison
+from ingest_bench.analysis.compare import cells, comparison
 from ingest_bench.analysis.compare.comparison import Comparison
 from ingest_bench.analysis.run.columns import COLUMNS
+
+_RUN = made.changed(made.summary({}), values={"requests": None, "gc_pauses": None})
 
 
 def compared(
     ones: list[float], others: list[float], *, paired: bool = False, column: str = "docs_per_s_mean"
 ) -> Comparison:
-    sides = [("a", dict(enumerate(ones))), ("b", dict(enumerate(others)))]
-    found = comparison.numbers(column, sides[0], sides[1], paired=paired)
+    """Of two cells whose runs have these values, as they are in a table."""
+    sides = [
+        cells.CellRuns(
+            name, {}, tuple(made.changed(_RUN, replicate=at, values={column: each}) for at, each in enumerate(values))
+        )
+        for name, values in (("a", ones), ("b", others))
+    ]
+    found = comparison.of_cells(column, *sides, paired=paired)
     assert found is not None
     return found
 
@@ -40,6 +48,34 @@ def test_counts_that_happen_to_agree_are_not_certain() -> None:
         assert compared([22, 22], [23, 23], paired=paired, column="gc_pauses").is_distinct is False
     # What has a unit may be exact: the size of a segment.
     assert compared([1448, 1448], [8948, 8948], column="read_bytes_p50").is_distinct
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "is_distinct"),
+    [
+        # One collection in each run of one side, none on the other: of sides that are alike, one in 32 has that.
+        ("gc_pause_ms_total", [(2047, 0), (2028, 0), (1796, 0)], False),
+        # A third of a request of 156 in each of three pairs.
+        ("docs_per_s_mean", [(3811.5, 3813.9), (3823.4, 3825.6), (3841.6, 3843.6)], False),
+        ("docs_per_s_mean", [(3797.9, 3777.5), (3809.5, 3784.8), (3802.3, 3785.3)], False),
+        ("docs_per_s_mean", [(3811.5, 3430.9), (3823.4, 3440.6), (3841.6, 3457.6)], True),
+    ],
+)
+def test_a_number_is_known_no_better_than_its_events_and_its_requests_let_it(
+    column: str, values: list[tuple[float, float]], is_distinct: bool
+) -> None:
+    runs = []
+    for replicate, pair in enumerate(values, 1):
+        for side, value in zip("AB", pair, strict=True):
+            known = {"requests": 156, "gc_pauses": int(value > 0), column: value}
+            runs.append(made.changed(made.summary({"side": side}, replicate), values=known))
+    (found,) = comparison.table(runs, [column])
+    assert found.is_distinct == is_distinct
+    # Without what it is made of, all four are certain.
+    (found,) = comparison.table(
+        [made.changed(run, values={"requests": None, "gc_pauses": None}) for run in runs], [column]
+    )
+    assert found.is_distinct
 
 
 @pytest.mark.parametrize("mean", [3, 20, 300])

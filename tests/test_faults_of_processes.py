@@ -88,7 +88,7 @@ def test_the_load_stays_exact_beside_clients_that_misbehave(tmp_path: Path, kind
 @pytest.mark.jvm
 @pytest.mark.netns
 def test_without_a_local_port_a_new_connection_fails_and_an_open_one_stays(tmp_path: Path) -> None:
-    text = LOAD.format(name="sink", seconds=7) + '[[fault]]\nkind = "exhausted-ports"\nat = "1s"\nfor = "4s"\n'
+    text = LOAD.format(name="sink", seconds=12) + '[[fault]]\nkind = "exhausted-ports"\nat = "1s"\nfor = "4s"\n'
     record, values = happened(tmp_path, text + '[[fault]]\nkind = "reset"\nat = "1500ms"\n')
     found = seen(record)
     assert found["exhausted-ports"].seen == "none of 28232 ports left"

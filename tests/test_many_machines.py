@@ -299,7 +299,8 @@ def test_queries_go_through_workers_too_and_two_cells_take_one_joining(tmp_path:
             assert values["documents_counted"] == values["documents_acked"] > 0
             # 20 a second for 2 s, however many users on however many machines, and those of the warm-up that were late.
             assert 38 <= values["queries"] <= 60
-            assert values["queries_failed"] <= 1
+            # Those that were due at the end, when no user was free any more: several on a busy machine.
+            assert values["queries_failed"] <= 5
 
 
 @pytest.mark.parametrize(

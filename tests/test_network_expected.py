@@ -93,6 +93,14 @@ def test_a_bulk_after_a_pause_takes_the_time_of_its_frames() -> None:
     assert fast.seconds < 0.003
 
 
+def test_a_bucket_is_full_again_before_the_next_bulk() -> None:
+    fast, slow = (expected.bulk(Impairment(rate_bps=rate), 1500) for rate in (10**9, 3 * 10**6))
+    assert fast is not None
+    assert slow is not None
+    assert fast.pause_s == pytest.approx(2 * fast.seconds)
+    assert slow.pause_s == 0.03
+
+
 @pytest.mark.parametrize(
     "impairment",
     [

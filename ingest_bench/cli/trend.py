@@ -15,7 +15,6 @@ from ingest_bench.errors import SpecError
 from ingest_bench.inputs import records
 from ingest_bench.lab import nights
 from ingest_bench.report.page import page
-from ingest_bench.report.plots import plots_trend
 from ingest_bench.report.tables import text_tables, trend_table
 
 _NO_VERDICT = 3
@@ -49,6 +48,8 @@ def show(
     if html is not None:
         screen.keep(html, page.trended(str(folder), judged, notes))
     if png is not None:
+        from ingest_bench.report.plots import plots_trend  # noqa: PLC0415 - as all pictures: `report.pictures`
+
         screen.keep(png, plots_trend.trend(judged))
     head, *rows = trend_table.rows(judged)
     if rows:

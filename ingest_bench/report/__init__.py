@@ -15,17 +15,6 @@ from ingest_bench.analysis.compare import cells
 from ingest_bench.inputs import data
 from ingest_bench.model.results import Summary
 from ingest_bench.report.page import flames, html, page
-from ingest_bench.report.plots import (
-    plots,
-    plots_direct,
-    plots_forwarding,
-    plots_large,
-    plots_layers,
-    plots_machine,
-    plots_nodes,
-    plots_style,
-    plots_time,
-)
 from ingest_bench.report.tables import (
     acknowledged_table,
     direct_memory_table,
@@ -173,6 +162,18 @@ def _published() -> list[Published]:
 
 def pictures(summaries: Sequence[Summary]) -> Files:
     """The pictures, the main one first, and the page that holds them."""
+    # matplotlib takes most of a second, and most commands draw nothing.
+    from ingest_bench.report.plots import (  # noqa: PLC0415
+        plots,
+        plots_direct,
+        plots_forwarding,
+        plots_large,
+        plots_layers,
+        plots_machine,
+        plots_nodes,
+        plots_time,
+    )
+
     files, captions = {}, {}
     waits = plots_direct.waits(summaries, _published_direct())
     if waits is not None:
@@ -219,6 +220,8 @@ def pictures(summaries: Sequence[Summary]) -> Files:
 
 def vector(build: Callable[[], Files]) -> Files:
     """The pictures among these files as SVG: an ending of their own, and the same name."""
+    from ingest_bench.report.plots import plots_style  # noqa: PLC0415
+
     with plots_style.vector():
         return {f"{name.removesuffix('.png')}.svg": made for name, made in build().items() if name.endswith(".png")}
 

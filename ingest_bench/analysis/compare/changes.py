@@ -57,11 +57,7 @@ def between(before: Results, now: Results, columns: Sequence[str] = comparison.C
     told = [text for one, other in pairs for text in comparable.servers(one.runs, other.runs)]
     notes += [text for text in dict.fromkeys(told) if text not in notes]
     notes += _left_out(pairs, before.summaries, now.summaries)
-    found = [
-        comparison.numbers(column, *((side.name, side.by_replicate(column)) for side in pair), paired=False)
-        for column in columns
-        for pair in pairs
-    ]
+    found = [comparison.of_cells(column, *pair, paired=False) for column in columns for pair in pairs]
     known = comparison.judged([each for each in found if each is not None])
     has = {each.column for each in known}
     notes += [f"{column} was not measured on both sides" for column in columns if column not in has]

@@ -66,8 +66,7 @@ def noise(summaries: Sequence[Summary], columns: Sequence[str]) -> list[Noise]:
         if set(by_side) == set(SIDES):
             one, other = (by_side[side] for side in SIDES)
             for column in columns:
-                sides = [(row.name, row.by_replicate(column)) for row in (one, other)]
-                compared = comparison.numbers(column, *sides, paired=False)
+                compared = comparison.of_cells(column, one, other, paired=False)
                 if compared is not None:
                     found.append(Noise(levels=dict(levels), sides=compared))
     judged = comparison.judged([each.sides for each in found])

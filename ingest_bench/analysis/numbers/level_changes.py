@@ -23,7 +23,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy import special
+
+from ingest_bench.analysis.numbers import student
 
 _Floats = np.ndarray[Any, np.dtype[np.float64]]
 _Places = Sequence[int]
@@ -201,7 +202,7 @@ class _Model:
         """How often any place would have a step like this, at most (Bonferroni)."""
         sizes, errors, freedom = self._sizes([place], beside)
         tried = len(self._values) - 2 * LEAST_NIGHTS + 1
-        return min(1.0, float(2 * special.stdtr(freedom, -abs(sizes[0]) / errors[0])) * tried)
+        return min(1.0, student.p_value(freedom, sizes[0] / errors[0]) * tried)
 
     def _criterion(self, degree: int, places: _Places) -> float:
         base = self._base(self._nights, degree, places)

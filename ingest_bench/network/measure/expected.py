@@ -44,6 +44,7 @@ _LATE_S = 0.01
 # that may go at once would be too many. 200 KB are what ingest sends, and what a socket of UDP holds.
 _BULK_BYTES, _BULK_S, _FEWEST_FRAMES = 200_000, 0.003, 24
 _BULKS, _FEWEST_BULKS, _BULKS_S = 20, 3, 1.0
+_LONGEST_PAUSE_S = 0.03
 
 
 def mss_bytes(profile: Profile) -> int:
@@ -186,6 +187,14 @@ class Bulk:
     times: int
     frame_bytes: int
     seconds: float
+
+    @property
+    def pause_s(self) -> float:
+        """How long nothing is sent before the next one: a bucket that let a bulk pass at once is full again.
+
+        It takes the bulk's own time to fill; the longest is what each pause was before it depended on that.
+        """
+        return min(2 * self.seconds, _LONGEST_PAUSE_S)
 
 
 def bulk(impairment: Impairment, mtu_bytes: int) -> Bulk | None:

@@ -113,3 +113,24 @@ class Frames:
     def close(self) -> None:
         """The end of the packet socket."""
         self._socket.close()
+
+
+class Bulks:
+    """What sees several bulks, one after the other, with the moments of their frames.
+
+    One packet socket for all: the kernel takes 10 ms to close one (net/core/dev.c, synchronize_net), and a new one has
+    moments only after a while.
+    """
+
+    def __init__(self, device: str, destination: str) -> None:
+        self.frames = Frames(device, destination, 1)
+        self._is_new = True
+
+    def rest(self, pause_s: float) -> None:
+        """After it nothing was sent for that time, and nothing of the bulk before waits here."""
+        if self._is_new:
+            self.frames.stamp()
+            self._is_new = False
+        else:
+            time.sleep(pause_s)
+            self.frames.drain()

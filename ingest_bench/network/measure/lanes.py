@@ -221,8 +221,14 @@ class Lane:
     def _bulk(self, plan: expected.Bulk, attempt: int) -> tuple[str, bool]:
         # Longer than a frame takes: the end of each bulk that lost some.
         quiet_s = self._quiet_s + 2 * plan.seconds / plan.frames
-        size = {"packets": plan.frames, "mtu_bytes": self.profile.mtu_bytes, "frame_bytes": plan.frame_bytes}
-        bulks = [self.way.bulk(quiet_s=quiet_s, **size) for _ in range(plan.times * attempt)]
+        bulks = self.way.bulks(
+            plan.times * attempt,
+            packets=plan.frames,
+            mtu_bytes=self.profile.mtu_bytes,
+            frame_bytes=plan.frame_bytes,
+            quiet_s=quiet_s,
+            pause_s=plan.pause_s,
+        )
         return judged(bulks, plan)
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ingest_bench.network.measure import diag
-from ingest_bench.network.measure.frames import Frames
+from ingest_bench.network.measure.frames import Bulks, Frames
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -52,6 +52,7 @@ class Meter:
         # A sender keeps its segments below half of the largest window that it was offered (tcp_bound_to_half_wnd):
         # with the default buffer a loopback's MSS of 65483 would depend on how soon the window grew.
         self.tcp.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
+        self.bulks: Bulks | None = None
 
     def ports(self) -> dict[str, int]:
         """Where this end listens."""
@@ -156,13 +157,17 @@ class Meter:
                 out.sendto(bytes(packet * count), tuple(to))
         return {"packets": packets}
 
-    def arrivals(self, frames: int, frame_bytes: int, quiet_s: float, most_s: float) -> dict[str, Any]:
-        """The moments in which the frames of a bulk came."""
-        seen = Frames(self.device, self.address, 1)
-        seen.stamp()
+    def arrivals(
+        self, frames: int, frame_bytes: int, quiet_s: float, most_s: float, pause_s: float, last: bool
+    ) -> dict[str, Any]:
+        """The moments in which the frames of a bulk came, sent after a pause; several end with the `last`."""
+        self.bulks = self.bulks or Bulks(self.device, self.address)
+        self.bulks.rest(pause_s)
         _say({"ready": True})
-        moments_ns = seen.arrivals(frame_bytes, frames, quiet_s, most_s)
-        seen.close()
+        moments_ns = self.bulks.frames.arrivals(frame_bytes, frames, quiet_s, most_s)
+        if last:
+            self.bulks.frames.close()
+            self.bulks = None
         self._forget()
         return {"moments_ns": moments_ns}
 

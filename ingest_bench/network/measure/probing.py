@@ -69,13 +69,17 @@ class Way:
         rtts: list[int] = sorted(said["rtts_ns"])
         return rtts
 
-    def bulk(self, packets: int, mtu_bytes: int, frame_bytes: int, quiet_s: float) -> list[int]:
-        """The moments, in ns, in which the frames of a bulk arrived that was sent at once."""
+    def bulks(
+        self, times: int, *, packets: int, mtu_bytes: int, frame_bytes: int, quiet_s: float, pause_s: float
+    ) -> list[list[int]]:
+        """For each of so many bulks, which are sent at once after a pause, the moments, in ns, of its frames."""
         sending = {"to": self.receiver.where("udp"), "packets": packets, "mtu_bytes": mtu_bytes}
         receiving = {"frames": packets, "frame_bytes": frame_bytes, "quiet_s": quiet_s, "most_s": quiet_s + 1}
-        _, said = self._both("bulk", sending, "arrivals", receiving)
-        moments_ns: list[int] = said["moments_ns"]
-        return moments_ns
+        found: list[list[int]] = []
+        for left in reversed(range(times)):
+            which = {"pause_s": pause_s, "last": left == 0}
+            found.append(self._both("bulk", sending, "arrivals", receiving | which)[1]["moments_ns"])
+        return found
 
     def flood(self, seconds: float, mtu_bytes: int, per_s: int, pieces: int, most_s: float) -> list[tuple[float, int]]:
         """Moments and bytes received until then, while more is sent than the link can carry."""

@@ -200,9 +200,8 @@ def _relative(row: CellRuns, item: Threshold, baseline: Mapping[str, CellRuns] |
     if other := comparable.experiments(before.runs, row.runs):
         return _check(row, item, "no verdict", other)
     column = per_gb.compared(item.column)
-    sides = [(name, side.by_replicate(column)) for name, side in (("baseline", before), (row.name, row))]
     # Never paired: the runs of a baseline were made at another time.
-    found = comparison.numbers(column, sides[0], sides[1], paired=False)
+    found = comparison.of_cells(column, before, row, paired=False)
     if found is None:
         return _check(row, item, "no verdict", "it was not measured on both sides")
     means = f"{found.first_mean:,.6g} to {found.second_mean:,.6g}{' for each GB' if column != item.column else ''}"
@@ -211,7 +210,7 @@ def _relative(row: CellRuns, item: Threshold, baseline: Mapping[str, CellRuns] |
         text = f"{means}, of {runs}: one run a side has no interval; take 3 replicates or more"
         return _check(row, item, "no verdict", text)
     if not found.first_mean:
-        return _from_nothing(row, item, means, [numbers for _, numbers in sides])
+        return _from_nothing(row, item, means, before.numbers(column), row.numbers(column))
     low, high = found.relative_interval or (-math.inf, math.inf)
     text = f"{found.relative:+.1%} against the baseline ({means}, 95% interval {low:+.1%} to {high:+.1%})"
     least = -math.inf if item.may_fall_ppm is None else -item.may_fall_ppm / 1e6
@@ -226,9 +225,8 @@ def _relative(row: CellRuns, item: Threshold, baseline: Mapping[str, CellRuns] |
     return _check(row, item, "no verdict", f"{text}: {advice}")
 
 
-def _from_nothing(row: CellRuns, item: Threshold, means: str, sides: Sequence[Mapping[int, float]]) -> Check:
+def _from_nothing(row: CellRuns, item: Threshold, means: str, before: Sequence[float], now: Sequence[float]) -> Check:
     """Where the baseline's mean is 0 there are no shares: what may rise may not be there in any run."""
-    before, now = (list(side.values()) for side in sides)
     up = item.may_rise_ppm is not None and max(now) > max(before)
     down = item.may_fall_ppm is not None and min(now) < min(before)
     if not up and not down:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from ingest_bench.analysis.search.knees import Knee
 from ingest_bench.analysis.search.next_step import Tried
 from ingest_bench.model.results import Summary
-from ingest_bench.report.plots import plots_knee
 from ingest_bench.report.tables import text_tables
 from ingest_bench.report.tables.words import short, whole
 
@@ -29,6 +28,8 @@ def files(knees: Sequence[Knee]) -> dict[str, bytes]:
     """The table of the steps and the picture; nothing when nothing was searched."""
     if not knees:
         return {}
+    from ingest_bench.report.plots import plots_knee  # noqa: PLC0415 - as all pictures: `report.pictures`
+
     values = [["cell", "run", "step", "requests_per_s", "outcome", "why", "reached_per_s", "response_ms_p99"]]
     for knee in knees:
         for tried, summary in knee.steps:
