@@ -188,6 +188,18 @@ def test_a_request_that_waits_for_a_user_does_not_say_when_a_cause_began() -> No
     assert named(one) == set()
 
 
+def test_requests_that_all_waited_for_a_user_waited_from_when_they_were_due() -> None:
+    """A generator that stood still: nothing was under way, and what was due meanwhile went out behind it."""
+    usual = [made.sample(n / 10, n / 10 + 0.02, user=3) for n in range(50)]
+    sent = made.START + 8 * SECOND
+    rows = [made.sample(5.1 + n / 10, 8.02, sent_ns=sent, user=n % 3) for n in range(29)]
+    (one,) = found(made.samples([*usual, *rows]), {"quota": [(5.1, 8)]})
+    assert named(one) == {"quota"}
+    (one,) = found(made.samples([*usual, *rows]), {"quota": [(7.9, 8)]})
+    assert named(one) == set()
+    assert one.unexplained_ns / SECOND == pytest.approx(2.92, abs=0.01)
+
+
 def test_what_lasts_while_a_stall_is_made_up_for_is_no_cause_of_it() -> None:
     """From 9 s on the server answers what had to wait for a user, each at once."""
     rows = [made.sample(5, 9)]

@@ -99,6 +99,21 @@ def test_what_changed_a_night_before_or_after_is_said_to_be_so_and_the_server_is
     )
 
 
+def test_a_step_that_is_clear_in_one_history_may_be_chance_in_one_of_many() -> None:
+    random = np.random.default_rng(5)
+    # Its p value is 0.015: below 5% of one history, above that of four.
+    docs = [20_000 * random.normal(1, 0.02) * (0.96 if place >= 8 else 1) for place in range(16)]
+
+    def changed(cells: int) -> int:
+        nights = [
+            night(day(place), [run for cell in range(cells) for run in runs(rate, f"cell-{cell}", 1)])
+            for place, rate in enumerate(docs)
+        ]
+        return sum(len(history.changes) for history in seen(nights).histories)
+
+    assert [changed(cells) for cells in (1, 3, 4)] == [1, 3, 0]
+
+
 def test_results_of_one_day_are_one_night_where_their_facts_agree() -> None:
     nights = [night(day(place), runs(docs)) for place, docs in enumerate(levels(6, 0))]
     again = [night(day(place, 2), runs(1.0, count=1)) for place in range(6)]
