@@ -145,9 +145,13 @@ def test_nights_without_a_number_and_cells_that_come_late_are_named_and_experime
         "late: of docs_per_s_mean there are 5 nights; it takes 6",
         f"only: no number in 1 of 20 nights, the last of them {day(7)}: only/1 is invalid: the generator was the limit",
     )
+    gone = seen([night(day(place), runs(1.0, cell)) for place, cell in enumerate(["only"] * 6 + ["x"])])
+    assert gone.notes[-1] == f"only: no number in 1 of 7 nights, the last of them {day(6)}: it has no such cell"
     # Another workload under the same name is another history.
     nights = [night(day(place), runs(1.0 + place % 2, workload="a" if place < 6 else "b")) for place in range(12)]
-    assert [len(each.values) for each in seen(nights).histories] == [6, 6]
+    found = seen(nights)
+    assert [len(each.values) for each in found.histories] == [6, 6]
+    assert found.notes[0].endswith(": it was not measured, or of another workload or network")
 
 
 @pytest.mark.slow
