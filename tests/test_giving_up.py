@@ -52,7 +52,7 @@ def test_one_good_second_begins_the_time_anew() -> None:
 
 
 def test_exactly_the_limit_is_not_above_it() -> None:
-    assert given_up("errors > 10% for 2s", [ended(90, 10)] * 9) is None
+    assert given_up("errors > 50% for 2s", [ended(50, 50)] * 9) is None
 
 
 def test_a_second_without_an_end_says_nothing_and_one_failure_is_not_a_time() -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from test_page import Tags
 
-from ingest_bench.analysis.compare import trend
+from ingest_bench.analysis.compare import comparison, trend
 from ingest_bench.analysis.compare.comparable import Results
 from ingest_bench.analysis.compare.trend import Night, Trend
 from ingest_bench.cli import app
@@ -112,6 +112,53 @@ def test_a_step_that_is_clear_in_one_history_may_be_chance_in_one_of_many() -> N
         return sum(len(history.changes) for history in seen(nights).histories)
 
     assert [changed(cells) for cells in (1, 3, 4)] == [1, 3, 0]
+
+
+def test_rows_numbers_and_lengths_of_a_drawing_are_those_of_the_nights() -> None:
+    compared = comparison.Comparison(
+        column="reads", first="before", second="after", first_runs=4, second_runs=3, first_mean=10, second_mean=12,
+        paired=False, error=0.1, freedom=5,
+    )  # fmt: skip
+    change = trend.Change(place=4, compared=compared, facts=("kernel was 6.1, is 6.2",))
+    history = trend.History(
+        experiment="made", cell="only", column="reads", nights=tuple(day(place) for place in range(8)),
+        values=(10, 10, 9, 11, 12, 12, 30, 12), line=(10,) * 4 + (12,) * 4, odd=(6,), changes=(change,),
+    )  # fmt: skip
+    flat = dataclasses.replace(history, experiment="other", changes=(), values=(5,) * 8, line=(5,) * 8, odd=())
+    of_two = Trend(histories=(flat, history), notes=())
+    # t of 97.5% with 5 degrees of freedom is 2.5706.
+    assert told.rows(of_two)[1:] == [
+        ["reads", "made: only", day(4), "10", "12", "+20.0%", "+17.4% to +22.6%", "4, 3", "kernel was 6.1, is 6.2"]
+    ]
+    assert told.name(history, Trend(histories=(history,), notes=())) == "only"
+    head, *nights = told.values(of_two)
+    assert [row[:6] for row in nights[8:]] == [
+        ["made", "only", "reads", day(place), history.values[place], history.line[place]] for place in range(8)
+    ]
+    assert [row[6] for row in nights[8:]] == ["no"] * 6 + ["yes", "no"]
+    assert nights[12][7:] == [0.2, *(pytest.approx(end, abs=1e-4) for end in (0.1743, 0.2257)), change.facts[0]]
+    assert all(row[7:] == [""] * 4 for place, row in enumerate(nights) if place != 12)
+    assert len(head) == 11
+    assert told.in_order(of_two) == [history, flat]
+    assert told.segments(history) == [(0, 4), (4, 8)]
+    assert told.ends(history) == pytest.approx((9 - 1.05, 30 + 1.05))
+    assert told.ends(flat) == pytest.approx((4.75, 5.25))
+    assert told.ends(dataclasses.replace(flat, values=(0,), line=(0,))) == (-1, 1)
+    drawn = told.drawn(of_two)
+    places = [float(x) for x in re.findall(r'<circle class="[a-z]+" cx="([0-9.]+)"', drawn)]
+    assert places[:8] == places[8:] == pytest.approx(np.linspace(58, 450, 8), abs=0.05)
+    heights = [float(y) for y in re.findall(r'<circle [^>]* cy="([0-9.]+)"', drawn)]
+    assert heights == pytest.approx(
+        [142 - (value - 7.95) / 23.1 * 130 for value in history.values] + [77] * 8, abs=0.06
+    )
+    assert re.findall(r'"end">([0-9.]+)</text>', drawn) == ["7.95", "19.5", "31.1", "4.75", "5", "5.25"]
+    (at,) = re.findall(r'<line class="zero" x1="([0-9.]+)" x2="\1" y1="12" y2="142"/>', drawn)
+    assert float(at) == (places[3] + places[4]) / 2
+    assert [line.count(",") for line in re.findall(r'<polyline [^>]*points="([^"]*)"', drawn)] == [4, 4, 8]
+    assert re.findall('"faint">([^<]*)<', drawn) == [
+        f"+20.0% (+17.4% to +22.6%) since {day(4)}; with it: kernel was 6.1, is 6.2",
+        "no step",
+    ]
 
 
 def test_results_of_one_day_are_one_night_where_their_facts_agree() -> None:
