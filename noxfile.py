@@ -159,7 +159,7 @@ def kills(session: nox.Session) -> None:
 
 @nox.session
 def mutants(session: nox.Session) -> None:
-    """Which of some random changes of the code the quick tests notice: `nox -s mutants -- 60 --seed 7`. Not of `nox`."""
+    """Which random changes of the code the quick tests notice: `nox -s mutants -- 60 --seed 7`. Not part of `nox`."""
     install(session, "cosmic-ray", "pytest-cov", *TESTS)
     session.run("python", "tests/mutants.py", *session.posargs)
 

@@ -196,7 +196,9 @@ def test_why_two_recordings_disagree_is_said(other: Recorded, said: str) -> None
 def test_throughput_is_back_with_the_first_whole_second_that_ends_behind_the_fault() -> None:
     def back(values: list[float], began: float, ended: float | None, end_s: int = 8) -> float | None:
         series = Series("docs_per_s", tuple(at * SECOND for at in range(8)), tuple(values))
-        fault = Happened(kind="pause", started=round(began * SECOND), ended=ended and round(ended * SECOND))
+        fault = Happened(
+            kind="pause", started=round(began * SECOND), ended=None if ended is None else round(ended * SECOND)
+        )
         return recovery.recovery_s(series, [fault], SECOND, end_s * SECOND)
 
     # Before it: 10, 20 and 30; of these 90% of the median are 18.
