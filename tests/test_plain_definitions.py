@@ -10,16 +10,17 @@ import made_runs as made
 import numpy as np
 import pytest
 
-from ingest_bench.analysis.buffers import agreement
+from ingest_bench.analysis.buffers import agreement, published
 from ingest_bench.analysis.buffers.agreement import Recorded
 from ingest_bench.analysis.buffers.netty import Fixed
 from ingest_bench.analysis.buffers.receive_buffers import Cost
 from ingest_bench.analysis.numbers import histogram, quantiles
-from ingest_bench.analysis.run import closed_loop, recovery
+from ingest_bench.analysis.run import closed_loop, per_gb, recovery
 from ingest_bench.analysis.run import samples as load
 from ingest_bench.analysis.run.samples import Samples, Window
 from ingest_bench.analysis.search import goals
-from ingest_bench.analysis.stalls import waiting
+from ingest_bench.analysis.stalls import phases, waiting
+from ingest_bench.experiment import catalog
 from ingest_bench.model.results import Happened, Series
 from ingest_bench.model.samples import OUTCOMES
 
@@ -232,6 +233,33 @@ def test_sizes_are_columns_and_no_bin_is_lost_between_two() -> None:
     assert [low for low, _, _ in rows[1:]] == [high + 1 for _, high, _ in rows[:-1]]
     assert sum(number for _, _, number in rows) == 100
     assert [high for _, high, _ in rows if math.log2(high).is_integer()] == [2**power for power in range(11)]
+
+
+def test_the_share_of_a_gb_is_that_of_any_byte_and_of_none_nobody_knows_it() -> None:
+    assert per_gb.shares({"gc_pauses": 3, "bytes_measured": 1})["gc_pauses_per_gb"] == 3e9
+    assert per_gb.shares({"gc_pauses": 3, "bytes_measured": 2 * 10**9})["gc_pauses_per_gb"] == 1.5
+    for ingested in (0, None):
+        assert per_gb.shares({"gc_pauses": 3, "bytes_measured": ingested})["gc_pauses_per_gb"] is None
+
+
+def test_phases_that_nobody_saw_are_unknown_and_those_of_the_client_are_not() -> None:
+    one = made.samples([made.sample(1, 2, sent_ns=made.START + SECOND + 5, written_ns=made.START + SECOND + 9)])
+    found = {name: part.tolist() for name, part in phases.split_ns(one, {}).items()}
+    assert found == {"client": [5], "writing": [4], "wire": [-1], "reading": [-1], "working": [-1], "answer": [0]}
+    reads = {40000: phases.Reads(one["sent_ns"] + np.array([7, 30]))}
+    found = {name: part.tolist() for name, part in phases.split_ns(one, reads).items()}
+    assert found == {
+        "client": [5], "writing": [4], "wire": [7], "reading": [23], "working": [SECOND - 35], "answer": [0]
+    }  # fmt: skip
+    for changed in ({"attempts": 2}, {"bytes_sent": 0}):
+        other = made.samples([made.sample(1, 2, **changed)])
+        assert all(part.tolist() == [-1] for part in phases.split_ns(other, reads).values())
+
+
+def test_the_published_corpora_are_those_of_the_workloads() -> None:
+    for name, (documents, size_bytes) in published.CORPORA.items():
+        shipped = catalog.workload(name)
+        assert (shipped.published_documents, shipped.published_bytes) == (documents, size_bytes)
 
 
 def test_a_goal_is_met_below_its_limit_and_missed_at_it() -> None:

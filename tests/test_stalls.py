@@ -269,6 +269,18 @@ def test_a_pause_of_everything_in_which_others_were_answered_was_none() -> None:
     assert [(cause.cause, cause.why[-17:]) for cause in one.ruled_out] == [("garbage collection", "answers meanwhile")]
 
 
+@pytest.mark.parametrize(("node", "expected"), [(1, {"garbage collection"}), (2, set()), (None, set())])
+def test_a_pause_of_one_node_stops_its_own_address_alone(node: int | None, expected: set[str]) -> None:
+    held, free = load([(5, 7)], 20), load([], 20)
+    both = np.concatenate([held[held["user"] < 2], free[free["user"] >= 2]])
+    both["address"] = both["user"] // 2
+    span = Interval("garbage collection", ZERO + 5 * SECOND, ZERO + 7 * SECOND)
+    watched_ = [Watched("garbage collection", (span,), stops=True, node=node)]
+    window = Window(made.START, made.START + 20 * SECOND)
+    (one,) = attribution.find(both, window, SERVICE_S * 1000, watched_, made.OFFSET)
+    assert named(one) == expected
+
+
 def test_what_lasted_as_long_elsewhere_and_made_nobody_wait_is_no_cause() -> None:
     (one,) = found(load([(5, 6)], 20), {"quota": [(5, 6), (9, 10), (14, 15.2)]})
     assert named(one) == set()

@@ -130,6 +130,10 @@ def test_rows_numbers_and_lengths_of_a_drawing_are_those_of_the_nights() -> None
     assert told.rows(of_two)[1:] == [
         ["reads", "made: only", day(4), "10", "12", "+20.0%", "+17.4% to +22.6%", "4, 3", "kernel was 6.1, is 6.2"]
     ]
+    later = dataclasses.replace(history, cell="x", changes=(dataclasses.replace(change, place=6, facts=()),))
+    assert told.summed_up(Trend(histories=(history, flat, later), notes=())) == (
+        f"2 of 3 histories changed, the last time: reads +20.0% since {day(6)} (made: x), and no fact changed with it"
+    )
     assert told.name(history, Trend(histories=(history,), notes=())) == "only"
     head, *nights = told.values(of_two)
     assert [row[:6] for row in nights[8:]] == [
