@@ -171,6 +171,13 @@ def soak(session: nox.Session) -> None:
 
 
 @nox.session
+def mutants(session: nox.Session) -> None:
+    """Which random changes of the code the quick tests notice: `nox -s mutants -- 60 --seed 7`. Not part of `nox`."""
+    install(session, "cosmic-ray", "pytest-cov", *TESTS)
+    session.run("python", "tests/mutants.py", *session.posargs)
+
+
+@nox.session
 def bench(session: nox.Session) -> None:
     """What the tool costs, all or one: `nox -s bench -- probes --rounds 12`. Not part of `nox`: it wants quiet."""
     # `lab` is what they have in common.

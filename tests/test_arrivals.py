@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
+import numpy as np
 import pytest
 
 from ingest_bench.errors import SpecError
@@ -137,6 +139,28 @@ def test_a_sine_swings_around_its_mean() -> None:
     counts = in_each_second("sine 1000/s 90% 4s", 8)
     half = 900 * 2 / 3.14159265  # the integral of a quarter turn
     assert counts == pytest.approx([1000 + half] * 2 + [1000 - half] * 2 + [1000 + half] * 2 + [1000 - half] * 2, abs=2)
+
+
+@pytest.mark.parametrize(
+    ("text", "rate", "until_s"),
+    [
+        ("ramp 0/s..50/s 10s", lambda at_s: min(5 * at_s, 50), 14),
+        ("ramp 50/s..5/s 10s", lambda at_s: max(50 - 4.5 * at_s, 5), 30),
+        ("steps 2/s 70/s 9/s 3s", lambda at_s: (2, 70, 9)[min(int(at_s / 3), 2)], 20),
+        ("sine 500/s 99% 100ms", lambda at_s: 500 * (1 + 0.99 * math.sin(20 * math.pi * at_s)), 0.5),
+        ("sine 50/s 30% 4s", lambda at_s: 50 * (1 + 0.3 * math.sin(math.pi / 2 * at_s)), 9),
+        ("sine 5/s 99% 60s", lambda at_s: 5 * (1 + 0.99 * math.sin(math.pi / 30 * at_s)), 130),
+    ],
+)
+def test_a_request_is_due_when_the_rate_until_then_adds_up_to_its_number(
+    text: str, rate: Callable[[float], float], until_s: float
+) -> None:
+    grid = np.linspace(0, until_s, 20_001)
+    middle = np.array([rate(float(at_s)) for at_s in (grid[1:] + grid[:-1]) / 2])
+    due = np.concatenate(([0], np.cumsum(middle))) * grid[1]
+    times = np.array(first(int(due[-1]), text)) / S
+    assert len(times) > 100
+    assert np.interp(times, grid, due) == pytest.approx(np.arange(len(times)), abs=0.02)
 
 
 @pytest.mark.parametrize("text", ["100/s", "poisson 100/s", "ramp 1/s..500/s 3s", "sine 100/s 80% 2s"])

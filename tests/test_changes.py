@@ -20,7 +20,7 @@ from ingest_bench.host import machine
 from ingest_bench.host.settings import SETTINGS
 from ingest_bench.model.results import Summary
 from ingest_bench.report.page import page
-from ingest_bench.report.tables import text_tables
+from ingest_bench.report.tables import changes_table, text_tables
 from ingest_bench.results.facts import facts
 
 MACHINE = {"cpu": "A", "kernel": "6.1"}
@@ -47,6 +47,7 @@ BEFORE = runs([20_000, 20_200, 19_900])
 def test_a_change_has_its_interval_and_one_run_a_side_is_no_verdict() -> None:
     found = between(BEFORE, runs([15_000, 15_100, 14_900]), kernel="6.2")
     (docs,) = found.found
+    assert changes_table.cell(docs) == "heap=1g"
     # scipy.stats.ttest_ind([15000, 15100, 14900], [20000, 20200, 19900], equal_var=False).confidence_interval()
     assert docs.interval == pytest.approx((-5345.422, -4721.245), abs=0.01)
     assert docs.is_distinct
@@ -70,6 +71,7 @@ def test_what_differs_in_all_runs_of_a_side_is_what_is_compared() -> None:
     ]
     found = between([*sides[0], *sides[1]], [*sides[3], *sides[2]])
     assert [(each.first, each.second) for each in found.found] == [("17,1g", "25,1g"), ("17,2g", "25,2g")]
+    assert [changes_table.cell(each) for each in found.found] == ["17,1g → 25,1g", "17,2g → 25,2g"]
     assert found.notes == ("compared: java, 17 to 25",)
     # Two settings with two levels each: nobody knows which belong together.
     other = runs([1.0, 2.0], "x", java="21", heap="4g")

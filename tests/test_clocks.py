@@ -1,10 +1,15 @@
 from __future__ import annotations
 
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
 import made_runs as made
 import numpy as np
 import pytest
 
-from ingest_bench.load.fleet.transfer import PIECE_BYTES, Clock, on_our_clock, report_on_our_clock
+from ingest_bench.errors import RunFailed
+from ingest_bench.load.fleet.transfer import PIECE_BYTES, Clock, Incoming, on_our_clock, pieces, report_on_our_clock
 from ingest_bench.model.load import ClockOffset, WorkerReport
 from ingest_bench.model.samples import CPU_MARK, MOMENTS, RECORDS, SAMPLE, STANDSTILL
 from ingest_bench.model.values import moments
@@ -56,6 +61,39 @@ def test_the_moments_of_a_workers_cpu_come_back_on_our_clock_and_its_times_stay(
     clock = Clock(AHEAD_NS, 10**9, AHEAD_NS, 9 * 10**9)
     found = np.frombuffer(on_our_clock(theirs.tobytes(), clock, CPU_MARK), dtype=CPU_MARK)
     assert found.tolist() == [(7, 5, 6), (9, 50, 60)]
+
+
+def test_a_file_comes_as_it_was_sent_and_its_records_on_our_clock(tmp_path: Path) -> None:
+    theirs = np.zeros(PIECE_BYTES // SAMPLE.itemsize + 3, dtype=SAMPLE)
+    theirs["done_ns"] = AHEAD_NS + np.arange(1, len(theirs) + 1)
+    (tmp_path / "theirs").write_bytes(theirs.tobytes() + b"cut off")
+    sent = list(pieces(tmp_path / "theirs"))
+    assert [len(piece.get("data", b"")) for piece in sent] == [PIECE_BYTES, 3 * SAMPLE.itemsize + 7, 0]
+    clock = Clock(AHEAD_NS, 0, AHEAD_NS, 1)
+    for name, shift in (("samples-3.bin", clock), ("samples-4.bin", None)):
+        with closing(Incoming(tmp_path / name, shift)) as incoming:
+            assert [incoming.take(piece) for piece in sent] == [False, False, True]
+    assert np.fromfile(tmp_path / "samples-3.bin", SAMPLE)["done_ns"].tolist() == list(range(1, len(theirs) + 1))
+    assert (tmp_path / "samples-4.bin").read_bytes() == (tmp_path / "theirs").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"number": 2}, "x: piece 2 came where 1 was due"),
+        ({"bytes": 11}, r"what came \(10 bytes\) is not what was sent \(11\)"),
+        ({"sha256": "0"}, "is not what was sent"),
+    ],
+)
+def test_a_file_that_does_not_come_as_it_was_sent_is_refused(
+    tmp_path: Path, changed: dict[str, Any], said: str
+) -> None:
+    (tmp_path / "theirs").write_bytes(b"0123456789")
+    first, last = pieces(tmp_path / "theirs")
+    with closing(Incoming(tmp_path / "x", None)) as incoming:
+        assert not incoming.take(first)
+        with pytest.raises(RunFailed, match=said):
+            incoming.take(last | changed)
 
 
 def test_no_record_is_cut_in_two_on_its_way() -> None:

@@ -116,7 +116,7 @@ def test_rates_and_times_are_of_the_full_seconds_of_the_measurement() -> None:
         "forwarded": 7,
         "dropped": 0,
         "seconds": {str(second): {"accepted": 10 * second, "delivered": 4, "forwards": second} for second in range(9)},
-        "latency_us": {"3": {"1000": 90}, "4": {"2000": 9, "5000": 1}, "8": {"9": 1}},
+        "latency_us": {"3": {"1000": 50, "1001": 40}, "4": {"2000": 9, "5000": 1}, "8": {"9": 1}},
     }
     record = dataclasses.replace(RECORD, counters=counters, server={"workers": 5, "batch_delay_ns": 10**8})
     found = delivery.own(record, 3, 2_900_000_000, 5_100_000_000)

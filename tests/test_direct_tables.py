@@ -35,6 +35,8 @@ def ours(threads: str = "1", limit: str = "128m", **values: object) -> Summary:
 def test_what_was_published_is_read_in_our_columns() -> None:
     one, two, large, small = PUBLISHED
     assert one.values["direct_allocations_per_system_gc"] == pytest.approx(484_851 / 2_373)
+    assert one.mean_ms == 1e3 * one.seconds / one.allocations
+    assert two.mean_ms == 1e3 * two.seconds * two.threads / two.allocations
     # The two times that were published.
     assert (round(one.mean_ms, 2), round(two.mean_ms, 2)) == (0.12, 0.16)
     assert "direct_allocations_per_system_gc" not in two.values

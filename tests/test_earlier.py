@@ -109,6 +109,11 @@ def test_documents_that_are_asked_for_are_all_there_or_the_run_is_invalid() -> N
     # And what a measured request may not take, one of those may: all of them are wanted.
     impatient = earlier._alone(cell("opensearch", timeout_ns=10**6, retries=0)).load
     assert (impatient.timeout_ns, impatient.retries) == (LoadOptions().timeout_ns, LoadOptions().retries)
+    # Nothing shapes its links, of which only several nodes have some between them.
+    several = dataclasses.replace(asked, network=Profile(name="wan-50ms"), peers=Profile(name="wan-50ms"))
+    plain = Profile(name="unshaped")
+    assert (earlier._alone(several).network, earlier._alone(several).peers) == (plain, plain)
+    assert earlier._alone(asked).peers is None
     to_do = Procedure(parts=(), indices=("a",))
     for enough in (DOCUMENTS, DOCUMENTS + 99, None):
         earlier.check(asked, to_do, enough)

@@ -216,6 +216,26 @@ def test_absolute_limits_are_checked_without_a_baseline() -> None:
     assert "wanted at least 25,000" in verdict.checks[0].text
 
 
+@pytest.mark.parametrize(
+    ("limit", "at_it", "beyond"),
+    [
+        ("at_least = 100", 100, 99.999),
+        ("at_most = 100", 100, 100.001),
+        ('may_fall = "10%"', 90, 89.999),
+        ('may_rise = "10%"', 110, 110.001),
+        ('may_fall = "100%"', 0, -0.001),
+        ('may_rise = "0%"', 100, 100.001),
+    ],
+)
+def test_what_is_exactly_at_its_limit_keeps_it(limit: str, at_it: float, beyond: float) -> None:
+    text = f'[[threshold]]\ncolumn = "response_ms_p99"\n{limit}\n'
+    before, kept, broken = (
+        [made.changed(run, values={"response_ms_p99": value}) for run in runs()] for value in (100, at_it, beyond)
+    )
+    assert judged(kept, text, before).outcome == "pass"
+    assert judged(broken, text, before).outcome == "fail"
+
+
 def test_what_was_not_measured_or_has_no_baseline_is_no_verdict() -> None:
     unmeasured = '[[threshold]]\ncolumn = "retransmits"\nat_most = 5\n'
     assert judged(runs(), unmeasured).exit_code == 3

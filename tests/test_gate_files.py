@@ -75,6 +75,7 @@ def test_the_summary_of_a_job_begins_with_the_verdict_and_no_text_becomes_markup
     assert title.startswith("## ❌ fail")
     assert not empty
     assert [len(re.findall(r"(?<!\\)\|", line)) for line in (head, rule, first, second)] == [5] * 4
+    assert ":" not in rule, "what was found is a sentence, no number"
     assert "fail" in first
     assert "pass" in second
     assert "<b>" not in text

@@ -64,6 +64,15 @@ def test_a_load_that_ended_before_its_first_second_is_judged_as_a_whole_or_not_a
         assert round(found.worst_second, 6) == round(found.mean, 6) == 0.95
 
 
+@pytest.mark.parametrize(("inside_ns", "worst"), [(5 * 10**8, 0.9), (5 * 10**8 - 1, 0.2)])
+def test_a_second_counts_by_itself_from_the_half_of_it_on(inside_ns: int, worst: float) -> None:
+    found = busiest(
+        [made.cpu(0.9, 0.2, 0.2)], Window(made.START + made.SECOND - inside_ns, made.START + 3 * made.SECOND)
+    )
+    assert found is not None
+    assert found.worst_second == pytest.approx(worst)
+
+
 def test_without_marks_of_its_cpu_the_columns_are_empty_and_never_zero() -> None:
     for marks in ([], [made.cpu()], [made.cpu(0.5, 0.5)]):
         busy = busiest(marks, MEASURED)

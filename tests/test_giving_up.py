@@ -52,7 +52,7 @@ def test_one_good_second_begins_the_time_anew() -> None:
 
 
 def test_exactly_the_limit_is_not_above_it() -> None:
-    assert given_up("errors > 10% for 2s", [ended(90, 10)] * 9) is None
+    assert given_up("errors > 50% for 2s", [ended(50, 50)] * 9) is None
 
 
 def test_a_second_without_an_end_says_nothing_and_one_failure_is_not_a_time() -> None:
@@ -67,6 +67,16 @@ def test_a_percentile_is_never_said_to_be_higher_than_it_is() -> None:
     assert given_up("p99 > 500ms for 2s", [ended(100, response_ms=500)] * 5) is None
     assert given_up("p99 > 500ms for 2s", [ended(98, response_ms=1) + ended(2, response_ms=700)] * 5) is not None
     assert given_up("p50 > 500ms for 2s", [ended(98, response_ms=1) + ended(2, response_ms=700)] * 5) is None
+
+
+@pytest.mark.parametrize(("name", "slow", "kept"), [("p50", 51, 50), ("p99", 2, 1), ("max", 1, 0)])
+def test_a_percentile_is_broken_by_the_first_request_beyond_its_share(name: str, slow: int, kept: int) -> None:
+    def broken(count: int) -> bool:
+        second = ended(100 - count, response_ms=1) + ended(count, response_ms=700)
+        return given_up(f"{name} > 500ms for 2s", [second] * 3) is not None
+
+    assert broken(slow)
+    assert not broken(kept)
 
 
 def test_a_server_that_answers_nothing_breaks_max_before_its_first_timeout() -> None:

@@ -8,6 +8,7 @@ from ingest_bench.analysis.search import goals
 from ingest_bench.analysis.search.knees import Knee
 from ingest_bench.analysis.search.next_step import Found, Outcome, Tried
 from ingest_bench.model.results import Summary
+from ingest_bench.report.plots import plots_knee
 from ingest_bench.report.tables import knee_table
 
 GOAL = goals.parse("p99 < 500ms, errors < 0.1%")
@@ -43,6 +44,22 @@ def test_every_step_is_a_row_in_the_order_in_which_it_was_decided() -> None:
     assert first == ["ethernet", "estimate", "closed", "1,000", "12,346", "30", "0.50%", ""]
     assert [row[2] for row in rest] == ["500", "1,000", "710"]
     assert [row[-1] for row in rest] == ["met", "missed", "met"]
+
+
+def test_the_steps_as_numbers_and_the_result_of_each_cell(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plots_knee, "knee", lambda _: b"drawn")
+    files = knee_table.files([searched("ethernet"), searched("")])
+    assert files["report/knee.png"] == b"drawn"
+    assert files["report/steps.csv"].decode().splitlines()[:4] == [
+        "cell,run,step,requests_per_s,outcome,why,reached_per_s,response_ms_p99",
+        "ethernet,only/None,estimate,,met,p99 812ms,1000,30",
+        "ethernet,only/500,ramp,500,met,p99 812ms,500,40",
+        "ethernet,only/1000,ramp,1000,missed,p99 812ms,1000,812",
+    ]
+    *table, _, first, _, second = files["report/knee.md"].decode().splitlines()
+    assert len(table) == 2 + 8
+    assert table[1].count("---:") == table[1].count("---") - 2
+    assert (first, second) == ("ethernet: 710 requests/s meets the goal", "710 requests/s meets the goal")
 
 
 @pytest.mark.slow

@@ -62,6 +62,36 @@ def test_the_interval_holds_what_was_counted_and_narrows_with_more_packets() -> 
     assert losses.interval(0, 2000)[1] < 0.01
 
 
+@pytest.mark.parametrize(("to_bad", "to_good"), [(0.02, 0.2), (0.001, 0.01), (0.3, 0.1), (0.9, 0.95)])
+def test_the_scatter_of_a_gilbert_chain_is_its_closed_form(to_bad: float, to_good: float) -> None:
+    model = Impairment(loss_gemodel_ppm=(round(to_bad * 1e6), round(to_good * 1e6)))
+    # What is left of a state after a packet; where it is below 0 losses are more even than by chance: no less is said.
+    left = 1 - to_bad - to_good
+    assert losses.variance_factor(model) == pytest.approx(max(1, (1 + left) / (1 - left)), rel=1e-6)
+    assert losses.share(model) == pytest.approx(to_bad / (to_bad + to_good))
+
+
+@pytest.mark.parametrize("given", [(0.02, 0.3, 0.1, 0.4, 0.01), (0.1, 0.5, 0.2), (0.001, 0.9, 0.05, 0.01, 0.2)])
+def test_four_states_are_settled_where_as_much_enters_each_as_leaves_it(given: tuple[float, ...]) -> None:
+    p13, p31, p32, p23, p14 = [*given, *(0.0, 1.0, 0.0)[len(given) - 2 :]]
+    of_burst = p13 / p31
+    states = 1, of_burst * p32 / p23, of_burst, p14
+    model = Impairment(loss_state_ppm=tuple(round(part * 1e6) for part in given))
+    assert losses.share(model) == pytest.approx((states[2] + states[3]) / sum(states))
+
+
+@pytest.mark.parametrize(("lost", "sent", "factor"), [(0, 9, 1), (1, 7, 1), (10, 1000, 1), (30, 400, 5), (7, 7, 2)])
+def test_a_share_at_an_end_of_the_interval_is_as_far_from_what_was_counted_as_99_of_100_samples(
+    lost: int, sent: int, factor: float
+) -> None:
+    seen, ends = lost / sent, losses.interval(lost, sent, factor)
+    for end in ends:
+        # 2.5758 standard deviations, where the interval does not end with what a share can be.
+        assert abs(seen - end) == pytest.approx(2.5758 * (end * (1 - end) * factor / sent) ** 0.5, rel=1e-4)
+    assert ends[0] <= seen <= ends[1]
+    assert (ends[0] == 0, ends[1] == 1) == (lost == 0, lost == sent)
+
+
 def test_the_interval_holds_the_truth_in_about_99_of_100_samples() -> None:
     chance = random.Random(2)  # noqa: S311 - a repeatable simulation
     held = 0

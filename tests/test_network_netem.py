@@ -113,6 +113,49 @@ def test_each_option_of_netem_has_its_words(impairment: Impairment, words: str) 
     assert " ".join(rest) == words
 
 
+@pytest.mark.parametrize(
+    ("rate_bps", "frames", "burst_bytes", "moment_bytes", "slot_ns"),
+    [
+        (1, 32, 3000, 3000, 0),
+        (7_919_999, 32, 3000, 3000, 0),
+        (7_920_000, 33, 3000, 3000, 0),
+        (12_004_000, 50, 3001, 3000, 0),
+        (239_999_999, 999, 59_999, 3000, 0),
+        (240_000_000, 1000, 60_000, 3000, 100_000),
+        (240_080_000, 1000, 60_020, 3001, 100_000),
+    ],
+)
+def test_a_bottleneck_has_whole_frames_on_a_slow_line_and_times_on_a_fast_one(
+    rate_bps: int, frames: int, burst_bytes: int, moment_bytes: int, slot_ns: int
+) -> None:
+    """Frames of 1500 bytes: 32 of them or 50 ms wait, two or 2 ms are saved up, two or 100 us leave in a moment."""
+    one = Impairment(rate_bps=rate_bps)
+    assert netem.queue_frames(one, 1486) == frames
+    assert netem.burst_bytes(one, 1486) == burst_bytes
+    assert netem.moment_bytes(one, 1486) == moment_bytes
+    assert netem.slot_ns(one, 1486) == slot_ns
+    queue_bytes = max(32 * 1500, rate_bps // 160)
+    peak = f"peakrate {-(-rate_bps * 11 // 10)}bit"
+    assert netem.tbf_words(one, 1486)[1:4] == (f"burst {burst_bytes}b", f"limit {queue_bytes}b", peak)
+
+
+@pytest.mark.parametrize(
+    ("impairment", "packets"),
+    [
+        (Impairment(delay_ns=MS), 19_532 + 1000),
+        (Impairment(delay_ns=MS, jitter_ns=MS, slot_min_ns=MS), 117_188 + 1000),
+        (Impairment(delay_ns=MS, jitter_ns=MS, slot_min_ns=MS, slot_max_ns=3 * MS), 156_250 + 1000),
+        (Impairment(rate_bps=5_120_000, delay_ns=8 * MS), 80 + 1000),
+        (Impairment(rate_bps=5_120_000, delay_ns=8 * MS, limit_packets=7), 80 + 7),
+        (Impairment(netem_rate_bps=12_000_000, delay_ns=8 * MS), 8 + 1000),
+        (Impairment(delay_ns=60_000 * MS, jitter_ns=60_000 * MS), 2**32 - 1),
+    ],
+)
+def test_a_netem_holds_the_smallest_packets_of_its_longest_delay(impairment: Impairment, packets: int) -> None:
+    """Of 64 bytes at 10 Gbit/s or at the bottleneck's rate; whole ones where netem has a rate itself."""
+    assert netem.queue_limit_packets(impairment, 1500) == packets
+
+
 def test_a_limit_that_was_given_is_used_as_it_is() -> None:
     assert netem.queue_limit_packets(Impairment(delay_ns=50 * MS, limit_packets=7), 1500) == 7
 

@@ -167,6 +167,27 @@ def test_the_headline_of_a_fault_is_what_it_cost() -> None:
     assert headline.timeline(lost).endswith("throughput not back in time")
 
 
+def test_the_headline_of_one_run_says_what_is_known_of_it() -> None:
+    known = {"docs_per_s_mean": 20_000.4, "response_ms_p99": 412.0, "response_ms_max": 900.0, "requests_failed": 0}
+    run = made.changed(FOUR[0], values={**known, "gc_pauses": 20, "gc_pause_ms_total": 151.6})
+    assert headline.timeline(run) == (
+        "20,000 documents/s, 99% answered within 412 ms, the slowest in 900 ms, 20 GC pauses, 152 ms in all"
+    )
+    failed = made.changed(run, values={"requests_failed": 48, "docs_per_s_mean": None, "gc_pauses": None})
+    assert headline.timeline(failed) == "99% over within 412 ms, the slowest in 900 ms, 48 requests failed"
+    assert headline.timeline(made.changed(run, values=dict.fromkeys([*known, "gc_pauses"]))) == "One run over time"
+
+
+@pytest.mark.parametrize(("ratio", "said"), [(1.0999, False), (1.1, True), (9.94, "9.9x"), (10, "10x")])
+def test_the_headline_compares_what_differs_by_a_tenth(ratio: float, said: str | bool) -> None:
+    sizes = {"ethernet": 1000.0, "loopback": 1000.0 * ratio}
+    runs = [made.changed(made.summary({"network": name}), values={"read_bytes_mean": sizes[name]}) for name in sizes]
+    found = headline.reads(runs)
+    assert (" on ethernet, " in found and " on loopback: " in found) is bool(said)
+    if isinstance(said, str):
+        assert found.endswith(said)
+
+
 @pytest.mark.slow
 def test_a_run_with_failed_requests_shows_the_acknowledged_ones_too_and_says_how_many_failed() -> None:
     whole = made.changed(made.with_series(FOUR[0]), values={"response_ms_p99": 412.0, "response_ms_max": 900.0})

@@ -273,6 +273,7 @@ def test_the_forms_of_a_host_are_those_of_the_manual() -> None:
         ("client.example", FarEnd("client.example")),
     ):
         assert records.at(RealLink, ("to",), [text], "--to") == (end,)
+        assert str(end) == text
 
 
 @pytest.mark.parametrize(

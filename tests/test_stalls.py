@@ -188,6 +188,18 @@ def test_a_request_that_waits_for_a_user_does_not_say_when_a_cause_began() -> No
     assert named(one) == set()
 
 
+def test_requests_that_all_waited_for_a_user_waited_from_when_they_were_due() -> None:
+    """A generator that stood still: nothing was under way, and what was due meanwhile went out behind it."""
+    usual = [made.sample(n / 10, n / 10 + 0.02, user=3) for n in range(50)]
+    sent = made.START + 8 * SECOND
+    rows = [made.sample(5.1 + n / 10, 8.02, sent_ns=sent, user=n % 3) for n in range(29)]
+    (one,) = found(made.samples([*usual, *rows]), {"quota": [(5.1, 8)]})
+    assert named(one) == {"quota"}
+    (one,) = found(made.samples([*usual, *rows]), {"quota": [(7.9, 8)]})
+    assert named(one) == set()
+    assert one.unexplained_ns / SECOND == pytest.approx(2.92, abs=0.01)
+
+
 def test_what_lasts_while_a_stall_is_made_up_for_is_no_cause_of_it() -> None:
     """From 9 s on the server answers what had to wait for a user, each at once."""
     rows = [made.sample(5, 9)]
@@ -255,6 +267,18 @@ def test_a_pause_of_everything_in_which_others_were_answered_was_none() -> None:
         (one,) = attribution.find(load([(5, 7)], 20, only_user), window, SERVICE_S * 1000, watched_, made.OFFSET)
         assert named(one) == expected
     assert [(cause.cause, cause.why[-17:]) for cause in one.ruled_out] == [("garbage collection", "answers meanwhile")]
+
+
+@pytest.mark.parametrize(("node", "expected"), [(1, {"garbage collection"}), (2, set()), (None, set())])
+def test_a_pause_of_one_node_stops_its_own_address_alone(node: int | None, expected: set[str]) -> None:
+    held, free = load([(5, 7)], 20), load([], 20)
+    both = np.concatenate([held[held["user"] < 2], free[free["user"] >= 2]])
+    both["address"] = both["user"] // 2
+    span = Interval("garbage collection", ZERO + 5 * SECOND, ZERO + 7 * SECOND)
+    watched_ = [Watched("garbage collection", (span,), stops=True, node=node)]
+    window = Window(made.START, made.START + 20 * SECOND)
+    (one,) = attribution.find(both, window, SERVICE_S * 1000, watched_, made.OFFSET)
+    assert named(one) == expected
 
 
 def test_what_lasted_as_long_elsewhere_and_made_nobody_wait_is_no_cause() -> None:

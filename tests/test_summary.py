@@ -252,6 +252,9 @@ def test_what_a_closed_loop_did_not_send_is_said_with_the_open_loop_that_would_s
     # From the warm-up on, and beyond the end: the measurement's part counts.
     outside = made.samples([made.sample(1, 2.5, user=1), made.sample(6.5, 9, user=1)])
     assert summary(np.concatenate([quick, outside])).values["idle_while_waiting_s"] == 0.5
+    # Ten medians are not slow yet.
+    rows = made.samples([made.sample(3, 3.1, user=1), made.sample(4, 4.101, user=1)])
+    assert summary(np.concatenate([quick, rows])).values["idle_while_waiting_s"] == 0.101 / 2
     alone = summary()
     assert alone.values["idle_while_waiting_s"] == 0
     assert not [remark for remark in alone.remarks if "closed loop" in remark.text]

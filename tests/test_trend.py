@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from test_page import Tags
 
-from ingest_bench.analysis.compare import trend
+from ingest_bench.analysis.compare import comparison, trend
 from ingest_bench.analysis.compare.comparable import Results
 from ingest_bench.analysis.compare.trend import Night, Trend
 from ingest_bench.cli import app
@@ -99,6 +99,72 @@ def test_what_changed_a_night_before_or_after_is_said_to_be_so_and_the_server_is
     )
 
 
+def test_a_step_that_is_clear_in_one_history_may_be_chance_in_one_of_many() -> None:
+    random = np.random.default_rng(5)
+    # Its p value is 0.015: below 5% of one history, above that of four.
+    docs = [20_000 * random.normal(1, 0.02) * (0.96 if place >= 8 else 1) for place in range(16)]
+
+    def changed(cells: int) -> int:
+        nights = [
+            night(day(place), [run for cell in range(cells) for run in runs(rate, f"cell-{cell}", 1)])
+            for place, rate in enumerate(docs)
+        ]
+        return sum(len(history.changes) for history in seen(nights).histories)
+
+    assert [changed(cells) for cells in (1, 3, 4)] == [1, 3, 0]
+
+
+def test_rows_numbers_and_lengths_of_a_drawing_are_those_of_the_nights() -> None:
+    compared = comparison.Comparison(
+        column="reads", first="before", second="after", first_runs=4, second_runs=3, first_mean=10, second_mean=12,
+        paired=False, error=0.1, freedom=5,
+    )  # fmt: skip
+    change = trend.Change(place=4, compared=compared, facts=("kernel was 6.1, is 6.2",))
+    history = trend.History(
+        experiment="made", cell="only", column="reads", nights=tuple(day(place) for place in range(8)),
+        values=(10, 10, 9, 11, 12, 12, 30, 12), line=(10,) * 4 + (12,) * 4, odd=(6,), changes=(change,),
+    )  # fmt: skip
+    flat = dataclasses.replace(history, experiment="other", changes=(), values=(5,) * 8, line=(5,) * 8, odd=())
+    of_two = Trend(histories=(flat, history), notes=())
+    # t of 97.5% with 5 degrees of freedom is 2.5706.
+    assert told.rows(of_two)[1:] == [
+        ["reads", "made: only", day(4), "10", "12", "+20.0%", "+17.4% to +22.6%", "4, 3", "kernel was 6.1, is 6.2"]
+    ]
+    later = dataclasses.replace(history, cell="x", changes=(dataclasses.replace(change, place=6, facts=()),))
+    assert told.summed_up(Trend(histories=(history, flat, later), notes=())) == (
+        f"2 of 3 histories changed, the last time: reads +20.0% since {day(6)} (made: x), and no fact changed with it"
+    )
+    assert told.name(history, Trend(histories=(history,), notes=())) == "only"
+    head, *nights = told.values(of_two)
+    assert [row[:6] for row in nights[8:]] == [
+        ["made", "only", "reads", day(place), history.values[place], history.line[place]] for place in range(8)
+    ]
+    assert [row[6] for row in nights[8:]] == ["no"] * 6 + ["yes", "no"]
+    assert nights[12][7:] == [0.2, *(pytest.approx(end, abs=1e-4) for end in (0.1743, 0.2257)), change.facts[0]]
+    assert all(row[7:] == [""] * 4 for place, row in enumerate(nights) if place != 12)
+    assert len(head) == 11
+    assert told.in_order(of_two) == [history, flat]
+    assert told.segments(history) == [(0, 4), (4, 8)]
+    assert told.ends(history) == pytest.approx((9 - 1.05, 30 + 1.05))
+    assert told.ends(flat) == pytest.approx((4.75, 5.25))
+    assert told.ends(dataclasses.replace(flat, values=(0,), line=(0,))) == (-1, 1)
+    drawn = told.drawn(of_two)
+    places = [float(x) for x in re.findall(r'<circle class="[a-z]+" cx="([0-9.]+)"', drawn)]
+    assert places[:8] == places[8:] == pytest.approx(np.linspace(58, 450, 8), abs=0.05)
+    heights = [float(y) for y in re.findall(r'<circle [^>]* cy="([0-9.]+)"', drawn)]
+    assert heights == pytest.approx(
+        [142 - (value - 7.95) / 23.1 * 130 for value in history.values] + [77] * 8, abs=0.06
+    )
+    assert re.findall(r'"end">([0-9.]+)</text>', drawn) == ["7.95", "19.5", "31.1", "4.75", "5", "5.25"]
+    (at,) = re.findall(r'<line class="zero" x1="([0-9.]+)" x2="\1" y1="12" y2="142"/>', drawn)
+    assert float(at) == (places[3] + places[4]) / 2
+    assert [line.count(",") for line in re.findall(r'<polyline [^>]*points="([^"]*)"', drawn)] == [4, 4, 8]
+    assert re.findall('"faint">([^<]*)<', drawn) == [
+        f"+20.0% (+17.4% to +22.6%) since {day(4)}; with it: kernel was 6.1, is 6.2",
+        "no step",
+    ]
+
+
 def test_results_of_one_day_are_one_night_where_their_facts_agree() -> None:
     nights = [night(day(place), runs(docs)) for place, docs in enumerate(levels(6, 0))]
     again = [night(day(place, 2), runs(1.0, count=1)) for place in range(6)]
@@ -130,9 +196,13 @@ def test_nights_without_a_number_and_cells_that_come_late_are_named_and_experime
         "late: of docs_per_s_mean there are 5 nights; it takes 6",
         f"only: no number in 1 of 20 nights, the last of them {day(7)}: only/1 is invalid: the generator was the limit",
     )
+    gone = seen([night(day(place), runs(1.0, cell)) for place, cell in enumerate(["only"] * 6 + ["x"])])
+    assert gone.notes[-1] == f"only: no number in 1 of 7 nights, the last of them {day(6)}: it has no such cell"
     # Another workload under the same name is another history.
     nights = [night(day(place), runs(1.0 + place % 2, workload="a" if place < 6 else "b")) for place in range(12)]
-    assert [len(each.values) for each in seen(nights).histories] == [6, 6]
+    found = seen(nights)
+    assert [len(each.values) for each in found.histories] == [6, 6]
+    assert found.notes[0].endswith(": it was not measured, or of another workload or network")
 
 
 @pytest.mark.slow

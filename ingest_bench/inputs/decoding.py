@@ -40,7 +40,7 @@ def _as(kind: Any, value: Any, where: str) -> Any:
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         return _record(kind, value, where)
     if origin is Literal:
-        if isinstance(value, str) and value in get_args(kind):
+        if value in get_args(kind):
             return value
         raise ValueError(f"{_at(where)}{_shown(value)} is not one of {', '.join(map(repr, get_args(kind)))}")
     if origin is tuple:

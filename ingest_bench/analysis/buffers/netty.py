@@ -98,7 +98,7 @@ class Predictor:
         is_short = got_bytes < self.next_bytes
         if not is_short and self._grows_within:
             self._record(got_bytes)
-        self._record(max(got_bytes, 0))
+        self._record(got_bytes)
         return is_short
 
     def sizes(self, available_bytes: int) -> Iterator[int]:

@@ -209,7 +209,7 @@ class _Model:
         rest = self._values - base @ np.linalg.lstsq(base, self._values, rcond=None)[0]
         nights = len(self._values)
         variance = max(float(rest @ rest) / nights, self._least**2)
-        return nights * math.log(variance or 1e-300) + math.log(nights) * (degree + 1 + 2 * len(places))
+        return nights * math.log(variance or 1e-300) + math.log(nights) * (degree + 2 * len(places))
 
 
 def _without(places: _Places, place: int) -> list[int]:

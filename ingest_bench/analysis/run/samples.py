@@ -196,9 +196,9 @@ def differing_addresses(tickets: Tickets, report: WorkerReport) -> Iterator[Rema
         for of, each in ((documents, done["documents_acked"]), (requests, 1), (failed, ~outcome(done, "ok"))):
             np.add.at(of, done["address"], each)
     known = quantiles.percentiles(times, dict.fromkeys(names, (50, 99)))
-    medians_ms = [known[name, 50] / 1e6 for name in names if (name, 50) in known]
-    all_answer = len(medians_ms) == len(names) and not failed.any()
-    if all_answer and max(medians_ms) <= _ALIKE * min(medians_ms):
+    medians = [known[name, 50] for name in names if (name, 50) in known]
+    all_answer = len(medians) == len(names) and not failed.any()
+    if all_answer and max(medians) <= _ALIKE * min(medians):
         return
     told = []
     for index, name in enumerate(names):

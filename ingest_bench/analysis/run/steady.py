@@ -37,8 +37,7 @@ def of_load(tickets: Tickets, report: WorkerReport) -> Steady:
     says, from the first second on, so it is the response time that tells: of a cold server, of one that falls behind.
     """
     end_ns = _end_ns(report)
-    length_ns = end_ns - report.started_monotonic_ns
-    if length_ns <= 0 or not len(tickets):
+    if not len(tickets):
         return Steady(None, "nothing was sent")
     count = sum(int(_acked_before(samples, end_ns).sum()) for samples, _ in pieces(tickets))
     # A slot holds some requests: with fewer its number would be noise of whole bulks.
@@ -54,7 +53,7 @@ def of_load(tickets: Tickets, report: WorkerReport) -> Steady:
         times_ns = np.split(inside["done_ns"] - inside["planned_ns"], first[1:])
         seen, begins_ns = [float(np.median(part)) for part in times_ns], inside["planned_ns"][first]
     else:
-        each_ns = length_ns // slots
+        each_ns = (end_ns - report.started_monotonic_ns) // slots
         seen = acked_each(tickets, report.started_monotonic_ns, slots, each_ns).tolist()
         begins_ns = report.started_monotonic_ns + np.arange(slots) * each_ns
     cut = transient.end(seen)

@@ -9,6 +9,7 @@ alike are named together. What no named cause explains is unexplained.
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -230,11 +231,10 @@ def _of_all_threads(causes: Iterable[Cause]) -> tuple[Cause, ...]:
 def values(stalls: Sequence[Stall]) -> dict[str, Value]:
     """The columns about them."""
     unexplained_ns = sum(stall.unexplained_ns for stall in stalls)
-    totals: dict[str, int] = {}
+    totals = Counter[str]()
     for stall in stalls:
         for cause in {one.cause for one in stall.causes}:
-            lasted = max(one.lasted_ns for one in stall.causes if one.cause == cause)
-            totals[cause] = totals.get(cause, 0) + lasted
+            totals[cause] += max(one.lasted_ns for one in stall.causes if one.cause == cause)
     if unexplained_ns:
         totals["unexplained"] = unexplained_ns
     return {

@@ -149,8 +149,8 @@ def _low_rate(tickets: Tickets, window: Window) -> list[tuple[int, int]]:
     begins, ends = _runs(rate < _LOW * around)
     if not len(begins):
         return []
-    close = load.acked_each(tickets, window.start_ns, seconds * 10**9 // _CLOSE_NS, _CLOSE_NS)
     each = 10**9 // _CLOSE_NS
+    close = load.acked_each(tickets, window.start_ns, seconds * each, _CLOSE_NS)
     found = []
     for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
         first, last = max(begin - 1, 0) * each, min(end + 1, seconds) * each

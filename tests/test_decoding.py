@@ -1,0 +1,79 @@
+"""Values of JSON that become those of a type, or are refused with their place."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from ingest_bench.inputs import decoding
+
+
+@dataclass(frozen=True)
+class Inner:
+    word: Literal["on", "off"] = "on"
+
+
+@dataclass(frozen=True)
+class Outer:
+    number: int
+    share: float = 0.5
+    inners: tuple[Inner, ...] = ()
+    counts: dict[int, int] = field(default_factory=dict)
+    size: int | Literal["auto"] | None = None
+    path: Path = Path()
+    anything: Any = None
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "made"),
+    [
+        (Outer, {"number": 1}, Outer(1)),
+        (
+            Outer,
+            {"number": -(2**63), "share": 1, "inners": [{}, {"word": "off"}], "counts": {"-3": 4}, "path": "/x"},
+            Outer(-(2**63), 1, (Inner(), Inner("off")), {-3: 4}, path=Path("/x")),
+        ),
+        (Outer, {"number": 2**63 - 1, "size": "auto", "anything": [1]}, Outer(2**63 - 1, size="auto", anything=[1])),
+        (Outer, {"number": 0, "size": 7}, Outer(0, size=7)),
+        (Outer, {"number": 0, "size": None}, Outer(0)),
+        (bool, True, True),
+        (str, "", ""),
+        (dict[int, int], {"9" * 18: 1}, {10**18 - 1: 1}),
+    ],
+)
+def test_what_a_type_holds_comes_out_as_it_was(kind: Any, value: Any, made: Any) -> None:
+    assert decoding.decoded(kind, value) == made
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "said"),
+    [
+        (Outer, {}, 'the key "number" is missing'),
+        (Outer, [], "a list is not an object"),
+        (Outer, {"number": 0, "other": 0}, 'the key "other" is not known here'),
+        (Outer, {"number": True}, "number: true is not a whole number"),
+        (Outer, {"number": 1.0}, "number: 1.0 is not a whole number"),
+        (Outer, {"number": 2**63}, "number: a number of more than 64 bits"),
+        (Outer, {"number": -(2**63) - 1}, "number: a number of more than 64 bits"),
+        (Outer, {"number": None}, "number: null is not a whole number"),
+        (Outer, {"number": 0, "share": "x"}, 'share: "x" is not a number'),
+        (Outer, {"number": 0, "inners": {}}, "inners: an object is not a list"),
+        (Outer, {"number": 0, "inners": [{}, {"word": "up"}]}, "inners[1].word: \"up\" is not one of 'on', 'off'"),
+        (Outer, {"number": 0, "inners": [{"word": ["on"]}]}, "inners[0].word: a list is not one of 'on', 'off'"),
+        (Outer, {"number": 0, "size": "big"}, "size: \"big\" is not one of 'auto'"),
+        (Outer, {"number": 0, "counts": {"1.5": 0}}, 'counts: the key "1.5" is not a whole number'),
+        (Outer, {"number": 0, "counts": {"9" * 21: 0}}, "is not a whole number"),
+        (Outer, {"number": 0, "counts": {"1": "x"}}, 'counts["1"]: "x" is not a whole number'),
+        (Outer, {"number": 0, "path": 1}, "path: 1 is not a path"),
+        (bool, 1, "1 is not true or false"),
+        (str, 7, "7 is not a text"),
+        (int, "x" * 99, f'"{"x" * 59}… is not a whole number'),
+    ],
+)
+def test_what_a_type_does_not_hold_is_refused_with_its_place(kind: Any, value: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(said)):
+        decoding.decoded(kind, value)
