@@ -42,11 +42,11 @@ GENERATOR, LOCK = "generator stopped", "lock in the sink"
 AFTER_S = 1.0
 NETWORK = ("partition", "throttle", "profile")
 # A node that another fault keeps from working would not feel these, and then its run fails.
-ALONE = ("quota", "slow-disk", "neighbours")
+ALONE = ("quota", "slow-disk", "slow-fsync", "neighbours")
 _NET = ("packets lost on the network", "receive window was full", "send buffer was full")
 # A thread that has no CPU, or no disk, keeps what others wait for.
 _HELD = ("a thread waited for a lock", "a thread waited for another one")
-_CPU = ("held back by its CPU quota", "waiting for a CPU", *_HELD)
+_CPU = ("held back by its CPU quota", "waiting for a CPU", "CPUs saturated", *_HELD)
 _DISK = (
     *("a file was forced to disk", "a write to a file was slow", "waiting for a disk", "the translog was synced"),
     *_HELD,
@@ -90,8 +90,10 @@ class Setup:
 
 SINK = 'users = 4\nbulk_documents = 100\narrivals = "100/s"'
 OPENSEARCH = "users = 2\nbulk_documents = 50"
-# Lucene flushes of its own accord when this is full: a stall that nobody injected.
+# Lucene flushes of its own accord when this is full, or when the index is refreshed (UNREFRESHED): stalls of seconds
+# that nobody injected.
 UNFLUSHED = '[target.setting]\n"indices.memory.index_buffer_size" = "1gb"\n'
+UNREFRESHED = ('"index.refresh_interval" = "30s"', '"index.refresh_interval" = "-1"')
 SETUPS = (
     Setup("sink", ("pause", "partition", "quota", "throttle", "neighbours", GENERATOR), 8, SINK),
     Setup(
@@ -172,7 +174,8 @@ class Plan:
         parts = [
             f'replicates = 1\nseed = {self.seed}\nprobes = ["reads", "gc", "stalls", "host"]\n',
             f'[target]\nname = "{self.setup.target}"\nheap = "{heap}"\n{setting}',
-            f'[load]\nworkload = "nyc_taxis"\n{self.setup.load}\nwarm_up = "{WARM_UP_S}s"\nmeasure = "{MEASURE_S}s"\n',
+            f'[load]\nworkload = "unrefreshed.toml"\n{self.setup.load}\n',
+            f'warm_up = "{WARM_UP_S}s"\nmeasure = "{MEASURE_S}s"\n',
             '[factors]\nnetwork = ["ethernet"]\n',
         ]
         for kind, at_s, length_s in self.events:
@@ -196,6 +199,9 @@ def carried_out(plan: Plan, folder: Path) -> tuple[Path, list[Injected]]:
     file.write_text(plan.text())
     wifi = (data.folder("netem") / "lossy-wifi.toml").read_text(encoding="utf-8")
     (folder / "lossy.toml").write_text(re.sub(r"loss_gemodel = .*", 'loss_gemodel = ["20%", "20%"]', wifi))
+    rides = (data.folder("workloads") / "nyc_taxis.toml").read_text(encoding="utf-8")
+    assert UNREFRESHED[0] in rides  # noqa: S101 - else the index would be refreshed
+    (folder / "unrefreshed.toml").write_text(rides.replace(*UNREFRESHED))
     out = folder / file.stem
     argv = (
         str(Path(sys.executable).with_name("ingest-bench")),

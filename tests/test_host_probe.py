@@ -175,6 +175,22 @@ def test_what_kept_the_server_from_working_is_told_in_spans(tmp_path: Path) -> N
     assert seen["CPU stolen by the hypervisor"] == []
 
 
+def test_cpus_are_saturated_where_five_threads_for_each_want_one(tmp_path: Path) -> None:
+    # Two CPUs: twenty ticks of a hundredth in each tenth of a second.
+    lines = [
+        line(10 + at / 10, run_queue=queue, cpu_busy_ticks=20 * at * 0.75, cpu_idle_ticks=20 * at * 0.25)
+        for at, queue in enumerate([3, 9, 10, 26, 4])
+    ]
+    (tmp_path / "host.jsonl").write_text("\n".join(lines))
+    (seen,) = (
+        item
+        for item in PROBES["host"].read(context(tmp_path, 10, 11))
+        if isinstance(item, Watched) and item.cause == "CPUs saturated"
+    )
+    assert seen.starves
+    assert [(span.start_ns / SECOND, span.end_ns / SECOND) for span in seen.spans] == [(10.15, 10.25), (10.25, 10.35)]
+
+
 def wait(since_s: float, at_s: float, thread: int, name: str, waited_ms: int, state: str = "S") -> str:
     moments = {"since_ns": round(since_s * SECOND), "at_ns": round(at_s * SECOND)}
     return json.dumps(moments | {"thread": thread, "name": name, "waited_ns": waited_ms * 10**6, "state": state})

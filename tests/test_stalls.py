@@ -237,6 +237,38 @@ def test_what_one_thread_did_is_no_cause_beside_what_all_of_them_met() -> None:
     assert [cause.cause for cause in one.undecided] == ["forced a file"]
 
 
+def of_starved(taken_s: tuple[float, float], starves: bool = True) -> Stall:
+    """One thread forced a file from 5 to 8 s, while CPUs were taken at other moments."""
+    spans = (
+        Watched(
+            "CPUs saturated", (Interval("taken", *(ZERO + round(at * SECOND) for at in taken_s)),), starves=starves
+        ),
+        Watched("forced a file", (Interval("forced a file", ZERO + 5 * SECOND, ZERO + 8 * SECOND, "write#1"),)),
+    )
+    window = Window(made.START, made.START + 20 * SECOND)
+    (one,) = attribution.find(load([(5, 8)], 20), window, SERVICE_S * 1000, spans, made.OFFSET)
+    return one
+
+
+def test_what_a_thread_did_while_it_had_no_cpu_is_no_cause_but_what_took_the_cpu() -> None:
+    # It begins before the waiting and goes on after it: by itself it explains nothing.
+    assert named(of_starved((4, 9))) == {"CPUs saturated"}
+    assert named(of_starved((4, 7.5))) == {"CPUs saturated"}
+    assert named(of_starved((4, 7.2))) == {"forced a file"}
+    assert named(of_starved((4, 9), starves=False)) == {"forced a file"}
+
+
+@pytest.mark.parametrize(("went_on_s", "expected"), [(0.0, {"flush"}), (3.0, {"flush"})])
+def test_a_cause_that_goes_on_after_the_measurement_fits_what_waits_at_its_end(
+    went_on_s: float, expected: set[str]
+) -> None:
+    (one,) = found(load([(18.5, 22)], 24), {"flush": [(18.5, 20 + went_on_s)]})
+    assert named(one) == expected
+    # Within the measurement it has to end with the waiting.
+    (one,) = found(load([(12, 13.5)], 24), {"flush": [(12, 17)]})
+    assert named(one) == set()
+
+
 def test_stalls_that_are_hardly_apart_are_one() -> None:
     both = load([(5, 6), (6.1, 7)], 20)
     (one,) = found(both, {"quota": [(5, 7)]})

@@ -101,6 +101,8 @@ class Watched:
     """Whether it holds requests back before they are sent."""
     varies: bool = False
     """Whether it is not always as strong: a span that made nobody wait says little about another one."""
+    starves: bool = False
+    """Whether threads get no CPU while it lasts: whatever one of them does then takes longer for want of it."""
     error_ns: int = 50_000_000
     """How far from the truth a span may begin or end. Ten looks a second are 50 ms off."""
 

@@ -15,7 +15,7 @@ from ingest_bench import system
 from ingest_bench.inputs import decoding
 from ingest_bench.model.results import Interval, Measured, Reading, Remark, Series, Watched
 from ingest_bench.probes import recording
-from ingest_bench.probes.proc import FIELDS
+from ingest_bench.probes.proc import FIELDS, TICK_NS
 from ingest_bench.probes.threads import Wait
 
 if TYPE_CHECKING:
@@ -28,8 +28,12 @@ if TYPE_CHECKING:
     from ingest_bench.probes.context import Events, ReadContext
 
 _FILE, _THREADS = "host.jsonl", "host-threads.jsonl"
-# As a cause of stalls.
+# As causes of stalls.
 STOPPED = "server process stopped"
+_QUOTA, _STOLEN = "server held back by its CPU quota", "CPU stolen by the hypervisor"
+SATURATED = "CPUs saturated"
+# For each CPU so many threads run or wait for it, where none has enough of it: a busy server has one to three.
+_MANY_THREADS = 5
 # The machine is looked at ten times a second, and what has only begun is not seen yet.
 _LOOK_NS = 120_000_000
 # Counters: what they grew by within the measurement. The rest of `FIELDS` are levels.
@@ -180,17 +184,19 @@ def watched(table: Mapping[str, NDArray[np.float64]]) -> Iterator[Watched]:
     steps_ns = np.diff(at_ns, prepend=np.nan)
     ticks = np.diff(table["cpu_busy_ticks"] + table["cpu_steal_ticks"] + table["cpu_idle_ticks"], prepend=np.nan)
     with np.errstate(divide="ignore", invalid="ignore"):
+        cpus = np.nanmedian(ticks * TICK_NS / steps_ns) if len(ticks) > 1 else np.nan
         found = {
             STOPPED: (around, table["server_threads_stopped"] > 0),
-            "server held back by its CPU quota": (since, _share(table, "server_throttled_ns", steps_ns) >= _HELD),
-            "CPU stolen by the hypervisor": (since, _share(table, "cpu_steal_ticks", ticks) >= _HELD),
+            _QUOTA: (since, _share(table, "server_throttled_ns", steps_ns) >= _HELD),
+            _STOLEN: (since, _share(table, "cpu_steal_ticks", ticks) >= _HELD),
+            SATURATED: (around, table["run_queue"] >= _MANY_THREADS * cpus),
             "everything waiting for memory": (since, _share(table, "pressure_memory_full_us", steps_ns / 1e3) >= _HALF),
             "everything waiting for a disk": (since, _share(table, "pressure_io_full_us", steps_ns / 1e3) >= _HALF),
             "memory being compacted": (since, _grown(table, "compact_stall") > 0),
             "pages moved between NUMA nodes": (since, _grown(table, "numa_pages_migrated") >= _MANY_PAGES),
         }
     counted = {
-        "server held back by its CPU quota": "server_throttled_ns",
+        _QUOTA: "server_throttled_ns",
         "everything waiting for memory": "pressure_memory_full_us",
         "everything waiting for a disk": "pressure_io_full_us",
         "memory being compacted": "compact_stall",
@@ -201,7 +207,14 @@ def watched(table: Mapping[str, NDArray[np.float64]]) -> Iterator[Watched]:
             continue
         spans = zip(begins[true].tolist(), ends[true].tolist(), strict=True)
         told = tuple(Interval(cause, int(begin), int(end)) for begin, end in spans)
-        yield Watched(cause, told, stops=cause == STOPPED, varies=cause != STOPPED, error_ns=_LOOK_NS)
+        yield Watched(
+            cause,
+            told,
+            stops=cause == STOPPED,
+            varies=cause != STOPPED,
+            starves=cause in (_QUOTA, _STOLEN, SATURATED),
+            error_ns=_LOOK_NS,
+        )
 
 
 def waits(context: ReadContext) -> Iterator[Watched]:

@@ -52,7 +52,7 @@ FIELDS = (
 )
 _VMSTAT = FIELDS[FIELDS.index("thp_fault_alloc") : FIELDS.index("allocstall") + 1]
 _PRESSURE = (("cpu", "some"), ("io", "some"), ("io", "full"), ("memory", "some"), ("memory", "full"))
-_TICK_NS = 10**9 // os.sysconf("SC_CLK_TCK")
+TICK_NS = 10**9 // os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 Number = int | None
@@ -80,7 +80,7 @@ def parse_stat(text: str) -> tuple[int, int, int, int, int, int]:
     """CPU ns in user mode and in the kernel, minor and major faults, threads, resident bytes (man 5 proc, PID/stat)."""
     # The name of the program may hold spaces and brackets: count from its end. Index 0 is the state, field 3.
     fields = text[text.rindex(")") + 2 :].split()
-    user_ns, system_ns = int(fields[11]) * _TICK_NS, int(fields[12]) * _TICK_NS
+    user_ns, system_ns = int(fields[11]) * TICK_NS, int(fields[12]) * TICK_NS
     return user_ns, system_ns, int(fields[7]), int(fields[9]), int(fields[17]), int(fields[21]) * _PAGE_BYTES
 
 

@@ -28,6 +28,8 @@ RULED_OUT = 0.1
 # What explains less of it explains some of its requests by chance: while a stall lasts, new ones begin to wait.
 _LEAST = 0.15
 _ANSWERED = "what was sent meanwhile was answered"
+# Of what a thread did, if no CPU was free for so much of it, that is the cause and not the thread's doing.
+_STARVED = 0.8
 # What is sudden (`Watched.sudden`) has its first effect so soon.
 _AT_ONCE_NS = 30_000_000
 
@@ -95,6 +97,7 @@ def _judged(seen: Waiting, span: Span, spans: Sequence[Span], found: Sequence[Su
         for place, one in enumerate(found)
         if held[place] and not against[place] and one.lasted_ns(span.start_ns, span.end_ns)
     ]
+    starved = _starved(near, span)
     named: set[int] = set()
     left = np.ones(len(own), dtype=bool)
     while left.any():
@@ -104,7 +107,9 @@ def _judged(seen: Waiting, span: Span, spans: Sequence[Span], found: Sequence[Su
         # What a single thread did may have lasted so long because of what all of them met.
         of_all = [one for one in best if not any(near[number][1].thread for number in one.causes)]
         best = of_all or best
-        named.update(near[number][0] for one in best for number in one.causes)
+        for one in best:
+            for place in (near[number][0] for number in one.causes):
+                named.update(starved.get(place, (place,)))
         left[np.flatnonzero(left)[np.logical_or.reduce([one.explained for one in best])]] = False
     if left.any():
         begun = [place for place, one in enumerate(found) if one.sudden and _begins(one, own[left], fit.lead_ns(seen))]
@@ -140,6 +145,27 @@ def _judged(seen: Waiting, span: Span, spans: Sequence[Span], found: Sequence[Su
         ruled_out=_of_all_threads(told[place] for place in out),
         undecided=_of_all_ports(dataclasses.replace(told[place], why=_misfit(found[place], waits)) for place in rest),
     )
+
+
+def _starved(near: Sequence[tuple[int, Suspect]], span: Span) -> dict[int, tuple[int, ...]]:
+    """Of each thread's doing that had no CPU for most of it what took the CPU, by their places."""
+    starving = [(place, one) for place, one in near if one.starves]
+    found = {}
+    for place, one in near:
+        if not one.thread:
+            continue
+        starts_ns, ends_ns = (
+            moments.clip(span.start_ns, span.end_ns) for moments in one.within(span.start_ns, span.end_ns)
+        )
+        least_ns = _STARVED * int((ends_ns - starts_ns).sum())
+        takers = tuple(
+            taker
+            for taker, other in starving
+            if (other.covered_ns(ends_ns) - other.covered_ns(starts_ns)).sum() >= least_ns
+        )
+        if takers:
+            found[place] = takers
+    return found
 
 
 def _waits(span: Span, window: Window) -> Samples:

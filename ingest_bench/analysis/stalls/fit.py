@@ -108,7 +108,10 @@ def _fit(
         return None
     first_ns, last_ns = int(waits[explained, 0].min()), int(waits[explained, 1].max())
     touched = (ends_ns > first_ns - error_ns) & (starts_ns < last_ns + error_ns)
-    began_ns, over_ns = int(starts_ns[touched].min()), int(ends_ns[touched].max())
+    # What is not measured any more is not known of the waiting either.
+    window = waiting.window
+    began_ns = max(int(starts_ns[touched].min()), window.start_ns)
+    over_ns = min(int(ends_ns[touched].max()), window.end_ns)
     room, gap = error_ns + lead, int(3 * waiting.gap_ns)
     if not -room <= began_ns - first_ns + gap or began_ns - first_ns > room:
         return None

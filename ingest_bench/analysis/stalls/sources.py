@@ -17,6 +17,8 @@ _FAULT_NS = 150_000_000
 _SUDDEN_NS = 100_000_000
 # While these last nothing of the node answers.
 _STOPPING = frozenset(("pause",))
+# While these last its threads have no CPU.
+_STARVING = frozenset(("cpu",))
 
 
 def watched(
@@ -39,7 +41,16 @@ def faults(happened: Sequence[Happened], end_ns: int) -> list[Watched]:
         spans = tuple(Interval(name, fault.started, fault.ended or end_ns) for fault in each)
         sudden = all(span.end_ns - span.start_ns < _SUDDEN_NS for span in spans)
         found.append(
-            Watched(name, spans, node, stops=kind in _STOPPING, sudden=sudden, varies=True, error_ns=_FAULT_NS)
+            Watched(
+                name,
+                spans,
+                node,
+                stops=kind in _STOPPING,
+                sudden=sudden,
+                varies=True,
+                starves=kind in _STARVING,
+                error_ns=_FAULT_NS,
+            )
         )
     return found
 

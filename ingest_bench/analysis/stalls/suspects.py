@@ -35,6 +35,7 @@ class Suspect:
     sudden: bool
     before_sending: bool
     varies: bool
+    starves: bool
     error_ns: int
     starts_ns: Samples
     ends_ns: Samples
@@ -83,12 +84,15 @@ def suspects(watched: Iterable[Watched], offset_ns: int) -> list[Suspect]:
     `offset_ns` is by how much CLOCK_REALTIME, which the watched spans are on, is ahead of the clock of the samples.
     """
     spans: dict[tuple[str, int | None, str, int], list[Interval]] = {}
-    limits: dict[tuple[str, int | None], tuple[bool, bool, bool, bool, int]] = {}
+    limits: dict[tuple[str, int | None], tuple[bool, bool, bool, bool, bool, int]] = {}
     for one in watched:
         spans.setdefault((one.cause, one.node, "", 0), [])
-        stops, sudden, before, varies, error_ns = limits.get((one.cause, one.node), (True, True, True, False, 0))
+        stops, sudden, before, varies, starves, error_ns = limits.get(
+            (one.cause, one.node), (True, True, True, False, True, 0)
+        )
         limits[one.cause, one.node] = (
-            *(stops and one.stops, sudden and one.sudden, before and one.before_sending, varies or one.varies),
+            *(stops and one.stops, sudden and one.sudden, before and one.before_sending),
+            *(varies or one.varies, starves and one.starves),
             max(error_ns, one.error_ns),
         )
         for span in one.spans:
