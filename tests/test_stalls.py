@@ -239,10 +239,9 @@ def test_what_one_thread_did_is_no_cause_beside_what_all_of_them_met() -> None:
 
 def of_starved(taken_s: tuple[float, float], starves: bool = True) -> Stall:
     """One thread forced a file from 5 to 8 s, while CPUs were taken at other moments."""
+    begin_ns, end_ns = (ZERO + round(at * SECOND) for at in taken_s)
     spans = (
-        Watched(
-            "CPUs saturated", (Interval("taken", *(ZERO + round(at * SECOND) for at in taken_s)),), starves=starves
-        ),
+        Watched("CPUs saturated", (Interval("CPUs saturated", begin_ns, end_ns),), starves=starves),
         Watched("forced a file", (Interval("forced a file", ZERO + 5 * SECOND, ZERO + 8 * SECOND, "write#1"),)),
     )
     window = Window(made.START, made.START + 20 * SECOND)
