@@ -10,9 +10,9 @@ import made_summaries as made
 import pytest
 from matplotlib import rc_context
 from matplotlib.figure import Figure
-from matplotlib.text import Text
+from matplotlib.text import Annotation, Text
 
-from ingest_bench.model.results import Happened, Series, Summary
+from ingest_bench.model.results import Cause, Happened, Series, Stall, Summary
 from ingest_bench.report.plots import plots, plots_large, plots_layers, plots_style, plots_time
 from ingest_bench.report.tables import headline
 from ingest_bench.report.tables.words import separated
@@ -268,6 +268,47 @@ def test_a_fault_from_another_time_than_its_load_does_not_keep_a_picture_from_be
 ) -> None:
     run = made.with_series(made.experiment(replicates=1, network=["ethernet"])[0])
     assert plots_time.timeline(made.changed(run, faults=(Happened(kind="pause", started=started, ended=ended),)))
+
+
+def stall(begin_s: float, end_s: float, cause: str = "") -> Stall:
+    begin_ns, end_ns = (made.START_NS + round(at * 10**9) for at in (begin_s, end_s))
+    causes = (Cause(cause=cause, lasted_ns=end_ns - begin_ns),) if cause else ()
+    unexplained_ns = 0 if cause else end_ns - begin_ns
+    return Stall(
+        start_ns=begin_ns,
+        end_ns=end_ns,
+        requests=1,
+        at_once=1,
+        longest_ns=end_ns - begin_ns,
+        causes=causes,
+        unexplained_ns=unexplained_ns,
+        ruled_out=(),
+    )
+
+
+@pytest.mark.slow
+def test_stalls_are_hatched_and_named_where_their_name_has_room() -> None:
+    run = made.with_series(made.experiment(replicates=1, network=["ethernet"])[0])
+    end_s = ((run.measure_end_ns or 0) - made.START_NS) / 10**9
+    stalls = (
+        stall(5, 6, "Lucene flushed a segment"),
+        stall(7, 9, "garbage collection"),
+        stall(20, 24, "Lucene flushed a segment"),
+        stall(end_s - 0.5, end_s),
+    )
+    with figures() as drawn:
+        plots_time.timeline(made.changed(run, stalls=stalls))
+    first, *others = (axes for axes in drawn[0].axes if axes.get_xlim()[1] > 1)
+    for axes in (first, *others):
+        hatched = [patch for patch in axes.patches if patch.get_hatch()]
+        assert [round(patch.get_extents().width) for patch in hatched].count(0) == 0
+        assert len(hatched) == len(stalls)
+    named = {text.get_text(): text for text in first.texts if isinstance(text, Annotation)}
+    # The longest of its cause; the last one is too near to the end.
+    assert named["Lucene flushed a segment"].xy[0] == 20
+    assert named["garbage collection"].xy[0] == 7
+    assert "unexplained" not in named
+    assert all(text.get_window_extent().x1 <= first.bbox.x1 for text in first.texts)
 
 
 def with_large(run: Summary, largest: int, faults: int) -> Summary:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from math import nan
 
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 
 from ingest_bench.analysis.run import closed_loop
@@ -21,11 +22,13 @@ from ingest_bench.report.plots.plots_style import (
     headed,
     saved,
     style,
+    text_width_in,
 )
 from ingest_bench.report.tables import headline, stall_table
 from ingest_bench.report.tables.words import bytes_text, key_text, separated, short, whole
 
 _BLUE, _RED, _GREEN = PALETTE[0], PALETTE[1], PALETTE[2]
+_LABEL_PT = 12
 _LEFT_IN, _RIGHT_IN, _PANEL_IN, _GAP_IN = 1.15, 1.35, 1.25, 0.42
 
 _Draw = Callable[[Axes, Summary, int], None]
@@ -57,7 +60,7 @@ def timeline(run: Summary) -> bytes | None:
             axes.set_xlim(*ends)
             axes.yaxis.set_major_locator(MaxNLocator(3))
             draw(axes, run, start_ns)
-            _spans(axes, run, start_ns, ends, labelled=number == 0)
+            _spans(made, axes, run, start_ns, ends, labelled=number == 0)
             axes.set_ylim(bottom=0)
             axes.grid(axis="y", color=RULE, linewidth=0.8)
             axes.set_axisbelow(True)
@@ -160,7 +163,7 @@ def _ends(run: Summary, start_ns: int) -> tuple[float, float]:
     return min(first, 0.0), (end_ns - start_ns) / 1e9
 
 
-def _spans(axes: Axes, run: Summary, start_ns: int, ends: tuple[float, float], *, labelled: bool) -> None:
+def _spans(made: Figure, axes: Axes, run: Summary, start_ns: int, ends: tuple[float, float], *, labelled: bool) -> None:
     spans = []
     named: set[str] = set()
     for fault in run.faults:
@@ -176,14 +179,20 @@ def _spans(axes: Axes, run: Summary, start_ns: int, ends: tuple[float, float], *
         if labelled and fault.kind not in named:
             _label(axes, left, fault.kind, "#8a5a00")
         named.add(fault.kind)
-    for stall in run.stalls:
+    texts: dict[str, tuple[float, float]] = {}
+    for stall in sorted(run.stalls, key=lambda one: one.start_ns - one.end_ns):
         left, right = ((moment - start_ns) / 1e9 for moment in (stall.start_ns, stall.end_ns))
         # Hatched, so that a fault below it is seen too.
         axes.axvspan(left, right, facecolor="none", edgecolor=FAINT, hatch="////", alpha=0.4, linewidth=0, zorder=0)
         cause = stall_table.shown([stall])
-        if labelled and cause not in named:
+        # The longest of each cause is named, where its name hides no other and does not leave the picture.
+        if not labelled or cause in texts or cause.removeprefix("fault ") in named:
+            continue
+        wide_in = text_width_in(made, f"{cause}  ", _LABEL_PT, bold=True)
+        room = (left, left + wide_in / (axes.bbox.width / made.dpi) * (ends[1] - ends[0]))
+        if room[1] <= ends[1] and all(room[1] < begin or end < room[0] for begin, end in texts.values()):
             _label(axes, left, cause, FAINT, down=16)
-        named.add(cause)
+            texts[cause] = room
     if ends[0] < 0:
         axes.axvspan(ends[0], 0, color=RULE, alpha=0.5, linewidth=0, zorder=0)
         if labelled and not any(left < 0.12 * ends[1] for left, _ in spans):
@@ -193,7 +202,7 @@ def _spans(axes: Axes, run: Summary, start_ns: int, ends: tuple[float, float], *
 def _label(axes: Axes, at: float, text: str, colour: str, down: int = 3) -> None:
     axes.annotate(
         text, (at, 1), xycoords=("data", "axes fraction"), xytext=(3, -down), textcoords="offset points", va="top",
-        color=colour, fontsize=12, fontweight="bold",
+        color=colour, fontsize=_LABEL_PT, fontweight="bold",
     )  # fmt: skip
 
 
