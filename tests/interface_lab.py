@@ -23,14 +23,16 @@ HAS_IPV6 = Path("/proc/sys/net/ipv6").exists()
 NEEDS_IPV6 = pytest.mark.skipif(not HAS_IPV6, reason="this kernel has no IPv6")
 DRIVER = Path(__file__).with_name("interface_driver.py")
 
-# A link whose ends have one number is told of its carrier up to a second later (net/core/link_watch.c).
+# A link whose ends have one number is told of its carrier up to a second later (net/core/link_watch.c). Those of
+# two labs differ, too: of what stands on eth0 in another network namespace nothing but its number is known.
 _SET_UP = f"""
 set -e
 sysctl -e -q -w net.ipv6.conf.default.accept_dad=0 net.ipv6.conf.default.router_solicitations=0
 ip link set lo up
-ip link add eth0 index 40 numtxqueues 2 address 02:00:00:00:40:01 \\
+number=$((1000 + 2 * $$))
+ip link add eth0 index $number numtxqueues 2 address 02:00:00:00:40:01 \\
     type veth peer name eth0 address 02:00:00:00:40:02 netns $1
-ip link add eth1 index 41 type veth peer name eth1 netns $1
+ip link add eth1 index $((number + 1)) type veth peer name eth1 netns $1
 ip addr add {CLIENT}/24 dev eth0
 [ ! -e /proc/sys/net/ipv6 ] || ip addr add fd00:40::1/64 dev eth0
 ip link set eth0 up
