@@ -265,11 +265,15 @@ def columns() -> str:
     """The columns of `summary.csv`, those for each GB beside their totals."""
     names = {column.name for column in COLUMNS}
     rows = [
-        [f"`{column.name}`", f"{column.meaning}{'; also `_per_gb`' if f'{column.name}_per_gb' in names else ''}"]
+        [
+            f"`{column.name}`",
+            f"{column.meaning}{'; also `_per_gb`' if f'{column.name}_per_gb' in names else ''}",
+            f"`{column.of}`" if column.of else "",
+        ]
         for column in COLUMNS
         if not (column.name.endswith("_per_gb") and column.name.removesuffix("_per_gb") in names)
     ]
-    return table(("column", "what it holds"), rows)
+    return table(("column", "what it holds", "of how many"), rows)
 
 
 def named(meanings: Mapping[str, str]) -> Callable[[], str]:

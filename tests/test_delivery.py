@@ -127,6 +127,7 @@ def test_rates_and_times_are_of_the_full_seconds_of_the_measurement() -> None:
         "accepted_per_s": 35,
         "delivered_per_s": 4,
         "forwards_per_s": 3.5,
+        "delivery_times": 100,
         "delivery_ms_p50": 1.0,
         "delivery_ms_p99": 2.0,
     }

@@ -150,7 +150,11 @@ def test_a_watched_wire_shows_the_frames_and_what_tcp_knows(tmp_path: Path) -> N
     assert told["mss"] == 1448
     assert isinstance(told["rtt_ms"], float)
     (rtt,) = (promise for promise in promises if promise.name == "rtt")
+    assert isinstance(told["rtts"], int)
+    assert told["rtts"] > 0
     assert isinstance(told["idle_rtt_ms"], float)
+    assert isinstance(told["idle_rtts"], int)
+    assert told["idle_rtts"] > 9
     assert f", {told['idle_rtt_ms']:.2f} ms, " in rtt.measured
     assert told["loss_ppm"] == 0
     # 100 MB are 69061 full segments; at most each is acknowledged by a packet of its own.

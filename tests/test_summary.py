@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -349,6 +350,7 @@ def test_a_refusal_that_comes_at_once_is_told_from_an_answer() -> None:
     row = summary(np.concatenate([made.steady(), made.samples(refused)]))
     assert row.values["response_ms_p50"] == pytest.approx(0.001)
     assert row.values["response_ok_ms_p50"] == row.values["service_ms_p50"] == pytest.approx(10)
+    assert [row.values[name] for name in ("requests", "requests_ok", "requests_sent")] == [150, 50, 50]
 
 
 def test_a_ticket_that_was_never_sent_has_a_response_time_and_no_service_time() -> None:
@@ -525,11 +527,23 @@ def query(planned_s: float, done_s: float, **changed: Any) -> dict[str, int]:
     return made.sample(planned_s, done_s, documents=0, bytes_sent=100, **changed) | {"documents_acked": 0}
 
 
+def test_beside_every_percentile_stands_the_number_of_its_values() -> None:
+    columns = {column.name: column for column in COLUMNS}
+    percentiles = [name for name, one in columns.items() if re.search(r"_p\d+$|^median ", f"{one.meaning} {name}")]
+    assert {"idle_rtt_ms", "mss", "gc_pause_ms_p50", "docs_per_s_p90"} <= set(percentiles)
+    assert len(percentiles) > 25
+    without = [name for name in percentiles if not columns[name].of]
+    assert not without
+    counts = {column.of for column in columns.values()} - {""}
+    assert counts <= columns.keys()
+    assert {name for name in counts if not columns[name].is_count} <= {"measured_seconds"}
+
+
 def test_queries_are_counted_apart_from_the_requests() -> None:
     alone = summary()
     row = with_queries(made.samples([query(n / 4, n / 4 + 0.1) for n in range(28)]))
     assert row.state == "measured"
-    assert (row.values["queries"], row.values["queries_per_s_median"], row.values["queries_failed"]) == (20, 4, 0)
+    assert (row.values["queries"], row.values["queries_per_s_mean"], row.values["queries_failed"]) == (20, 4, 0)
     assert row.values["query_ms_p50"] == pytest.approx(100)
     for name in ("requests", "response_ms_p99", "docs_per_s_mean", "documents_acked"):
         assert row.values[name] == alone.values[name]
@@ -543,6 +557,7 @@ def test_a_query_without_an_answer_may_miss_its_bytes_and_is_a_failed_one() -> N
     report = made.report(bytes_written=sent)
     row = summarise(made.record(), made.cell(), made.steady(), report, measured, queries=made.samples(rows))
     assert (row.state, row.values["queries_failed"], row.values["queries"]) == ("measured", 1, 2)
+    assert (row.values["queries_ok"], row.values["queries_per_s_mean"]) == (1, 0.2)
     assert row.values["query_ms_p50"] == pytest.approx(100)
     assert row.values["query_ok_ms_p50"] is None
 

@@ -21,6 +21,8 @@ class Column:
     together: Together = ""
     """What the readings of several nodes become in the run's row. "machine": each node's is that of all. "": nothing,
     for a median or a text of each is none of all; nodes.csv has them."""
+    of: str = ""
+    """Of a median or another percentile: the column with the number of values that it is of. Else ""."""
 
     @property
     def is_count(self) -> bool:

@@ -104,6 +104,7 @@ def own(record: RunRecord, nodes: int, start_ns: int | None, end_ns: int | None)
         times = histogram.merge(
             [{int(us): count for us, count in latencies.get(str(second), {}).items()} for second in range(first, end)]
         )
+        found["delivery_times"] = sum(times.values())
         for column, percent in (("delivery_ms_p50", 50), ("delivery_ms_p99", 99)):
             value = percentile(times, percent)
             found[column] = None if value is None else value / 1e3

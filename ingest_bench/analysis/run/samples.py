@@ -144,9 +144,10 @@ def measured(tickets: Tickets, window: Window) -> Mapping[str, Value]:
     return {
         "docs_per_s_mean": _acked(tickets, window) / window.length_s if window.length_s else None,
         **{f"docs_per_s_p{percent}": _of_seconds(acked, percent) for percent in (10, 90)},
+        "measured_seconds": window.seconds,
         "bytes_measured": counts["bytes"],
         **_percentiles(tickets, window, {**percents, "service": {"p50": 50, "p99": 99}}),
-        **{name: counts[name] for name in ("requests", "requests_failed", "attempts")},
+        **{name: count for name, count in counts.items() if name != "bytes"},
         "silent_s": silent_seconds(tickets, window.start_ns, window.seconds) if window.seconds else None,
     }
 
@@ -167,13 +168,15 @@ def _of_seconds(acked: Samples, percent: int) -> float | None:
 
 
 def _counts(tickets: Tickets, window: Window) -> dict[str, int]:
-    found = dict.fromkeys(("bytes", "requests", "requests_failed", "attempts"), 0)
+    found = dict.fromkeys(("bytes", "requests", "requests_failed", "requests_ok", "requests_sent", "attempts"), 0)
     for samples, _ in pieces(tickets):
         counted, done = under_way(samples, window), within(samples["done_ns"], window)
         answered = done & ~outcome(samples, *_UNKNOWN)
         found["bytes"] += int(samples["bytes_sent"][answered].sum())
         found["requests"] += int(counted.sum())
         found["requests_failed"] += int((counted & ~outcome(samples, "ok")).sum())
+        found["requests_ok"] += int((counted & outcome(samples, "ok")).sum())
+        found["requests_sent"] += int((counted & (samples["bytes_sent"] > 0)).sum())
         found["attempts"] += int(samples["attempts"][counted].sum())
     return found
 
@@ -218,15 +221,14 @@ def _sent_pieces(tickets: Tickets, window: Window) -> Iterator[Samples]:
 
 def queried(tickets: Tickets, window: Window) -> Mapping[str, Value]:
     """The numbers of the queries that were sent beside the indexing, within the measurement; times as of requests."""
-    counts, answered = _counts(tickets, window), np.zeros(window.seconds, dtype=np.int64)
-    for queries, _ in pieces(tickets):
-        second = (queries["done_ns"][outcome(queries, "ok")] - window.start_ns) // 10**9
-        answered += np.bincount(second[(second >= 0) & (second < window.seconds)], minlength=window.seconds)
+    counts, full = _counts(tickets, window), Window(window.start_ns, window.start_ns + window.seconds * 10**9)
+    answered = total(tickets, lambda queries: outcome(queries, "ok") & within(queries["done_ns"], full))
     return {
-        "queries_per_s_median": float(np.median(answered)) if window.seconds else None,
+        "queries_per_s_mean": answered / window.seconds if window.seconds else None,
         **_percentiles(tickets, window, {kind: {"p50": 50, "p99": 99} for kind in ("query", "query_ok")}),
         "queries": counts["requests"],
         "queries_failed": counts["requests_failed"],
+        "queries_ok": counts["requests_ok"],
     }
 
 

@@ -60,6 +60,8 @@ class Link:
     """Where the counts of `readings` start."""
     idle_rtt_ms: float | None = None
     """The median round trip that `check` measured."""
+    idle_rtts: int = 0
+    """How many that is the median of."""
     layers: Counter[tuple[str, Direction]] = field(default_factory=Counter)
     """How many faults do each thing to it now."""
     changes: list[Callable[[Profile], Profile]] = field(default_factory=list)

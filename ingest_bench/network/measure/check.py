@@ -68,7 +68,7 @@ def _rtt(way: Way, link: Link) -> Iterator[Promise]:
             return f"no answer to {plan.count} probes", False
         name, found_ns, uncertain_ns = typical_rtt(rtts, promised_ns, impairments)
         low, middle, high = (rtts[len(rtts) * share // 20] for share in (1, 10, 19))
-        link.idle_rtt_ms = middle / 1e6
+        link.idle_rtt_ms, link.idle_rtts = middle / 1e6, len(rtts)
         words = f"{_ms(found_ns)} ({name} of {len(rtts)}; 5%, 50%, 95%: {_ms(low)}, {_ms(middle)}, {_ms(high)})"
         return words, abs(found_ns - promised_ns) <= tolerance_ns + uncertain_ns
 

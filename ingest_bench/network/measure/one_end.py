@@ -66,6 +66,8 @@ class OneEnd:
     promises: tuple[Promise, ...]
     """What was found before the load."""
     idle_rtt_ms: float | None = None
+    idle_rtts: int = 0
+    """How many round trips that is the median of."""
     points: dict[Direction, list[tuple[float, int]]] = field(default_factory=dict)
     """Moments, and bytes that had passed the queue until then."""
     before: dict[Direction, qdiscs.Counters] = field(default_factory=dict)
@@ -84,6 +86,7 @@ class OneEnd:
             "qdisc_drops": sum(one.drops for one in counted.values()) if counted else None,
             "loss_ppm": round(there.drops * _MILLION / total) if total else None,
             "idle_rtt_ms": self.idle_rtt_ms,
+            "idle_rtts": self.idle_rtts or None,
         }
 
     def _counted(self, direction: Direction) -> qdiscs.Counters:
@@ -120,6 +123,7 @@ def one_end(link: RealLink, profile: Profile, endpoint: Endpoint, *, time_limit_
         else:
             now, promises = _handshaken(profile, endpoint, before)
             found.promises += promises
+            found.idle_rtts = len(now.rtts_ns)
             found.idle_rtt_ms = now.rtts_ns[len(now.rtts_ns) // 2] / 1e6 if now.rtts_ns else None
         for direction, device in shaped.devices.items():
             found.before[direction] = qdiscs.counters(system.run(qdiscs.show(device)))

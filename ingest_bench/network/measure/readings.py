@@ -52,8 +52,9 @@ def readings(*links: Link, wires: Sequence[Path] = (), clients: bool = True) -> 
     - `zero_windows`: how often a server told a sender to stop.
     - `ecn_marks`: packets that came with the mark of congestion (CE), at either end, on whatever link.
     - `wire_bytes_p50`: the median frame to a server, Ethernet header included, of `wire_frames` that were looked at.
-    - `idle_rtt_ms`: the median round trip that `check` measured before the load; None: nothing was promised about it.
-    - `mss`, `rtt_ms`: medians of what the clients' TCP knew of its connections, four times a second.
+    - `idle_rtt_ms`: the median of the `idle_rtts` round trips that `check` measured before the load; None: nothing was
+      promised about it. Of several links the median of theirs.
+    - `mss`, `rtt_ms`: medians of what the clients' TCP knew of its connections, four times a second, `rtts` in all.
     """
     queues: Counter[str] = Counter()
     tcp: dict[int, dict[str, int]] = {}
@@ -77,6 +78,7 @@ def readings(*links: Link, wires: Sequence[Path] = (), clients: bool = True) -> 
             for column, names in _OF_TCP.items()
         },
         "idle_rtt_ms": statistics.median(idle) if idle else None,
+        "idle_rtts": sum(link.idle_rtts for link in links) if idle else None,
         **(_seen(wires) if wires else {}),
     }
 
@@ -114,12 +116,14 @@ def _seen(wires: Sequence[Path]) -> dict[str, Value]:
     sizes: Counter[int] = Counter()
     for one in to_server:
         sizes.update(one.frames)
-    rtt_us = _median([value for one in clients for value in one.of_connections("rtt_us")])
+    rtts_us = [value for one in clients for value in one.of_connections("rtt_us")]
+    rtt_us = _median(rtts_us)
     return {
         "wire_bytes_p50": percentile(sizes, 50),
         "wire_frames": sum(one.looked_at for one in to_server) if to_server else None,
         "mss": _median([value for one in clients for value in one.of_connections("send_mss_bytes")]),
         "rtt_ms": None if rtt_us is None else rtt_us / 1000,
+        "rtts": len(rtts_us) if clients else None,
     }
 
 
