@@ -3,7 +3,8 @@
     python benchmarks/stalls.py [--seed 14] [--share 1] [--out FOLDER]
 
 Each run has about a dozen stalls of 0.4 to 2 s at random moments, some of them with another one that overlaps: faults
-of ours, a generator that is stopped by a signal, a lock in the sink. What is found is judged twice: by all causes, and
+of ours, a generator that is stopped by a signal, a lock in the sink, a sink that does not read while large bodies come
+(its receive window is full then). What is found is judged twice: by all causes, and
 without the records of our own faults, by what the probes saw alone. It is right when each cause that is named is one of
 the injected stall, or how that shows (CAUSES); wrong when any is not; else unexplained. A stall at a moment at which
 nothing was injected is the machine's own: nobody knows its cause, but that it was no fault.
@@ -37,7 +38,7 @@ from ingest_bench.results import layout
 
 S = 10**9
 WARM_UP_S, MEASURE_S = 5, 70
-GENERATOR, LOCK = "generator stopped", "lock in the sink"
+GENERATOR, LOCK, UNREAD = "generator stopped", "lock in the sink", "zero window"
 # How long after its end an injected stall still has effects: TCP waits twice as long before it sends again.
 AFTER_S = 1.0
 NETWORK = ("partition", "throttle", "profile")
@@ -64,6 +65,7 @@ CAUSES: dict[str, tuple[str, ...]] = {
     "slow-disk": _DISK,
     GENERATOR: ("the load generator stood still", "the load's receive window was full"),
     LOCK: ("a thread waited for a lock", "receive window was full", "send buffer was full"),
+    UNREAD: ("receive window was full", "send buffer was full"),
 }
 KEYS = {
     "quota": (("kind", "cpu"), ("cores", 0.02)),
@@ -73,6 +75,8 @@ KEYS = {
     "slow-fsync": (("kind", "slow-fsync"), ("delay", "{length}")),
     "slow-disk": (("kind", "slow-disk"), ("rate", "200kbit")),
 }
+# What a sink prints when it is over, with both moments.
+_OF_SINK = {"lock": LOCK, "stall": UNREAD}
 RESULTS = ("named right", "unexplained", "named wrong")
 
 
@@ -85,10 +89,13 @@ class Setup:
     runs: int
     load: str
     setting: str = ""
+    """More lines of the server: keys, and its settings."""
     netem: str = "auto"
 
 
 SINK = 'users = 4\nbulk_documents = 100\narrivals = "100/s"'
+# More than a receive window takes.
+LARGE = 'users = 4\nbulk_documents = 8000\narrivals = "4/s"'
 OPENSEARCH = "users = 2\nbulk_documents = 50"
 # Lucene flushes of its own accord when this is full, or when the index is refreshed (UNREFRESHED): stalls of seconds
 # that nobody injected.
@@ -113,6 +120,15 @@ SETUPS = (
     # Of the collectors this one has the longest pauses.
     Setup("opensearch", ("gc", "pause", "slow-fsync"), 3, OPENSEARCH, 'gc = "serial"\n' + UNFLUSHED),
     Setup("sink", ("profile",), 1, SINK, netem="uml"),
+    Setup(
+        "sink",
+        (),
+        2,
+        LARGE,
+        'socket_receive_buffer = "64KiB"\n[target.setting]\n"sink.threads" = "1"\n'
+        '"sink.stall" = "{lock}s"\n"sink.stall_after" = "{after}s"\n'
+        '"sink.stall_every" = "{every}s"\n',
+    ),
 )
 
 
@@ -152,7 +168,7 @@ class Plan:
         """At random moments."""
         plan, rng = cls(setup, seed), random.Random(seed)  # noqa: S311 - moments of faults
         at_s = rng.uniform(2, 4)
-        while at_s < MEASURE_S - 6:
+        while setup.kinds and at_s < MEASURE_S - 6:
             length_s, kind = rng.uniform(0.4, 2), rng.choice(setup.kinds)
             plan.events.append((kind, at_s, length_s))
             others = [] if kind in ALONE else [other for other in setup.kinds if other not in (kind, *ALONE)]
@@ -278,8 +294,9 @@ def injected(results: Path, done: Sequence[Injected]) -> list[Injected]:
         if kind == "cpu":
             kind = "quota" if fault.cores is not None else "neighbours"
         found.append(Injected(kind, happened.started, happened.ended or happened.started))
-    for begin, end in re.findall(r"^sink\.lock (\S+) (\S+)$", folder.log.read_text(errors="replace"), re.MULTILINE):
-        found.append(Injected(LOCK, *(round(datetime.fromisoformat(at).timestamp() * S) for at in (begin, end))))
+    of_sink = re.findall(r"^sink\.(lock|stall) (\S+) (\S+)$", folder.log.read_text(errors="replace"), re.MULTILINE)
+    for kind, *moments in of_sink:
+        found.append(Injected(_OF_SINK[kind], *(round(datetime.fromisoformat(at).timestamp() * S) for at in moments)))
     start_ns, end_ns = record.measure_start_realtime_ns or 0, record.measure_end_realtime_ns or 0
     return [one for one in found if start_ns < one.start_ns and one.end_ns < end_ns]
 

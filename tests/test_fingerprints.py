@@ -87,15 +87,18 @@ def test_a_large_file_is_read_in_pieces_at_even_distances(tmp_path: Path) -> Non
     assert fingerprints.of(made)[str(docs)] != whole
 
 
-def test_no_run_is_resumed_with_other_documents(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "text"), [("docs.ndjson", LINE * 2), ("net.toml", 'description = "x"\nmedium = "veth"\nmtu = 9000\n')]
+)
+def test_no_run_is_resumed_with_other_documents_or_another_profile(tmp_path: Path, name: str, text: str) -> None:
     made = planned(tmp_path)
     results = layout.create(tmp_path, made, {**facts(), "files": fingerprints.of(made)})
     kept = json.loads((results.path / "facts.json").read_text())["files"]
-    assert str(tmp_path / "docs.ndjson") in kept
-    (tmp_path / "docs.ndjson").write_text(LINE * 2)
+    assert str(tmp_path / name) in kept
+    (tmp_path / name).write_text(text)
     answer = CliRunner().invoke(app, ["run", "--resume", str(results.path)], standalone_mode=False)
     assert isinstance(answer.exception, SpecError)
-    assert "docs.ndjson: it has changed since the first runs of this folder" in str(answer.exception)
+    assert f"{name}: it has changed since the first runs of this folder" in str(answer.exception)
     shutil.rmtree(results.path)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -120,6 +121,19 @@ def test_the_command_writes_all_three_also_when_it_fails(tmp_path: Path, capsys:
         assert len(json.loads(files["json"].read_text())) == 4
         assert {1: "## ❌ fail", 3: "## ⚠️ no verdict"}[code] in files["markdown"].read_text()
     capsys.readouterr()
+
+
+def test_a_verdict_names_its_baseline_and_what_that_held(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    was, now = tmp_path / "was.csv", tmp_path / "now.csv"
+    for file in (was, now):
+        file.write_text(text_tables.summary_csv(made.experiment(network=["loopback"])))
+    (tmp_path / "gate.toml").write_text('[[threshold]]\ncolumn = "docs_per_s_mean"\nmay_fall = "99%"\n')
+    junit = tmp_path / "junit.xml"
+    options = ("--thresholds", str(tmp_path / "gate.toml"), "--baseline", str(was), "--junit", str(junit))
+    app.run(["gate", str(now), *options])
+    kept = f"the baseline is {was} (sha256 {hashlib.sha256(was.read_bytes()).hexdigest()})"
+    assert kept in " ".join(capsys.readouterr().out.split())
+    assert kept in junit.read_text()
 
 
 def steps(workflow: str) -> dict[str, str]:

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
+from html import escape
 from html.parser import HTMLParser
 from urllib.parse import unquote
 
@@ -9,9 +11,11 @@ import made_summaries as made
 import pytest
 
 from ingest_bench.analysis.compare import cells, comparison
-from ingest_bench.model.results import Series
+from ingest_bench.analysis.stalls.sentences import OF_STALL
+from ingest_bench.model.results import Remark, Series
 from ingest_bench.report import REPORTS
 from ingest_bench.report.page import charts, distributions, html, intervals, page
+from ingest_bench.report.tables import headline
 
 FOUR = made.experiment(replicates=2, network=["loopback", "ethernet"], receive_predictor=["32KiB", "512KiB"])
 
@@ -177,3 +181,16 @@ def test_each_stall_is_in_a_table_and_its_cause_is_on_the_axis_of_time() -> None
     assert drawn is not None
     assert drawn["stalls"] == [{"cause": "packets lost on the network", "from": 20.0, "to": 31.0}]
     assert "Stalls: when requests waited" not in page.index(FOUR, {})
+    # The notes do not say it again.
+    told = (Remark(probe=OF_STALL, text="20.00-31.00 s: 1 of 4"), Remark(probe="load", text="a link of 1 Gbit/s"))
+    text = page.index([dataclasses.replace(run, remarks=told)], {})
+    assert "a link of 1 Gbit/s" in text
+    assert "20.00-31.00 s" not in text
+
+
+def test_the_finding_stands_first_on_the_page() -> None:
+    body = page.index(FOUR, {}).partition("<body")[2].partition(">")[2]
+    first, second = re.findall(r"<(?:h1|h2|p|table)[ >].*", body)[:2]
+    assert first == f"<h1>{escape(headline.reads(FOUR))}</h1>"
+    assert headline.reads(FOUR).startswith("A socket read carries")
+    assert "<h1" not in second

@@ -202,6 +202,8 @@ def test_a_stall_stops_every_answer_for_its_time(tmp_path: Path) -> None:
         assert server.bulk(10).status == 200
         assert server.bulk(10).status == 200
         assert time.monotonic() - started > 0.9
+        assert server.bulk(10).status == 200
+    assert re.search(r"^sink\.stall \S+Z \S+Z$", (tmp_path / "server.log").read_text(), re.MULTILINE)
 
 
 @pytest.mark.ordinary

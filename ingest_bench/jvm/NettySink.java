@@ -542,8 +542,10 @@ public final class NettySink {
     private static void planStalls() {
         for (EventExecutor loop : loops) {
             Runnable stall = () -> {
+                Instant from = Instant.now();
                 try {
                     TimeUnit.NANOSECONDS.sleep(STALL_NS);
+                    System.out.println("sink.stall " + from + " " + Instant.now());
                 } catch (InterruptedException interrupted) {
                     Thread.currentThread().interrupt();
                 }

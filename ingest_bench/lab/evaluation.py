@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -96,7 +97,7 @@ def kept(path: Path) -> list[Summary]:
 
     A run of the folder's plan that has no row is "planned". SpecError when the file is not there or is no summary.csv.
     """
-    source = path / layout.SUMMARY if path.is_dir() else path
+    source = _table(path)
     try:
         rows = [visible.summary(row) for row in text_tables.read_summary_csv(files.text(source))]
     except OSError as error:
@@ -112,7 +113,14 @@ def kept(path: Path) -> list[Summary]:
 
 def judged(path: Path) -> comparable.Results:
     """The same, with the facts of its machine: what is judged, or what it is judged by."""
-    return comparable.Results(summaries=kept(path), facts=layout.facts(path))
+    summaries, file = kept(path), _table(path)
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    return comparable.Results(summaries=summaries, facts=layout.facts(path), source=f"{file} (sha256 {digest})")
+
+
+def _table(path: Path) -> Path:
+    """The summary.csv of a results folder; a file is one itself."""
+    return path / layout.SUMMARY if path.is_dir() else path
 
 
 def _planned(run: Run) -> Summary:

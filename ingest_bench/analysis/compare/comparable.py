@@ -33,6 +33,8 @@ class Results:
     summaries: Sequence[Summary] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Of its machine; empty where nobody wrote them down."""
+    source: str = ""
+    """The file of the numbers and its SHA-256, so that a verdict can be traced."""
 
 
 def machines(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[list[str], list[str]]:

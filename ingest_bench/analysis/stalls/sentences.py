@@ -14,6 +14,8 @@ from ingest_bench.model.experiment import Cell
 from ingest_bench.model.load import WorkerReport
 from ingest_bench.model.results import Cause, Remark, Stall
 
+# Who says what is said of stalls, as a probe says what it has to.
+OF_STALL = "stall"
 # Of one run, as sentences.
 _TOLD = 5
 # Ruled out or undecided, in one sentence.
@@ -63,7 +65,7 @@ def _is_open(stall: Stall) -> bool:
 
 def _out(stall: Stall) -> str:
     lists = (("undecided", stall.undecided), ("ruled out", stall.ruled_out))
-    return "".join(f"; {title}: {_listed([_shown(cause) for cause in causes])}" for title, causes in lists if causes)
+    return "".join(f"; {title}: {listed(causes)}" for title, causes in lists if causes)
 
 
 def _shown(cause: Cause) -> str:
@@ -71,9 +73,10 @@ def _shown(cause: Cause) -> str:
     return f"{cause_text(cause)} ({detail})" if detail else cause_text(cause)
 
 
-def _listed(texts: Sequence[str], most: int = _LISTED) -> str:
-    more = len(texts) - most
-    return ", ".join(texts[:most]) + (f" and {more} more" if more > 0 else "")
+def listed(causes: Sequence[Cause]) -> str:
+    """The first of them, each with why it is none or how long it lasted, and how many more there are."""
+    more = len(causes) - _LISTED
+    return ", ".join(map(_shown, causes[:_LISTED])) + (f" and {more} more" if more > 0 else "")
 
 
 def _where(stall: Stall) -> str:
@@ -97,4 +100,4 @@ def remarks(stalls: Sequence[Stall], report: WorkerReport, tickets: Tickets, cel
     if is_blind and any(map(_is_open, stalls)):
         wanted = ", ".join(f'"{name}"' for name in (*cell.probes, "stalls"))
         told.append(f"nobody watched what the server's threads did; probes = [{wanted}] in the experiment's file does")
-    return [Remark(probe="load", text=f"stall: {text}") for text in told]
+    return [Remark(probe=OF_STALL, text=text) for text in told]

@@ -123,6 +123,7 @@ def judge(now: Results, wanted: Iterable[Threshold], baseline: Results | None = 
         checks += [Check(cell="*", column="facts", outcome="no verdict", text=each) for each in forbidden]
         if not (baseline.facts and now.facts):
             notes = [comparable.NO_FACTS]
+        notes += [f"the baseline is {baseline.source}"] if baseline.source else []
         told = [
             text for row in found if row.name in before for text in comparable.servers(before[row.name].runs, row.runs)
         ]

@@ -13,6 +13,7 @@ from ingest_bench.analysis.compare.cells import CellRuns
 from ingest_bench.analysis.compare.changes import Changes
 from ingest_bench.analysis.compare.trend import Trend
 from ingest_bench.analysis.run.columns import COLUMNS
+from ingest_bench.analysis.stalls.sentences import OF_STALL
 from ingest_bench.model.results import Summary
 from ingest_bench.report.page import charts, distributions, flames, html, intervals
 from ingest_bench.report.tables import headline, stall_table, text_tables, trend_table
@@ -57,12 +58,16 @@ def index(summaries: Sequence[Summary], pictures: Mapping[str, Picture], more: S
         replace(each, first=titles[each.first], second=titles[each.second])
         for each in comparison.table(summaries, comparison.COMPARED)
     ]
+    # These are in the table of stalls.
+    beside = [
+        replace(run, remarks=tuple(remark for remark in run.remarks if remark.probe != OF_STALL)) for run in summaries
+    ]
     parts = [
         f"<h1>{escape(headline.reads(summaries))}</h1>",
         f'<p class="faint">{escape(experiment)}</p>',
         html.section("Cells: median over the runs (min..max)", html.table(shown, links)),
         html.section("Left out of tables and pictures", html.items(text_tables.not_shown(summaries))),
-        html.section("Notes", html.items(text_tables.notes(summaries))),
+        html.section("Notes", html.items(text_tables.notes(beside))),
         html.section("Stalls: when requests waited far longer than usual, and why", _stalls(summaries)),
         html.section("Sizes of socket reads (bytes, logarithmic)", distributions.reads(titled)),
         html.section("Response times: how many requests within which time", distributions.responses(titled)),

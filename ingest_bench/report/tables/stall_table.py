@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ingest_bench.analysis.stalls.phases import PHASES, UNSEEN
-from ingest_bench.analysis.stalls.sentences import cause_text
+from ingest_bench.analysis.stalls.sentences import cause_text, listed
 from ingest_bench.model.results import Cause, Stall, Summary
 
 _HEAD = (
@@ -42,7 +42,7 @@ def rows(summaries: Sequence[Summary]) -> list[list[object]]:
 
 def page_rows(summaries: Sequence[Summary]) -> list[list[str]]:
     """The same in few columns, for people."""
-    made = [["run", "when, s", "waited at once", "longest, s", "causes", "undecided", "ruled out by"]]
+    made = [["run", "when, s", "waited at once", "longest, s", "causes", "undecided", "ruled out"]]
     for run in summaries:
         for stall in run.stalls:
             first, last = ((moment - (run.measure_start_ns or 0)) / 1e9 for moment in (stall.start_ns, stall.end_ns))
@@ -52,7 +52,7 @@ def page_rows(summaries: Sequence[Summary]) -> list[list[str]]:
                     str(stall.at_once) if stall.requests else "none: the rate fell",
                     f"{stall.longest_ns / 1e9:.2f}" if stall.requests else "",
                     _told(stall.causes) or "unexplained",
-                    *(_told(stall.undecided), _told([cause for cause in stall.ruled_out if cause.why])),
+                    *(listed(stall.undecided), listed(stall.ruled_out)),
                 ]
             )
     return made

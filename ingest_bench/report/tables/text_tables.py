@@ -16,6 +16,7 @@ from ingest_bench.analysis.compare import cells, comparison
 from ingest_bench.analysis.compare.cells import CellRuns
 from ingest_bench.analysis.numbers import histogram
 from ingest_bench.analysis.run.columns import COLUMNS
+from ingest_bench.analysis.stalls.sentences import OF_STALL
 from ingest_bench.model.experiment import RunState
 from ingest_bench.model.results import Summary, Value
 from ingest_bench.report.tables.words import exact_bytes, gigabytes, short, whole
@@ -125,8 +126,9 @@ def markdown(rows: Sequence[Sequence[str]], numbers_from: int = 1) -> str:
 
 def notes(summaries: Sequence[Summary]) -> list[str]:
     """What is to know of runs beside their numbers, a line each. What makes one invalid is its reason."""
+    by = {"load": "", OF_STALL: "stall: "}
     return [
-        f"{summary.run}: {'' if remark.probe == 'load' else f'probe {remark.probe}: '}{remark.text}"
+        f"{summary.run}: {by.get(remark.probe, f'probe {remark.probe}: ')}{remark.text}"
         for summary in summaries
         for remark in summary.remarks
         if not remark.invalidates
