@@ -160,6 +160,8 @@ def test_what_kept_the_server_from_working_is_told_in_spans(tmp_path: Path) -> N
             compact_stall=1,
             numa_pages_migrated=2560,
         ),
+        line(10.5, pressure_memory_full_us=50_000, cpu_busy_ticks=1000, cpu_steal_ticks=1000, cpu_idle_ticks=1000),
+        line(10.6, pressure_memory_full_us=60_000, cpu_busy_ticks=1000, cpu_steal_ticks=1000, cpu_idle_ticks=1000),
     ]
     (tmp_path / "host.jsonl").write_text("\n".join(lines))
     seen = {
@@ -172,7 +174,8 @@ def test_what_kept_the_server_from_working_is_told_in_spans(tmp_path: Path) -> N
     assert seen["everything waiting for a disk"] == [(10.2, 10.3)]
     assert seen["memory being compacted"] == [(10.2, 10.3)]
     assert seen["pages moved between NUMA nodes"] == [(10.3, 10.4)]
-    assert seen["CPU stolen by the hypervisor"] == []
+    assert seen["everything waiting for memory"] == [(10.4, 10.5)]
+    assert seen["CPU stolen by the hypervisor"] == [(10.4, 10.5)]
 
 
 def test_cpus_are_saturated_where_five_threads_for_each_want_one(tmp_path: Path) -> None:
