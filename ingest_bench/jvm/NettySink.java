@@ -94,6 +94,9 @@ public final class NettySink {
 
     private static final String SHARDS = "{\"_shards\":{\"total\":1,\"successful\":1,\"failed\":0}}";
 
+    /** Netty looks for it in every one of its jars, which takes milliseconds. */
+    private static final String NETTY = Version.identify().get("netty-common").artifactVersion();
+
     private static final LongAdder DOCUMENTS = new LongAdder();
     private static final LongAdder BULKS = new LongAdder();
     private static final Map<Integer, Reads> READS = new ConcurrentHashMap<>();
@@ -313,6 +316,10 @@ public final class NettySink {
 
         @Override
         protected void channelRead0(ChannelHandlerContext context, HttpObject part) {
+            if (!context.channel().isActive()) {
+                // Requests that came before the connection broke: nobody waits for their answers.
+                return;
+            }
             if (part.decoderResult().isFailure()) {
                 Answers.respond(context, false, HttpResponseStatus.BAD_REQUEST, "{\"error\":\"" + part.decoderResult().cause().getClass() + "\"}");
                 return;
@@ -532,7 +539,7 @@ public final class NettySink {
     }
 
     private static String about(ChannelHandlerContext context) {
-        return "{\"name\":\"sink\",\"version\":{\"number\":\"" + Version.identify().get("netty-common").artifactVersion() + "\"},"
+        return "{\"name\":\"sink\",\"version\":{\"number\":\"" + NETTY + "\"},"
             + Answers.jvm() + ",\"receive\":\"" + RECEIVE + "\",\"allocator\":\"" + (POOLED ? "pooled" : "unpooled") + "\",\"buffers\":\""
             + (DIRECT ? "direct" : "heap") + "\",\"transport\":\"" + (EPOLL ? "epoll" : "nio") + "\",\"socket_receive_buffer_bytes\":"
             + ((SocketChannel) context.channel()).config().getReceiveBufferSize() + "}";
