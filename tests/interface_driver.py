@@ -44,6 +44,7 @@ FAR = Profile(
     to_server=Impairment(delay_ns=40 * 10**6, loss_ppm=150_000),
     to_client=Impairment(delay_ns=40 * 10**6, rate_bps=100 * 10**6),
 )
+MARKED = Profile(name="marked", to_server=Impairment(delay_ns=10 * 10**6, loss_ppm=150_000, ecn=True))
 SMALL = Profile(name="small", mtu_bytes=1400)
 BUFFERS = Profile(name="buffers", tcp_rmem_bytes=(4096, 65536, 262144))
 PLAIN = Profile(name="plain", to_server=SLOW, to_client=SLOW)
@@ -71,7 +72,7 @@ def stages(kill_at: int) -> Callable[[str], None]:
 def tool(kill_at: int, dog_kill_at: int, variant: str = "route", device: str = "eth0", address: str = "") -> None:
     if dog_kill_at >= 0:
         watchdog.COMMAND = (sys.executable, __file__, "watchdog", str(dog_kill_at))
-    known = {"plain": PLAIN, "far": FAR, "buffers": BUFFERS, "small": SMALL, "uphill": UPHILL}
+    known = {"plain": PLAIN, "far": FAR, "buffers": BUFFERS, "small": SMALL, "uphill": UPHILL, "marked": MARKED}
     profile = known.get(variant.partition("-")[0], FULL)
     limit_s = float(variant.partition("-")[2] or 300)
     host = address or ("fd00:40::2" if variant == "ipv6" else "198.18.40.2")

@@ -11,22 +11,24 @@ import sys
 import threading
 import typing
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
 from ingest_bench.errors import RunFailed, SpecError
 from ingest_bench.faults import FAULTS, checks, timeline
 from ingest_bench.faults.kind import Begun
+from ingest_bench.faults.links.layers import other_state
 from ingest_bench.faults.stage import Node, Stage
 from ingest_bench.lab import campaign
 from ingest_bench.model.experiment import Cell, Fault, Plan, Run
 from ingest_bench.model.load import LoadOptions
 from ingest_bench.model.network import Impairment, LinkName, Profile
 from ingest_bench.model.target import Endpoint, TargetOptions
-from ingest_bench.network import Direction, Link, Links
+from ingest_bench.network import Link, Links
 from ingest_bench.network.plan.link_plan import Layout
 
 S = 10**9
@@ -517,68 +519,46 @@ def test_two_faults_that_are_written_alike_come_at_random_each_by_itself() -> No
 
 
 class Shown(Link):
-    """A link of which one sees what is done to it."""
-
-    told: ClassVar[list[str]] = []
+    """A link of which one sees its state."""
 
     def change(self, profile: Profile) -> None:
         self.profile = profile
-
-    def cut(self, direction: Direction) -> None:
-        self.told.append(f"cut {direction}")
-
-    def mend(self, direction: Direction) -> None:
-        self.told.append(f"mend {direction}")
 
 
 LAYOUT = Layout(medium="veth", backend="plain", largest_mtu_bytes=1500, has_ipv6=False)
 
 
 def on_a_link() -> tuple[Any, Stage]:
-    def run(argv: tuple[str, ...], **_: Any) -> str:
-        Shown.told.append(" ".join(argv[:3]))
-        return ""
-
     def command(argv: tuple[str, ...]) -> tuple[str, ...]:
         assert "ingest_bench.faults.links.forged_packets" in argv
         return ("sh", "-c", """echo ready; while read -r _; do echo '{"ports": [], "left": 0}'; done""")
 
-    place: Any = SimpleNamespace(run=run, command=command)
+    place: Any = SimpleNamespace(run=lambda *_, **__: "", command=command)
     made = Shown(profile=Profile(name="plain"), client=place, server=place, layout=LAYOUT)
-    Shown.told.clear()
     return made, Stage(links=Links(by_name={LinkName((1,)): made}))
 
 
 def test_a_link_has_the_state_of_all_faults_that_last_and_at_last_its_own() -> None:
-    made, stage = on_a_link()
-    slow = timeline.begin(Fault(kind="throttle", at_ns=0, for_ns=1, rate_bps=10**6), stage)
-    far = timeline.begin(Fault(kind="throttle", at_ns=0, for_ns=1, delay_ns=5), stage)
+    made, _ = on_a_link()
+
+    def begun(**keys: Any) -> ExitStack:
+        fault = Fault(kind="throttle", at_ns=0, for_ns=1, **keys)
+        changed = FAULTS["throttle"].changed
+        assert changed is not None
+        stack = ExitStack()
+        stack.enter_context(other_state(made, lambda profile: changed(profile, fault, ())))
+        return stack
+
+    slow = begun(rate_bps=10**6)
+    far = begun(delay_ns=5)
     assert made.profile.to_server == Impairment(rate_bps=10**6, delay_ns=5)
-    slow.end()
+    slow.close()
     assert made.profile.to_server == Impairment(delay_ns=5)
-    again = timeline.begin(Fault(kind="throttle", at_ns=0, for_ns=1, delay_ns=5), stage)
-    far.end()
+    again = begun(delay_ns=5)
+    far.close()
     assert made.profile.to_server == Impairment(delay_ns=5)
-    again.end()
+    again.close()
     assert made.profile == Profile(name="plain")
-
-
-@pytest.mark.parametrize(
-    ("kind", "begun", "ended"),
-    [
-        ("partition", ["cut to-server"], ["mend to-server"]),
-        ("blackhole", ["tc qdisc add", "tc -batch -"], ["tc -batch -", "tc filter show", "tc qdisc del"]),
-    ],
-)
-def test_silence_lasts_until_the_last_of_its_faults_has_ended(kind: Any, begun: list[str], ended: list[str]) -> None:
-    _, stage = on_a_link()
-    fault = Fault(kind=kind, at_ns=0, for_ns=1, direction="to-server")
-    first, second = timeline.begin(fault, stage), timeline.begin(fault, stage)
-    assert Shown.told == begun
-    first.end()
-    assert Shown.told == begun
-    second.end()
-    assert Shown.told == begun + ended
 
 
 def test_a_flush_that_fails_fails_the_run() -> None:

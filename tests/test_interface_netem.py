@@ -60,8 +60,40 @@ def only_the_named_flow_is_far(state: Path) -> None:
     assert after == before
 
 
-def test_netem_delays_and_loses_packets_of_the_named_flow_only(tmp_path: Path) -> None:
+def marked(place: Lab) -> int:
+    """Packets that came to the server with the mark of congestion."""
+    names, numbers = (
+        line.split()
+        for line in place.from_the_server().run("cat", "/proc/net/netstat").splitlines()
+        if line.startswith("IpExt:")
+    )
+    return int(dict(zip(names, numbers, strict=True))["InCEPkts"])
+
+
+def packets_come_marked(state: Path) -> None:
+    with lab(state) as place:
+        before = place.snapshot()
+        argv = (*place.server, sys.executable, str(RTT), "serve", SERVER, str(PORT), str(OTHER_PORT))
+        with ready(argv):
+            with place.shaped("marked"):
+                assert marked(place) == 0
+                rtt_s(place, PORT, 100)
+                of_the_flow = marked(place)
+                # What goes beside it asks for nothing, and meets nothing.
+                rtt_s(place, OTHER_PORT, 30)
+                assert marked(place) == of_the_flow
+            place.wait_until_free()
+            rtt_s(place, PORT, 30)
+            assert marked(place) == of_the_flow
+        after = place.snapshot()
+    # 100 requests at 15%: fewer or more than that in one of 100,000 runs.
+    assert 3 <= of_the_flow <= 35
+    assert after == before
+
+
+def test_netem_delays_loses_and_marks_packets_of_the_named_flow_only(tmp_path: Path) -> None:
     if inside_uml.INSIDE or not kernel_complaint():
-        only_the_named_flow_is_far(tmp_path / "state")
+        only_the_named_flow_is_far(tmp_path / "far")
+        packets_come_marked(tmp_path / "marked")
         return
     inside_uml.passes("2 passed", tmp_path, str(HERE), UPPERS)

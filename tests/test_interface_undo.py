@@ -106,3 +106,24 @@ def test_what_somebody_else_changed_meanwhile_stays(tmp_path: Path) -> None:
         place.wait_until_free()
         assert place.leftovers() == []
         assert mtu(place, "eth0") == 1450
+
+
+@pytest.mark.parametrize("theirs", ["mq", "tbf rate 400mbit burst 200k latency 100ms"])
+def test_queues_of_the_interface_that_somebody_changes_meanwhile_are_told_of_and_stay(
+    tmp_path: Path, theirs: str
+) -> None:
+    with lab(tmp_path / "state") as place:
+        put = f"tc qdisc add dev eth0 root handle 77: {theirs}"
+        place.run("sh", "-ec", put)
+        with_theirs = place.snapshot()
+        place.run("tc", "qdisc", "del", "dev", "eth0", "root")
+        status, _, errors = place.driven("tool", "-1", "-1", "plain", DRIVER_AT=AT_ADDING, DRIVER_RUNS=put)
+        assert status == 3
+        assert "eth0: it had the queues [" in errors
+        assert "; somebody changed them" in errors
+        place.is_put_back(with_theirs)
+        # Those that were there before are no reason.
+        with place.shaped("plain"):
+            assert f"{theirs.split(maxsplit=1)[0]} 77: root" in place.run("tc", "qdisc", "show", "dev", "eth0")
+        place.wait_until_free()
+        place.is_put_back(with_theirs)

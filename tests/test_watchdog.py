@@ -1,15 +1,17 @@
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
+import syslog
 import time
 from pathlib import Path
 
 import pytest
 
 from ingest_bench.errors import InvalidRun
-from ingest_bench.ledger import Action, Step, Undo, session, sessions
+from ingest_bench.ledger import Action, Step, Undo, book, session, sessions, watchdog
 
 pytestmark = pytest.mark.processes
 
@@ -113,4 +115,38 @@ def test_sigterm_to_the_watchdog_means_put_back_now(state: Path) -> None:
         while not opened.is_over():
             assert time.monotonic() < limit
             time.sleep(0.01)
+    assert setting.read_text(encoding="ascii") == "old\n"
+
+
+def test_what_cannot_be_put_back_is_in_the_log_of_the_system_and_the_next_command_finds_it(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logged: list[tuple[int, str]] = []
+    monkeypatch.setattr(syslog, "syslog", lambda priority, text: logged.append((priority, text)))
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    setting = state / "setting"
+    setting.write_text("old", encoding="ascii")
+    path = sessions.state_folder() / "key.jsonl"
+    ledger = book.Ledger.create(path, book.new_header("a test", 60))
+    ledger.change(written(setting, "new"), lambda _: None)
+    ledger.close()
+    # Nothing can be written to it now, by nobody.
+    setting.unlink()
+    setting.mkdir()
+    pipe, end = os.pipe()
+    os.close(end)
+    arguments = (str(path), str(time.clock_gettime_ns(time.CLOCK_BOOTTIME)), str(pipe), str(os.dup(1)))
+    try:
+        assert watchdog.main(arguments) == 1
+    finally:
+        os.close(pipe)
+    ((priority, text),) = logged
+    assert priority == syslog.LOG_ERR
+    assert text.startswith("not put back:\n")
+    assert str(setting) in text
+    assert "Try again: ingest-bench net restore" in text
+    assert path.exists()
+    setting.rmdir()
+    setting.write_text("new", encoding="ascii")
+    assert book.finish(path)
     assert setting.read_text(encoding="ascii") == "old\n"

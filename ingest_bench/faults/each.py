@@ -41,18 +41,54 @@ def directions(fault: Fault, name: LinkName) -> tuple[Direction, ...]:
 
 
 def on_links(
-    fault: Fault, stage: Stage, layer: Callable[[Link, tuple[Direction, ...]], AbstractContextManager[object]]
+    fault: Fault,
+    stage: Stage,
+    layer: Callable[[Link, tuple[Direction, ...]], AbstractContextManager[object]],
+    look: Callable[[Link, tuple[Direction, ...]], str],
 ) -> Begun:
-    """The layer on each of its links; when one cannot be had, none of them is left."""
+    """The layer on each of its links; when one cannot be had, none of them is left.
+
+    `look` says what the kernel has of the link then, and RunFailed where that is not the layer: once it has begun, and
+    once more before it ends.
+    """
+    found = [(name, link, directions(fault, name)) for name, link in links(fault, stage)]
+
+    def seen() -> str:
+        words = []
+        for name, link, ways in found:
+            try:
+                words.append(f"{name}: {look(link, ways)}")
+            except RunFailed as error:
+                raise RunFailed(f"link {name} {error}") from None
+        return "; ".join(words)
+
     with ExitStack() as stack:
-        for name, link in links(fault, stage):
-            stack.enter_context(layer(link, directions(fault, name)))
-        return _ending(stack.pop_all())
+        for _, link, ways in found:
+            stack.enter_context(layer(link, ways))
+        words, layers = seen(), stack.pop_all()
+
+    def end() -> str:
+        try:
+            seen()
+        except RunFailed:
+            # What it undoes is gone, perhaps.
+            with contextlib.suppress(RunFailed):
+                layers.close()
+            raise
+        layers.close()
+        return ""
+
+    return Begun(words, end)
 
 
 def in_other_state(fault: Fault, stage: Stage, changed: Change) -> Begun:
     """Each of its links in the state that it makes of the one that the link has without it."""
-    return on_links(fault, stage, lambda link, ways: other_state(link, lambda profile: changed(profile, fault, ways)))
+    return on_links(
+        fault,
+        stage,
+        lambda link, ways: other_state(link, lambda profile: changed(profile, fault, ways)),
+        lambda link, _: network.state(link),
+    )
 
 
 def nodes(fault: Fault, stage: Stage) -> tuple[Node, ...]:

@@ -13,6 +13,7 @@ import os
 import select
 import signal
 import subprocess
+import syslog
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -102,7 +103,7 @@ def session(
 
 
 def main(arguments: Sequence[str], on_stage: Stage = lambda _: None) -> int:
-    """The watchdog process: exit status 0 when everything was put back."""
+    """The watchdog process: exit status 0 when everything was put back; else the system's log says what was not."""
     path, (until_boottime_ns, pipe, ready) = Path(arguments[0]), map(int, arguments[1:])
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -115,8 +116,11 @@ def main(arguments: Sequence[str], on_stage: Stage = lambda _: None) -> int:
     for tries_left in reversed(range(_TRIES)):
         try:
             book.finish(path, on_stage)
-        except RunFailed:
+        except RunFailed as error:
             if not tries_left:
+                # Whoever started us may be dead: the system's log is where somebody looks.
+                syslog.openlog("ingest-bench")
+                syslog.syslog(syslog.LOG_ERR, str(error))
                 return 1
             time.sleep(1)
         else:

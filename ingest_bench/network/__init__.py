@@ -11,6 +11,7 @@ from ingest_bench.network.act.links import Links, links, require
 from ingest_bench.network.capabilities import capabilities
 from ingest_bench.network.measure.check import check
 from ingest_bench.network.measure.readings import readings, start
+from ingest_bench.network.measure.state import is_cut, state
 from ingest_bench.network.measure.waits import LOST, held_back, losses, waited
 from ingest_bench.network.measure.wire import FILE as WIRE
 from ingest_bench.network.measure.wire import frame_sizes, seen, watch_wire
@@ -27,6 +28,7 @@ __all__ = [
     "check",
     "frame_sizes",
     "held_back",
+    "is_cut",
     "link",
     "links",
     "losses",
@@ -34,6 +36,7 @@ __all__ = [
     "require",
     "seen",
     "start",
+    "state",
     "waited",
     "watch_wire",
 ]

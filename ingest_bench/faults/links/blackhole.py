@@ -14,6 +14,7 @@ from ingest_bench.faults.links.layers import layer
 from ingest_bench.faults.stage import Stage
 from ingest_bench.model.experiment import Fault
 from ingest_bench.network import Direction, Link
+from ingest_bench.network.act.link import End
 from ingest_bench.network.plan import commands
 
 
@@ -29,11 +30,8 @@ def blackhole(link: Link, directions: Sequence[Direction]) -> Iterator[None]:
 @contextmanager
 def hole(link: Link, direction: Direction, what: holes.What) -> Iterator[None]:
     """A filter at the receiver in which packets vanish: see `holes.swallow`."""
-    receiver = link.ends[1 if direction == "to-server" else 0]
-    device, place = receiver.device, receiver.namespace
-    # The order of our filters on a device; each hole in each direction has its own, so that they may overlap.
-    order = {"all": 0, "data": 1}.get(str(what), what)
-    preference = 1 + 2 * int(order) + network.DIRECTIONS.index(direction)
+    receiver = _receiver(link, direction)
+    device, place, preference = receiver.device, receiver.namespace, _preference(direction, what)
 
     def swallow() -> None:
         # It may be there already, for another hole; without any filter it does nothing.
@@ -55,8 +53,29 @@ def hole(link: Link, direction: Direction, what: holes.What) -> Iterator[None]:
         yield
 
 
+def are_there(link: Link, directions: Sequence[Direction], what: holes.What) -> str:
+    """That the kernel has these holes, in words; RunFailed where it has not."""
+    for direction in directions:
+        receiver = _receiver(link, direction)
+        shown = receiver.namespace.run(("tc", "filter", "show", "dev", receiver.device, "ingress"))
+        if f" pref {_preference(direction, what)} bpf " not in f"{shown} ":
+            raise RunFailed(f"{direction}: the filter in which packets vanish is gone; somebody else has taken it away")
+    named = {"all": "packets", "data": "segments with data"}.get(str(what), f"packets above {what} bytes")
+    return f"{named} {' and '.join(directions)} vanish at the receiver"
+
+
+def _receiver(link: Link, direction: Direction) -> End:
+    return link.ends[1 if direction == "to-server" else 0]
+
+
+def _preference(direction: Direction, what: holes.What) -> int:
+    """The order of our filters on a device; each hole in each direction has its own, so that they may overlap."""
+    order = {"all": 0, "data": 1}.get(str(what), what)
+    return 1 + 2 * int(order) + network.DIRECTIONS.index(direction)
+
+
 def _begin(fault: Fault, stage: Stage) -> Begun:
-    return each.on_links(fault, stage, blackhole)
+    return each.on_links(fault, stage, blackhole, lambda link, ways: are_there(link, ways, "data"))
 
 
 BLACKHOLE = FaultKind(hits="link", begin=_begin, lasts=True, takes=frozenset({"direction"}))

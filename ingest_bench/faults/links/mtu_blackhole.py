@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 from ingest_bench.faults import each
 from ingest_bench.faults.kind import Begun, FaultKind
 from ingest_bench.faults.links import holes
-from ingest_bench.faults.links.blackhole import hole
+from ingest_bench.faults.links.blackhole import are_there, hole
 from ingest_bench.faults.links.forgers import Forgers
 from ingest_bench.faults.stage import Stage
 from ingest_bench.model.experiment import Cell, Fault
@@ -108,13 +108,13 @@ def _begin(fault: Fault, stage: Stage) -> Begun:
             stack.enter_context(mtu_blackhole(link, directions, mtu_bytes))
             yield
 
-    begun = each.on_links(fault, stage, hop)
+    begun = each.on_links(fault, stage, hop, lambda link, ways: are_there(link, ways, mtu_bytes))
 
     def end() -> str:
         begun.end()
         return "; ".join(said)
 
-    return Begun("", end)
+    return Begun(begun.seen, end)
 
 
 def _forged_at(fault: Fault, link: Link, directions: Sequence[Direction]) -> tuple[End, ...]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
+from ingest_bench import network
+from ingest_bench.errors import RunFailed
 from ingest_bench.faults import each
 from ingest_bench.faults.kind import Begun, FaultKind
-from ingest_bench.faults.links.blackhole import hole
+from ingest_bench.faults.links.blackhole import are_there, hole
 from ingest_bench.faults.links.layers import layer
 from ingest_bench.faults.stage import Stage
 from ingest_bench.model.experiment import Fault
@@ -32,8 +34,19 @@ def _cut(link: Link, direction: Direction) -> Iterator[None]:
         yield
 
 
+def _look(link: Link, directions: Sequence[Direction]) -> str:
+    if link.profile.medium == "loopback":
+        return are_there(link, directions, "all")
+    for direction in directions:
+        if not network.is_cut(link, direction):
+            raise RunFailed(
+                f"{direction}: frames have a receiver again; somebody else has changed the neighbour's entry"
+            )
+    return f"frames {' and '.join(directions)} go to nobody"
+
+
 def _begin(fault: Fault, stage: Stage) -> Begun:
-    return each.on_links(fault, stage, partition)
+    return each.on_links(fault, stage, partition, _look)
 
 
 PARTITION = FaultKind(hits="link", begin=_begin, lasts=True, takes=frozenset({"direction"}))

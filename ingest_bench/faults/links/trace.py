@@ -209,13 +209,13 @@ def _begin(fault: Fault, stage: Stage) -> Begun:
             replays.append(replay)
             yield
 
-    begun = each.on_links(fault, stage, layer)
+    begun = each.on_links(fault, stage, layer, lambda link, _: network.state(link))
 
     def end() -> str:
         begun.end()
         return f"{min(replay.done for replay in replays)} changes of the rate"
 
-    return Begun("", end)
+    return Begun(f"at first {begun.seen}", end)
 
 
 def _slowest(profile: Profile, fault: Fault, directions: Sequence[Direction]) -> Profile:

@@ -10,10 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from ingest_bench.model.network import Promise
-from ingest_bench.network.measure import expected, qdiscs
+from ingest_bench.network.measure import expected
 from ingest_bench.network.measure.lanes import Lane, tried
 from ingest_bench.network.measure.probing import Way, meters
 from ingest_bench.network.measure.readings import start
+from ingest_bench.network.measure.state import wrong_queues
 from ingest_bench.network.plan import netem
 
 if TYPE_CHECKING:
@@ -94,12 +95,9 @@ def typical_rtt(rtts: list[int], promised_ns: float, impairments: tuple[Impairme
 
 def _qdisc(link: Link, direction: Direction, impairment: Impairment) -> Promise:
     """What the kernel has, read back."""
-    place, device = link.shaper(direction)
-    mtu_bytes = link.profile.mtu_bytes
-    by_netem = link.layout.rate_by_netem
-    wrong = qdiscs.differences(place.run(qdiscs.show(device)), impairment, mtu_bytes, rate_by_netem=by_netem)
-    wrong += qdiscs.class_differences(place.run(qdiscs.show_classes(device)), impairment)
-    lines = netem.lines(device, impairment, mtu_bytes, rate_by_netem=by_netem)
+    _, device = link.shaper(direction)
+    wrong, _ = wrong_queues(link, direction)
+    lines = netem.lines(device, impairment, link.profile.mtu_bytes, rate_by_netem=link.layout.rate_by_netem)
     told = [re.split(" handle | classid ", line)[1].partition(" ")[2] for line in lines]
     return Promise(
         name=f"qdisc {direction}",

@@ -31,6 +31,8 @@ _HFSC_OPTIONS = re.compile(r"\{default [0-9a-f]+ ?\}")
 _RATE = re.compile(r" m2 (\d+)([KMGT]?)bit")
 
 Path = tuple[str, ...]
+# Where each kind has its rate, in bytes a second.
+_RATES: Mapping[str, Path] = {"netem": ("rate", "rate"), "tbf": ("rate",), "cake": ("bandwidth",)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +55,41 @@ def show_classes(device: str) -> tuple[str, ...]:
     return ("tc", "class", "show", "dev", device)
 
 
+def needs_classes(impairment: Impairment) -> bool:
+    """Whether its rate is a class's."""
+    return queues.has_class(impairment)
+
+
+def words(shown: str, classes: str) -> str:
+    """What the kernel has of our queues, for a person: "netem 25ms with tbf 100mbit"."""
+    said = []
+    for qdisc in _read(shown):
+        kind, options = qdisc["kind"], qdisc["options"]
+        if kind not in _OURS or qdisc["handle"] == "0:":
+            continue
+        delay_s = _at(options, ("delay", "delay"))
+        loss = _at(options, ("loss-random", "loss"))
+        rate = _at(options, _RATES[kind]) if kind in _RATES else None
+        rate_bps = _class_bps(_class(classes)) if kind == "hfsc" else rate and rate * 8
+        said.append(
+            " ".join(
+                (
+                    kind,
+                    *([units.format_time(delay_s * 1e9)] if delay_s else ()),
+                    *([f"loss {units.format_ppm(loss * _MILLION)}"] if loss else ()),
+                    *([units.format_bps(rate_bps)] if rate_bps else ()),
+                )
+            )
+        )
+    return " with ".join(said) or "no queue of ours"
+
+
 def class_differences(shown: str, impairment: Impairment) -> list[str]:
     """What the class above a queue that manages itself has otherwise than it was told; empty: nothing, or none."""
     if not queues.has_class(impairment):
         return []
-    line = next((line for line in shown.splitlines() if line.startswith(f"class hfsc {queues.SHAPER}1 ")), "")
-    found = _RATE.search(line)
-    rate_bps = int(found[1]) * 1000 ** " KMGT".index(found[2] or " ") if found else None
-    told = impairment.rate_bps or 0
+    line, told = _class(shown), impairment.rate_bps or 0
+    rate_bps = _class_bps(line)
     if " sc " in line or " ls " in line or rate_bps is None or not math.isclose(rate_bps, told, rel_tol=_RELATIVE):
         return [f"hfsc has {line.strip() or 'no class'}, not a real-time curve of {units.format_bps(told)}"]
     return []
@@ -157,6 +186,16 @@ def _told_queue(impairment: Impairment, mtu_bytes: int) -> dict[tuple[str, str],
         told |= {("limit",): impairment.limit_packets or queues.CODEL_PACKETS, ("quantum",): frame_bytes}
         told |= {("target",): queues.CODEL_TARGET_NS / 1e3, ("interval",): queues.CODEL_INTERVAL_NS / 1e3}
     return {("hfsc", queues.SHAPER): {}, (impairment.queue, queues.QUEUE): told}
+
+
+def _class(shown: str) -> str:
+    """The line of the class that has our rate."""
+    return next((line for line in shown.splitlines() if line.startswith(f"class hfsc {queues.SHAPER}1 ")), "")
+
+
+def _class_bps(line: str) -> int | None:
+    found = _RATE.search(line)
+    return int(found[1]) * 1000 ** " KMGT".index(found[2] or " ") if found else None
 
 
 def _read(shown: str) -> list[dict[str, Any]]:
