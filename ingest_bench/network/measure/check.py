@@ -1,21 +1,26 @@
-"""Promised against measured: what a profile says about a link, found out in both directions before the load."""
+"""Promised against measured: what a profile says about a link, found out in both directions before the load.
+
+And what the kernel has of a link at some moment, while faults change it.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 import re
 import statistics
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
+from ingest_bench.errors import RunFailed
 from ingest_bench.model.network import Promise
-from ingest_bench.network.measure import expected
+from ingest_bench.network.measure import expected, qdiscs
 from ingest_bench.network.measure.lanes import Lane, tried
 from ingest_bench.network.measure.probing import Way, meters
 from ingest_bench.network.measure.readings import start
-from ingest_bench.network.measure.state import wrong_queues
 from ingest_bench.network.plan import netem
+from ingest_bench.network.plan.places import DIRECTIONS, NOBODY_MAC
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,6 +55,25 @@ def check(link: Link) -> tuple[Promise, ...]:
     promises += [_qdisc(link, lane.direction, lane.impairment) for lane in lanes]
     start(link)
     return tuple(dataclasses.replace(promise, link=link.name) for promise in promises)
+
+
+def state(link: Link) -> str:
+    """The queues of both directions and the MTU, in words; RunFailed where they are not those of the link's profile."""
+    with link.changing:
+        words = [f"{direction} {_queues(link, direction)}" for direction in DIRECTIONS]
+        mtus = {end.device: _mtu_bytes(link, number) for number, end in enumerate(link.ends)}
+        told = link.profile.mtu_bytes
+    for device, mtu_bytes in mtus.items():
+        if mtu_bytes != told:
+            raise RunFailed(f"the MTU of {device} is {mtu_bytes}, not {told}")
+    return f"{', '.join(words)}, MTU {told}"
+
+
+def is_cut(link: Link, direction: Direction) -> bool:
+    """Whether the frames of that direction go to nobody."""
+    end = link.ends[0 if direction == "to-server" else 1]
+    shown = json.loads(end.namespace.run(("ip", "-j", "neigh", "show", "dev", end.device)))
+    return any(entry["dst"] == (end.gateway or end.peer) and entry.get("lladdr") == NOBODY_MAC for entry in shown)
 
 
 def _rtt(way: Way, link: Link) -> Iterator[Promise]:
@@ -96,7 +120,7 @@ def typical_rtt(rtts: list[int], promised_ns: float, impairments: tuple[Impairme
 def _qdisc(link: Link, direction: Direction, impairment: Impairment) -> Promise:
     """What the kernel has, read back."""
     _, device = link.shaper(direction)
-    wrong, _ = wrong_queues(link, direction)
+    wrong, _ = _wrong_queues(link, direction)
     lines = netem.lines(device, impairment, link.profile.mtu_bytes, rate_by_netem=link.layout.rate_by_netem)
     told = [re.split(" handle | classid ", line)[1].partition(" ")[2] for line in lines]
     return Promise(
@@ -106,6 +130,30 @@ def _qdisc(link: Link, direction: Direction, impairment: Impairment) -> Promise:
         tolerance="2%, for what tc rounds",
         kept=not wrong,
     )
+
+
+def _wrong_queues(link: Link, direction: Direction) -> tuple[list[str], str]:
+    """What the queues of a direction have otherwise than the link's profile says, and what they are, in words."""
+    impairment = link.profile.to_server if direction == "to-server" else link.profile.to_client
+    place, device = link.shaper(direction)
+    shown = place.run(qdiscs.show(device))
+    classes = place.run(qdiscs.show_classes(device)) if qdiscs.needs_classes(impairment) else ""
+    by_netem = link.layout.rate_by_netem
+    wrong = qdiscs.differences(shown, impairment, link.profile.mtu_bytes, rate_by_netem=by_netem)
+    return wrong + qdiscs.class_differences(classes, impairment), qdiscs.words(shown, classes)
+
+
+def _queues(link: Link, direction: Direction) -> str:
+    wrong, words = _wrong_queues(link, direction)
+    if wrong:
+        raise RunFailed(f"{direction}: {'; '.join(wrong)}; somebody else has changed the link's queues")
+    return words
+
+
+def _mtu_bytes(link: Link, number: int) -> int:
+    end = link.ends[number]
+    (shown,) = json.loads(end.namespace.run(("ip", "-j", "link", "show", "dev", end.device)))
+    return int(shown["mtu"])
 
 
 def _ms(time_ns: float) -> str:
