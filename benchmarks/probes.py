@@ -6,8 +6,10 @@
 One server that is warm, under one load that goes on. In each round the probes watch it for a while (as `run --attach`
 does: the same recording and logs) and do not for as long; which comes first alternates, and the ratio is taken within
 the round, so that a drift of the server meets both. Rejected: a new server for each side. Eight pairs of those differed
-by a tenth, and told nothing. CPU is user and system time of the JVM in that time (/proc/PID/stat).
-Pauses are those of a GC log that is on all the time, one line a pause.
+by a tenth, and told nothing. OpenSearch flushes a small buffer again and again, and neither refreshes nor merges: where
+it flushed and merged for seconds, windows of 3 s differed by ten times, and 30 rounds told nothing. CPU is user and
+system time of the JVM in that time (/proc/PID/stat). Pauses are those of a GC log that is on all the time, one line a
+pause.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from lab import Verdict, served
 from ingest_bench import load, probes, targets
 from ingest_bench.analysis.run import samples
 from ingest_bench.experiment import catalog
+from ingest_bench.inputs import data
 from ingest_bench.jvm.attach import Attached, attach
 from ingest_bench.lab import steps
 from ingest_bench.load import LoadPlan
@@ -47,10 +50,19 @@ PROBES = "reads,gc,stalls"
 # without.
 PROMISED = {"opensearch": 1.03}
 SERVERS = {
-    "opensearch": TargetOptions(name="opensearch", version="2.19.6", heap_bytes=1 << 30),
+    "opensearch": TargetOptions(
+        name="opensearch",
+        version="2.19.6",
+        heap_bytes=1 << 30,
+        setting={"indices.memory.index_buffer_size": "16mb"},
+    ),
     "sink": TargetOptions(name="sink", heap_bytes=512 << 20),
 }
 NETWORK = "ethernet"
+INDEX = (
+    '"index.refresh_interval" = "30s"',
+    '"index.refresh_interval" = "-1"\n"index.merge.policy.segments_per_tier" = 5000',
+)
 CONFIDENCE = 0.95
 # Until most of the server's code is compiled; for what a switch itself costs; for the switch.
 WARM_UP_S = 25.0
@@ -106,10 +118,10 @@ class Ratio:
         return f"{self.median:.3f} ({self.low:.3f} to {self.high:.3f})"
 
 
-def cell(target: str, length_s: float) -> Cell:
+def cell(target: str, length_s: float, workload: Path) -> Cell:
     """Documents as fast as they are taken, for so long."""
     options = LoadOptions(
-        workload="nyc_taxis", users=4, bulk_documents=1000, warm_up_ns=0, measure_ns=round(length_s * 1e9)
+        workload=str(workload), users=4, bulk_documents=1000, warm_up_ns=0, measure_ns=round(length_s * 1e9)
     )
     return Cell(name=target, levels={}, network=catalog.profile(NETWORK, {}), target=SERVERS[target], load=options)
 
@@ -117,8 +129,12 @@ def cell(target: str, length_s: float) -> Cell:
 def measure(target: str, chosen_probes: Sequence[str], rounds: int, seconds: int) -> dict[str, list[Seen]]:
     """What the server did in each round, without and with the probes."""
     each_s = seconds + 2 * SETTLE_S + SWITCH_S
-    chosen = cell(target, WARM_UP_S + 2 * rounds * each_s)
     with contextlib.ExitStack() as stack:
+        rides = (data.folder("workloads") / "nyc_taxis.toml").read_text(encoding="utf-8")
+        assert INDEX[0] in rides  # noqa: S101 - else it would be refreshed
+        workload = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "unmerged.toml"
+        workload.write_text(rides.replace(*INDEX))
+        chosen = cell(target, WARM_UP_S + 2 * rounds * each_s, workload)
         # The server's user writes there.
         logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-gc-")))
         logs.chmod(0o777)

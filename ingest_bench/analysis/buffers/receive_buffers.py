@@ -227,7 +227,7 @@ def recommend(costs: Sequence[Cost], *, frugal: float = FRUGAL) -> Recommendatio
     if larger:
         reason += f"; {_said(min(larger, key=lambda item: item.buffers.largest_bytes))}"
     if not thrifty:
-        reason += f"; no size stays within {frugal:g}, this one wastes least"
+        reason += f"; no size stays within {frugal:.3g}, this one wastes least"
     return Recommendation(best=best, reason=reason)
 
 
