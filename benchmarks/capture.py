@@ -27,7 +27,7 @@ from lab import Verdict, served
 from probes import cpu_seconds, ratio
 
 from ingest_bench import load, targets
-from ingest_bench.analysis.run import samples
+from ingest_bench.analysis.run import sample_columns
 from ingest_bench.experiment import catalog
 from ingest_bench.lab import steps, wires
 from ingest_bench.load import LoadPlan
@@ -136,9 +136,9 @@ def words(process: psutil.Process) -> str:
         return ""
 
 
-def seen(sent: samples.Samples, looked: Look) -> Seen:
+def seen(sent: sample_columns.Samples, looked: Look) -> Seen:
     """What was done in that time, the documents of a bulk evenly over its own."""
-    documents = float(samples.acked_per_second(sent, looked.start_ns, looked.seconds).sum())
+    documents = float(sample_columns.acked_per_second(sent, looked.start_ns, looked.seconds).sum())
     server, sender, kept = (1e6 * each / documents for each in (looked.server_s, looked.load_s, looked.capture_s))
     return Seen(documents / looked.seconds, server, sender, server + sender + kept)
 

@@ -35,7 +35,7 @@ from ingest_bench import load, targets
 from ingest_bench.inputs.rates import parse_arrivals
 from ingest_bench.jvm.process import Launch, serve
 from ingest_bench.load import LoadPlan, Progress, Remote
-from ingest_bench.load.fleet import keys, told
+from ingest_bench.load.fleet import json_child, keys
 from ingest_bench.model.load import LoadOptions, Wire
 from ingest_bench.model.samples import SAMPLE
 from ingest_bench.model.target import Endpoint, TargetOptions
@@ -159,8 +159,8 @@ def measured(workers: int, seconds: float, folder: Path, listen: Endpoint, http:
 
 def be_workers(port: int, folder: Path, count: int) -> None:
     """A process that forks the workers and waits for them. They end with it."""
-    from ingest_bench.load.fleet import sender  # noqa: PLC0415 - with it comes Locust, which patches everything
-    from ingest_bench.protocols.http1 import user  # noqa: PLC0415, F401 - as each worker would do when it prepares
+    from ingest_bench.load.fleet import fleet_worker  # noqa: PLC0415 - with it comes Locust, which patches everything
+    from ingest_bench.protocols.http1 import http_user  # noqa: PLC0415, F401 - as each worker would do when it prepares
 
     gc.collect()
     gc.freeze()
@@ -168,7 +168,7 @@ def be_workers(port: int, folder: Path, count: int) -> None:
         own = folder / f"worker-{number}"
         own.mkdir()
         own_keys = keys.read_worker(folder / "keys" / f"worker-{number}.key")
-        setup = told.sender(
+        setup = json_child.sender(
             {"host": "127.0.0.1", "port": port},
             own_keys,
             patience_s=300.0,
@@ -181,7 +181,7 @@ def be_workers(port: int, folder: Path, count: int) -> None:
         if os.fork() == 0:
             os.dup2(reading, 0)
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-            sender.main()
+            fleet_worker.main()
         os.close(reading)
     for _ in range(count):
         os.wait()

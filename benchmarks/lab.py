@@ -13,7 +13,7 @@ from typing import Any
 
 from ingest_bench import load, network, targets
 from ingest_bench.analysis.compare import comparison
-from ingest_bench.analysis.run.samples import Samples
+from ingest_bench.analysis.run.sample_columns import Samples
 from ingest_bench.documents import source
 from ingest_bench.experiment import catalog
 from ingest_bench.jvm.process import Launch, serve

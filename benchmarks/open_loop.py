@@ -23,7 +23,7 @@ import numpy as np
 from lab import Bench, Verdict, busy_share, one_body, opened, poster
 
 from ingest_bench import system
-from ingest_bench.analysis.run.samples import Samples, Window, window_of
+from ingest_bench.analysis.run.sample_columns import Samples, Window, window_of
 from ingest_bench.model.load import Arrivals, Rate
 
 DOCUMENTS = 8

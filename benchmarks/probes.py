@@ -33,7 +33,7 @@ from pathlib import Path
 from lab import Verdict, served
 
 from ingest_bench import load, probes, targets
-from ingest_bench.analysis.run import samples
+from ingest_bench.analysis.run import sample_columns
 from ingest_bench.experiment import catalog
 from ingest_bench.inputs import data
 from ingest_bench.jvm.attach import Attached, attach
@@ -194,9 +194,9 @@ def look(
             time.sleep(SETTLE_S)
 
 
-def seen(sent: samples.Samples, pauses: Sequence[gclog.LogPause], looked: Look) -> Seen:
+def seen(sent: sample_columns.Samples, pauses: Sequence[gclog.LogPause], looked: Look) -> Seen:
     """The documents of that time, those of a bulk evenly over its own, and the pauses that ended in it."""
-    documents = float(samples.acked_per_second(sent, looked.start_ns, looked.seconds).sum())
+    documents = float(sample_columns.acked_per_second(sent, looked.start_ns, looked.seconds).sum())
     realtime_ns = time.time_ns() - time.monotonic_ns()
     within = [
         pause.duration_ns / 1e6 for pause in pauses if looked.start_ns <= pause.end_ns - realtime_ns < looked.end_ns

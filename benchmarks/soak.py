@@ -36,7 +36,7 @@ from ingest_bench.cli.app import app
 from ingest_bench.model.load import Arrivals, Rate
 
 EVERY_S = 5.0
-SENDER = "ingest_bench.load.fleet.sender"
+SENDER = "ingest_bench.load.fleet.fleet_worker"
 MEMORY = "resident, MB"
 COLUMNS = (MEMORY, "files", "threads", "greenlets")
 # A heap of Python goes up and down by so much.
@@ -88,7 +88,7 @@ def as_sender(file: Path) -> None:
     # Locust changes the sockets and threads of a process that imports it.
     import gevent  # noqa: PLC0415
 
-    from ingest_bench.load.fleet import sender  # noqa: PLC0415
+    from ingest_bench.load.fleet import fleet_worker  # noqa: PLC0415
 
     def watch() -> None:
         with file.open("a", encoding="ascii", buffering=1) as out:
@@ -98,7 +98,7 @@ def as_sender(file: Path) -> None:
                 gevent.sleep(EVERY_S)
 
     gevent.spawn(watch)
-    sender.main()
+    fleet_worker.main()
 
 
 def read(file: Path) -> list[Reading]:

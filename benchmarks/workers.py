@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from lab import Bench, Verdict, interval, opened
 
-from ingest_bench.analysis.run.samples import measured, window_of
+from ingest_bench.analysis.run.sample_columns import measured, window_of
 
 USERS = 16
 DOCUMENTS = 110

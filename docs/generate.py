@@ -27,7 +27,7 @@ from ingest_bench.analysis.run.columns import COLUMNS, HISTOGRAMS, SERIES
 from ingest_bench.experiment import catalog
 from ingest_bench.inputs import data, records, rules
 from ingest_bench.model.experiment import Experiment, Fault
-from ingest_bench.model.host import HostSettings
+from ingest_bench.model.host_settings import HostSettings
 from ingest_bench.model.load import LoadOptions, TrackChoice
 from ingest_bench.model.network import Impairment, Profile, RealLink
 from ingest_bench.model.server import Count, Delivered, Ready, Server, Start

@@ -21,7 +21,7 @@ from ingest_bench.faults.stage import Node, Stage
 from ingest_bench.host.settings import SETTINGS
 from ingest_bench.host.shares import shares
 from ingest_bench.model.experiment import Fault
-from ingest_bench.model.host import HostSettings
+from ingest_bench.model.host_settings import HostSettings
 from ingest_bench.model.target import Endpoint
 
 # Those that have to be quick come last: what is paused writes nothing.

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ingest_bench.analysis.run.samples import Samples
+from ingest_bench.analysis.run.sample_columns import Samples
 from ingest_bench.model.experiment import Cell
 from ingest_bench.model.load import LoadOptions, WorkerReport
 from ingest_bench.model.network import Profile

@@ -9,7 +9,7 @@ from bulk_server import bulk_answer
 from ingest_bench.documents.body import Body
 from ingest_bench.model.workload import BulkAction
 from ingest_bench.protocols.bulk import Bulk, told_added
-from ingest_bench.protocols.search import Search
+from ingest_bench.protocols.queries import Search
 from ingest_bench.protocols.verdict import Answer, Verdict
 
 BULK, SEARCH = Bulk(path="/i/_bulk", action=BulkAction()), Search("/i/_search")

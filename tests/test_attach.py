@@ -15,7 +15,7 @@ from readied import ready
 from ingest_bench import system
 from ingest_bench.errors import MissingCapability, SpecError
 from ingest_bench.jvm import java
-from ingest_bench.jvm.attach import Told, attach, began, parse_told
+from ingest_bench.jvm.attach import JvmFacts, attach, began, parse_facts
 from ingest_bench.jvm.compile import classes
 
 
@@ -66,14 +66,14 @@ def test_a_process_is_known_by_its_start_and_an_ended_one_has_none(sleeper: int)
 )
 def test_collector_heap_and_stack_depth_are_what_the_jvm_says(flags: str, collector: str) -> None:
     recorder = "4711:\nCurrent configuration:\n\nRepository path: N/A\nStack depth: 64\nGlobal buffer count: 20\n"
-    assert parse_told(flags, recorder) == Told(collector=collector, heap_bytes=32 << 20, stack_depth=64)
-    assert parse_told("", "") == Told(collector="", heap_bytes=None, stack_depth=None)
+    assert parse_facts(flags, recorder) == JvmFacts(collector=collector, heap_bytes=32 << 20, stack_depth=64)
+    assert parse_facts("", "") == JvmFacts(collector="", heap_bytes=None, stack_depth=None)
 
 
 def test_the_size_of_a_region_is_what_the_jvm_says() -> None:
     # jcmd VM.flags of Java 17 with -Xmx3g.
     said = "4711:\n-XX:G1ConcRefinementThreads=2 -XX:G1HeapRegionSize=2097152 -XX:MaxHeapSize=3221225472 -XX:+UseG1GC"
-    assert parse_told(said, "").g1_region_bytes == 2 << 20
+    assert parse_facts(said, "").g1_region_bytes == 2 << 20
 
 
 @pytest.mark.ordinary

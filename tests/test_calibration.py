@@ -65,17 +65,17 @@ def asking(folder: Path, arrivals: str, more: str = "") -> Plan:
 
 @pytest.mark.parametrize("arrivals", ["6000/s", "ramp 10/s..6000/s 5s", "24MB/s", "sine 4000/s 50% 1s"])
 def test_a_rate_that_was_never_reached_is_said_before_the_run(arrivals: str, tmp_path: Path) -> None:
-    (line,) = calibration.told(asking(tmp_path, arrivals), SENT)
+    (line,) = calibration.warnings(asking(tmp_path, arrivals), SENT)
     assert "asks for 6,000 requests/s of 4,000 bytes; this machine sent at most 5,000 with 1 load process (" in line
 
 
 @pytest.mark.parametrize("arrivals", ["4900/s", "closed", "19MB/s"])
 def test_a_rate_that_was_reached_is_no_news(arrivals: str, tmp_path: Path) -> None:
-    assert calibration.told(asking(tmp_path, arrivals), SENT) == ()
+    assert calibration.warnings(asking(tmp_path, arrivals), SENT) == ()
 
 
 def test_more_processes_may_send_more(tmp_path: Path) -> None:
-    assert calibration.told(asking(tmp_path, "6000/s", "processes = 2\n"), SENT) == ()
+    assert calibration.warnings(asking(tmp_path, "6000/s", "processes = 2\n"), SENT) == ()
 
 
 def test_a_run_gives_its_rate_and_its_mean_body() -> None:

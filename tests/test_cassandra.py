@@ -24,7 +24,7 @@ from ingest_bench.model.target import Endpoint, TargetOptions
 from ingest_bench.model.values import GIB, MIB
 from ingest_bench.model.workload import BulkAction
 from ingest_bench.targets.cassandra import log
-from ingest_bench.targets.cassandra.thrift import asker, configuration
+from ingest_bench.targets.cassandra.thrift import thrift_asker, thrift_files
 
 CASSANDRA = TargetOptions(name="cassandra", heap_bytes=2 * GIB)
 HERE = Endpoint("198.18.2.1", 9160)
@@ -47,12 +47,12 @@ def told(setting: dict[str, str] | None = None, **options: Any) -> TargetOptions
 
 
 def test_its_log_tells_flushes_and_compactions_with_their_moments() -> None:
-    found = log.told(LOG.splitlines(keepends=True))
+    found = log.parse(LOG.splitlines(keepends=True))
     assert found.version == "0.7.4"
     assert found.flushes == ((1795403599751000000, 335),)  # the second one has not ended
     assert found.compactions == (1795403614352000000,)
     assert found.up == {"198.18.4.1", "198.18.5.1"}
-    assert log.told(["\0", "2026-11-23 99:99:99,000 nonsense"]) == log.Told("", "", (), (), frozenset())
+    assert log.parse(["\0", "2026-11-23 99:99:99,000 nonsense"]) == log.LogFacts("", "", (), (), frozenset())
 
 
 def test_a_log_with_a_moment_that_cannot_be_is_one_sentence(tmp_path: Path) -> None:
@@ -64,28 +64,26 @@ def test_a_log_with_a_moment_that_cannot_be_is_one_sentence(tmp_path: Path) -> N
 
 def test_settings_become_its_yaml_and_its_memtables() -> None:
     asked = told({"in_memory_compaction_limit_in_mb": "64", "memtable_operations_in_millions": "0.01"})
-    yaml = json.loads(configuration.files(asked, Path("/h"), 0, (HERE,))["cassandra.yaml"])
+    yaml = json.loads(thrift_files.files(asked, Path("/h"), 0, (HERE,))["cassandra.yaml"])
     assert yaml["in_memory_compaction_limit_in_mb"] == 64
     assert yaml["seeds"] == ["198.18.2.1"]
     assert (yaml["listen_address"], yaml["rpc_address"], yaml["rpc_port"]) == ("198.18.2.1", "198.18.2.1", 9160)
     assert "memtable_operations_in_millions" not in yaml
-    assert configuration.memtables(asked)["memtable_operations_in_millions"] == 0.01
+    assert thrift_files.memtables(asked)["memtable_operations_in_millions"] == 0.01
 
 
 def test_nodes_share_the_ring_and_know_the_first_one() -> None:
     nodes = tuple(Endpoint(f"198.18.{number}.1", 9160) for number in (2, 4, 6, 8))
-    told = [
-        json.loads(configuration.files(CASSANDRA, Path("/h"), place, nodes)["cassandra.yaml"]) for place in range(4)
-    ]
+    told = [json.loads(thrift_files.files(CASSANDRA, Path("/h"), place, nodes)["cassandra.yaml"]) for place in range(4)]
     assert [yaml["initial_token"] for yaml in told] == [place * 2**125 for place in range(4)]
     assert {tuple(yaml["seeds"]) for yaml in told} == {("198.18.2.1",)}
     assert [yaml["listen_address"] for yaml in told] == [node.host for node in nodes]
 
 
 def test_without_a_setting_the_limit_is_the_default_of_the_server() -> None:
-    yaml = json.loads(configuration.files(CASSANDRA, Path("/h"), 0, (HERE,))["cassandra.yaml"])
+    yaml = json.loads(thrift_files.files(CASSANDRA, Path("/h"), 0, (HERE,))["cassandra.yaml"])
     assert "in_memory_compaction_limit_in_mb" not in yaml
-    assert configuration.memtables(CASSANDRA)["memtable_throughput_in_mb"] == 128
+    assert thrift_files.memtables(CASSANDRA)["memtable_throughput_in_mb"] == 128
 
 
 @pytest.mark.parametrize(
@@ -110,11 +108,11 @@ def test_what_only_servers_with_netty_have_is_refused(options: dict[str, Any]) -
 
 
 def test_its_jvm_has_the_heap_and_the_collector_that_were_asked_for() -> None:
-    usual = configuration.jvm(CASSANDRA, JAVA, Path("/h"))
+    usual = thrift_files.jvm(CASSANDRA, JAVA, Path("/h"))
     assert {"-Xms2147483648", "-Xmx2147483648", "-XX:+UseConcMarkSweepGC", f"-Xmn{200 * MIB}"} <= set(usual)
-    small = configuration.jvm(told(heap_bytes=256 * MIB), JAVA, Path("/h"))
+    small = thrift_files.jvm(told(heap_bytes=256 * MIB), JAVA, Path("/h"))
     assert f"-Xmn{64 * MIB}" in small
-    other = configuration.jvm(told(gc="g1"), JAVA, Path("/h"))
+    other = thrift_files.jvm(told(gc="g1"), JAVA, Path("/h"))
     assert "-XX:+UseG1GC" in other
     assert not [option for option in other if option.startswith(("-Xmn", "-XX:+UseConc", "-XX:Survivor"))]
 
@@ -168,7 +166,7 @@ def test_only_the_oldest_version_asks_for_256_mib_with_each_flush_and_each_compa
     # Of its whole life, the system's own column families and what came after the measurement included.
     content = json.loads((folder.raw / "recording.json").read_text())["content"]
     huge = [size for _, size in content["large"]["moments"] if size >= 100 * MIB]
-    found = log.told(folder.log.read_text().splitlines())
+    found = log.parse(folder.log.read_text().splitlines())
     wrote = len(found.flushes) + len(found.compactions)
     assert wrote >= 3 + 3 * len(summary.faults)
     if version == "0.7.4":
@@ -183,9 +181,9 @@ def test_only_the_oldest_version_asks_for_256_mib_with_each_flush_and_each_compa
 
 
 def counted(server: StoreServer, *families: str, keyspace: str = "k") -> dict[str, int]:
-    node = asker.Node(server.address.host, server.address.port)
+    node = thrift_asker.Node(server.address.host, server.address.port)
     try:
-        rows: dict[str, int] = asker.count(node, {"keyspace": keyspace, "tables": families})["rows"]
+        rows: dict[str, int] = thrift_asker.count(node, {"keyspace": keyspace, "tables": families})["rows"]
     finally:
         node.close()
     return rows
@@ -195,8 +193,8 @@ def counted(server: StoreServer, *families: str, keyspace: str = "k") -> dict[st
 def test_rows_are_read_back_to_the_last_one_however_they_fall_into_pages(
     rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(asker, "_FIRST_ROWS", 10)
-    monkeypatch.setattr(asker, "_PAGE_BYTES", 3000)
+    monkeypatch.setattr(thrift_asker, "_FIRST_ROWS", 10)
+    monkeypatch.setattr(thrift_asker, "_PAGE_BYTES", 3000)
     with closing(StoreServer({"a": [b"%05d" % number for number in range(rows)], "b": [b"1"]})) as server:
         assert counted(server, "a", "b") == {"a": rows, "b": 1}
         # After the first page as many as have about so many bytes.

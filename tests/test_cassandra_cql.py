@@ -28,7 +28,7 @@ from ingest_bench.model.values import GIB
 from ingest_bench.model.workload import BulkAction
 from ingest_bench.targets import cassandra
 from ingest_bench.targets.cassandra import log
-from ingest_bench.targets.cassandra.cql import asker, configuration
+from ingest_bench.targets.cassandra.cql import cql_asker, cql_files
 from ingest_bench.targets.http import Http
 
 CASSANDRA = TargetOptions(name="cassandra", version="5.0.9", heap_bytes=2 * GIB)
@@ -55,12 +55,12 @@ def told(setting: dict[str, str] | None = None, **options: Any) -> TargetOptions
 
 
 def yaml(asked: TargetOptions, node: int = 0, nodes: Sequence[Endpoint] = (HERE,)) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(configuration.files(asked, Path("/h"), node, nodes)["cassandra.yaml"])
+    found: dict[str, Any] = json.loads(cql_files.files(asked, Path("/h"), node, nodes)["cassandra.yaml"])
     return found
 
 
 def test_its_log_tells_flushes_that_overlap_and_compactions() -> None:
-    found = log.told(LOG.splitlines(keepends=True))
+    found = log.parse(LOG.splitlines(keepends=True))
     assert (found.version, found.java, found.up) == ("5.0.9", "17.0.15", frozenset(("198.18.4.1",)))
     # The third one has not ended. Each size belongs to the table that began.
     assert [size for _, size in found.flushes] == [44.5 * 2**20, 178]
@@ -129,10 +129,10 @@ def test_nodes_share_the_ring_and_know_the_first_one() -> None:
 
 
 def test_its_jvm_has_the_heap_and_the_collector_that_were_asked_for_and_reads_by_nio() -> None:
-    usual = configuration.jvm(CASSANDRA, JAVA, Path("/h"))
+    usual = cql_files.jvm(CASSANDRA, JAVA, Path("/h"))
     assert {"-Xms2147483648", "-Xmx2147483648", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=300"} <= set(usual)
     assert "-Dcassandra.native.epoll.enabled=false" in usual
-    other = configuration.jvm(told(gc="parallel"), JAVA, Path("/h"))
+    other = cql_files.jvm(told(gc="parallel"), JAVA, Path("/h"))
     assert "-XX:+UseParallelGC" in other
     assert not [option for option in other if option.startswith(("-XX:+UseG1", "-XX:G1", "-XX:MaxGC"))]
 
@@ -210,9 +210,9 @@ def counted(
         return page([(b"x" * 8 if there else None,) for there in rows[start : start + most]], 1, following)
 
     with cql_server(reply) as server:
-        node = asker.Node(server.address.host, server.address.port)
+        node = cql_asker.Node(server.address.host, server.address.port)
         try:
-            return asker.count(node, {"keyspace": "k", "tables": tables})["rows"], pages
+            return cql_asker.count(node, {"keyspace": "k", "tables": tables})["rows"], pages
         finally:
             node.close()
 
@@ -221,7 +221,7 @@ def counted(
 def test_rows_are_read_back_to_the_last_one_however_they_fall_into_pages(
     rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(asker, "_PAGE_ROWS", 10)
+    monkeypatch.setattr(cql_asker, "_PAGE_ROWS", 10)
     assert counted({"a": [True] * rows, "b": [True]}, "a", "b") == ({"a": rows, "b": 1}, max(1, -(-rows // 10)) + 1)
 
 
@@ -250,8 +250,8 @@ def test_tables_are_there_once_all_nodes_know_them() -> None:
         return frame(cql.RESULT, struct.pack(">i", 5))
 
     with cql_server(reply) as server:
-        node = asker.Node(server.address.host, server.address.port)
-        assert asker.create(node, {"keyspace": "k", "tables": ["a", "b"], "copies": 2}) == {}
+        node = cql_asker.Node(server.address.host, server.address.port)
+        assert cql_asker.create(node, {"keyspace": "k", "tables": ["a", "b"], "copies": 2}) == {}
         node.close()
     made = [text for text in asked if text.startswith("CREATE")]
     assert made[0].endswith("{'class': 'SimpleStrategy', 'replication_factor': 2}")

@@ -19,14 +19,14 @@ from ingest_bench.model.load import LoadOptions, Wire
 from ingest_bench.model.target import Endpoint, Place, Tls
 from ingest_bench.protocols import spoken
 from ingest_bench.protocols.cql import insert
-from ingest_bench.protocols.cql.frames import Frames, known
+from ingest_bench.protocols.cql.cql_frames import Frames, known
 from ingest_bench.protocols.verdict import BrokenAnswerError
 from ingest_bench.protocols.way import way_to
 
 with pytest.MonkeyPatch.context() as patched:
     patched.setenv("LOCUST_SKIP_MONKEY_PATCH", "1")
 
-    from ingest_bench.load.users import sender
+    from ingest_bench.load.users import tries
 
 WIRE = Wire(protocol="cql", keys={"keyspace": "k"})
 SPEECH = Spoken(WIRE, lambda body: [*rows(body).values()], lambda _: done(), server=cql_server)
@@ -36,7 +36,7 @@ OVERLOADED = raised(0x1001, "Query timed out before it could start")
 
 @pytest.fixture(autouse=True)
 def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sender, "gevent", SimpleNamespace(sleep=lambda _: None))
+    monkeypatch.setattr(tries, "gevent", SimpleNamespace(sleep=lambda _: None))
 
 
 def answered(*answers: bytes | None, retries: int = 5) -> Sent:

@@ -27,8 +27,8 @@ from ingest_bench.network.plan import places
 from ingest_bench.protocols.json_array import JsonArray
 from ingest_bench.protocols.verdict import Answer
 from ingest_bench.targets import counting
-from ingest_bench.targets.capabilities import capabilities
 from ingest_bench.targets.data_prepper import DataPrepper, account
+from ingest_bench.targets.server_capabilities import capabilities
 
 # A whole one, unpacked; no package has it.
 REAL = os.environ.get("INGEST_BENCH_DATA_PREPPER_HOME", "")

@@ -142,8 +142,8 @@ def test_without_a_batch_delay_there_is_no_cap() -> None:
 
 
 def test_what_is_lost_and_what_is_there_too_often_is_said() -> None:
-    assert list(delivery.told({"lost_documents": 0, "delivered_twice": 0, "delivered_unacknowledged": 0})) == []
-    said = delivery.told(
+    assert list(delivery.remarks({"lost_documents": 0, "delivered_twice": 0, "delivered_unacknowledged": 0})) == []
+    said = delivery.remarks(
         {
             "documents_acked": 4000,
             "lost_documents": 1500,

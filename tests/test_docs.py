@@ -23,7 +23,7 @@ from ingest_bench.cli import app as cli
 from ingest_bench.experiment import catalog, spec
 from ingest_bench.inputs import data, records
 from ingest_bench.model.experiment import Fault
-from ingest_bench.model.host import HostSettings
+from ingest_bench.model.host_settings import HostSettings
 from ingest_bench.model.load import LoadOptions, TrackChoice
 from ingest_bench.model.network import Impairment, Profile, RealLink
 from ingest_bench.model.server import Count, Delivered, Ready, Server, Start

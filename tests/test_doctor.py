@@ -17,7 +17,7 @@ from ingest_bench.jvm import java
 from ingest_bench.model.capability import Capability
 from ingest_bench.network import capabilities
 from ingest_bench.network.act import box, uml
-from ingest_bench.targets.capabilities import capabilities as server_capabilities
+from ingest_bench.targets.server_capabilities import capabilities as server_capabilities
 from ingest_bench.trials import PACKAGES, Trial, tried
 
 LINES = (

@@ -414,7 +414,7 @@ def test_who_is_refused_ends_and_both_sides_say_why_within_five_seconds(
     if theirs == "self":
         other.write_text(json.dumps(json.loads(other.read_text()) | {"run": known.own.public}))
     began = time.monotonic()
-    subprocess.run([sys.executable, "-c", "import ingest_bench.load.fleet.sender"], check=True)
+    subprocess.run([sys.executable, "-c", "import ingest_bench.load.fleet.fleet_worker"], check=True)
     # Two processes start, one after the other, before anybody speaks.
     limit_s = 5 + 2 * (time.monotonic() - began)
     told: list[str] = []
@@ -465,7 +465,7 @@ def test_no_key_is_in_a_list_of_processes_or_in_a_log(tmp_path: Path) -> None:
     with bulk_server() as server, agents(tmp_path, port, 1), supervising(tmp_path, port, 1) as there:
         start(plan_for(server.address, tmp_path), fleet=there).wait(look)
         written = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path.parent.name != "keys"]
-    assert [text for text in seen if b"ingest_bench.load.fleet.sender" in text]
+    assert [text for text in seen if b"ingest_bench.load.fleet.fleet_worker" in text]
     assert not [text for text in (*seen, *written) if any(secret in text for secret in secrets)]
 
 
@@ -488,7 +488,7 @@ def sender_in(folder: Path) -> int:
             words = path.read_text().split("\0")
         except OSError:
             continue
-        if "ingest_bench.load.fleet.sender" in words and is_below(int(path.parent.name), folder):
+        if "ingest_bench.load.fleet.fleet_worker" in words and is_below(int(path.parent.name), folder):
             return int(path.parent.name)
     raise AssertionError(f"nobody sends from {folder}")
 

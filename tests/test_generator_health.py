@@ -4,7 +4,7 @@ import made_runs as made
 import pytest
 
 from ingest_bench.analysis.run.generator_health import Cpu, busiest, generator_bound, remarks, values
-from ingest_bench.analysis.run.samples import Window, window_of
+from ingest_bench.analysis.run.sample_columns import Window, window_of
 
 MS = 10**6
 MEASURED = window_of(made.report())

@@ -25,7 +25,7 @@ from ingest_bench.lab import campaign
 from ingest_bench.lab.runner import RunOptions
 from ingest_bench.ledger import sessions, steps
 from ingest_bench.load import Progress
-from ingest_bench.model.host import HostSettings
+from ingest_bench.model.host_settings import HostSettings
 from ingest_bench.results import layout
 
 pytestmark = pytest.mark.machine

@@ -32,7 +32,7 @@ from ingest_bench.protocols import spoken
 from ingest_bench.protocols.kafka import Kafka, status
 from ingest_bench.protocols.verdict import Answer
 from ingest_bench.protocols.way import way_to
-from ingest_bench.targets.kafka import asker
+from ingest_bench.targets.kafka import kafka_asker
 
 DOCUMENTS = [b'{"n":%d,"text":"a,\\n]b"}' % number for number in range(10)]
 
@@ -118,7 +118,7 @@ def test_the_bytes_of_a_request_are_those_to_all_brokers() -> None:
 def test_records_that_may_be_stored_are_not_sent_again_though_their_connection_was_never_seen(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from ingest_bench.protocols.kafka import user as users  # noqa: PLC0415 - Locust comes with it
+    from ingest_bench.protocols.kafka import kafka_user as users  # noqa: PLC0415 - Locust comes with it
 
     monkeypatch.setattr(users, "_CONNECT_S", 0.1)
     user, kept = started(Endpoint("127.0.0.1", free_port()), protocol=protocol(), retries=3)
@@ -139,7 +139,7 @@ def test_records_that_may_be_stored_are_not_sent_again_though_their_connection_w
 
 
 def test_a_broker_that_is_not_there_is_a_timeout_and_nothing_was_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ingest_bench.protocols.kafka import user as users  # noqa: PLC0415 - Locust comes with it
+    from ingest_bench.protocols.kafka import kafka_user as users  # noqa: PLC0415 - Locust comes with it
 
     monkeypatch.setattr(users, "_CONNECT_S", 0.1)
     options = LoadOptions(timeout_ns=300_000_000)
@@ -283,6 +283,6 @@ def test_a_topic_whose_partitions_nobody_knows_has_no_number_of_records(error: K
     known = SimpleNamespace(topics={"t": SimpleNamespace(error=error, partitions={})})
     admin = SimpleNamespace(list_topics=lambda *_, **__: known)
     broker: Any = SimpleNamespace(admin=admin, config={"bootstrap.servers": "127.0.0.1:1"}, left_s=1.0)
-    found = asker.count(broker, {"topics": ["t"]})
+    found = kafka_asker.count(broker, {"topics": ["t"]})
     assert found.keys() == {"error"}
     assert found["error"].startswith("topic t: its partitions are not known (")

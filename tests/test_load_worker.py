@@ -34,8 +34,8 @@ with pytest.MonkeyPatch.context() as patched:
     from locust.exception import StopUser
 
     from ingest_bench.load import worker
-    from ingest_bench.load.fleet import sender
-    from ingest_bench.load.fleet.sender import Sender
+    from ingest_bench.load.fleet import fleet_worker
+    from ingest_bench.load.fleet.fleet_worker import Sender
     from ingest_bench.load.users.ingest import TicketUser
     from ingest_bench.load.work import Work
 
@@ -176,7 +176,7 @@ def test_a_worker_does_not_look_all_the_time_whether_its_users_may_start(monkeyp
     def look_again(_: float) -> None:
         raise AssertionError("it looks again after a moment")
 
-    monkeypatch.setattr(sender, "gevent", SimpleNamespace(sleep=look_again))
+    monkeypatch.setattr(fleet_worker, "gevent", SimpleNamespace(sleep=look_again))
     lead = Sender({"seat": 0})
     lead.runner = Environment().create_local_runner()
     waits = gevent.spawn(lead.spawned, [type("User", (TicketUser,), {"fixed_count": 1})], str)

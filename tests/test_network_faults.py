@@ -27,7 +27,7 @@ from ingest_bench.faults.links import forged_packets, forgers, holes
 from ingest_bench.faults.links.blackhole import blackhole
 from ingest_bench.faults.links.forgers import Forgers
 from ingest_bench.faults.links.layers import other_state
-from ingest_bench.faults.links.mtu_blackhole import mtu_blackhole, told
+from ingest_bench.faults.links.mtu_blackhole import answering_hop, mtu_blackhole
 from ingest_bench.faults.links.partition import partition
 from ingest_bench.faults.links.reset import reset
 from ingest_bench.faults.stage import Stage
@@ -398,7 +398,7 @@ def test_small_packets_pass_an_mtu_black_hole_and_full_ones_do_not() -> None:
 def test_whoever_is_told_of_a_smaller_mtu_goes_on_with_smaller_segments_and_forgets_it_afterwards() -> None:
     said: list[str] = []
     with link(catalog.profile("ethernet")) as made, talking(made) as talk:
-        with told(made, ("to-server",), 1000, said, Forgers()), mtu_blackhole(made, ("to-server",), 1000):
+        with answering_hop(made, ("to-server",), 1000, said, Forgers()), mtu_blackhole(made, ("to-server",), 1000):
             assert talk("open", "a", LONG_S) == "ok"
             assert talk.echo("a", 200_000) == "ok"
             assert "pmtu:1000" in made.client.run(("ss", "-Htin"))
@@ -495,7 +495,7 @@ def test_a_prepared_child_waits_at_no_cost_and_is_told_what_to_forge_again_and_a
         assert reset(made, prepared) == 2
         assert talk("open", "c", LONG_S) == "ok"
         said: list[str] = []
-        with told(made, ("to-server",), 1000, said, prepared), mtu_blackhole(made, ("to-server",), 1000):
+        with answering_hop(made, ("to-server",), 1000, said, prepared), mtu_blackhole(made, ("to-server",), 1000):
             assert prepared.waiting[made.ends[1].address, made.ends[1].peer] == []
             assert talk.echo("c", 200_000) == "ok"
         assert re.search(r"told [1-9]\d* times, 1 connections", said[0])

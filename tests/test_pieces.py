@@ -13,7 +13,7 @@ import pytest
 
 from ingest_bench.analysis.numbers import quantiles
 from ingest_bench.analysis.run import over_time, steady
-from ingest_bench.analysis.run.samples import Samples
+from ingest_bench.analysis.run.sample_columns import Samples
 from ingest_bench.analysis.run.summary import summarise
 from ingest_bench.model.samples import OUTCOMES, SAMPLE
 from ingest_bench.results import sample_files

@@ -16,8 +16,8 @@ from ingest_bench.analysis.buffers.netty import Fixed
 from ingest_bench.analysis.buffers.receive_buffers import Cost
 from ingest_bench.analysis.numbers import histogram, quantiles
 from ingest_bench.analysis.run import closed_loop, per_gb, recovery
-from ingest_bench.analysis.run import samples as load
-from ingest_bench.analysis.run.samples import Samples, Window
+from ingest_bench.analysis.run import sample_columns as load
+from ingest_bench.analysis.run.sample_columns import Samples, Window
 from ingest_bench.analysis.search import goals
 from ingest_bench.analysis.stalls import phases, waiting
 from ingest_bench.experiment import catalog

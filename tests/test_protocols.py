@@ -42,7 +42,7 @@ with pytest.MonkeyPatch.context() as patched:
     # Without it Locust lets gevent patch the whole process: the servers here are threads, and pytest is no load.
     patched.setenv("LOCUST_SKIP_MONKEY_PATCH", "1")
 
-    from ingest_bench.load.users import sender
+    from ingest_bench.load.users import tries
 
 DOCUMENTS = [b'{"n":%d,"text":"a,\\n]b"}' % number for number in range(10)]
 
@@ -161,7 +161,7 @@ def speech(request: pytest.FixtureRequest) -> Spoken:
 
 @pytest.fixture(autouse=True)
 def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sender, "gevent", SimpleNamespace(sleep=lambda _: None))
+    monkeypatch.setattr(tries, "gevent", SimpleNamespace(sleep=lambda _: None))
 
 
 @dataclass(frozen=True)

@@ -33,9 +33,9 @@ with pytest.MonkeyPatch.context() as patched:
     from locust.env import Environment
     from locust.exception import StopUser
 
-    from ingest_bench.load.users import ingest, sender
+    from ingest_bench.load.users import ingest, tries
     from ingest_bench.load.users.ingest import TicketUser
-    from ingest_bench.load.users.sender import Sender
+    from ingest_bench.load.users.tries import Sender
 
 
 def bulk(documents: int, padding: int = 0) -> Body:
@@ -158,7 +158,7 @@ def test_whatever_is_answered_the_account_is_the_same_with_and_without_the_pump(
     bodies = [bulk(count) for count in documents]
     with pytest.MonkeyPatch.context() as patch:
         # Pauses after failures: the same in both, and nothing that has to be waited for.
-        patch.setattr(sender, "gevent", SimpleNamespace(sleep=lambda _seconds: None))
+        patch.setattr(tries, "gevent", SimpleNamespace(sleep=lambda _seconds: None))
         found = [sent(reply, bodies, pumps=pumps) for pumps in (False, True)]
     (plain, plain_work, plain_bytes, _), (pumped, pumped_work, pumped_bytes, _) = found
     assert account(pumped, pumped_work) == account(plain, plain_work)

@@ -33,7 +33,7 @@ from ingest_bench.protocols.cql import insert
 with pytest.MonkeyPatch.context() as patched:
     patched.setenv("LOCUST_SKIP_MONKEY_PATCH", "1")
 
-    from ingest_bench.load.users import sender
+    from ingest_bench.load.users import tries
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ THRIFT = Kind(
 
 @pytest.fixture(params=[CQL, THRIFT], ids=lambda kind: kind.name)
 def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Kind:
-    monkeypatch.setattr(sender, "gevent", SimpleNamespace(sleep=lambda _: None))
+    monkeypatch.setattr(tries, "gevent", SimpleNamespace(sleep=lambda _: None))
     found: Kind = request.param
     return found
 

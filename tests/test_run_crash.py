@@ -32,14 +32,14 @@ STAGES = {
     "link": (("stage link", "ip -batch"), ("cat",)),
     "check": (("stage check", "ingest_bench.network.measure.meter"), ("cat",)),
     "boot": (
-        ("ingest_bench.load.fleet.sender", "stage boot", "NettySink"),
-        ("cat", "asker.py", "ingest_bench.load.fleet.sender"),
+        ("ingest_bench.load.fleet.fleet_worker", "stage boot", "NettySink"),
+        ("cat", "asker.py", "ingest_bench.load.fleet.fleet_worker"),
     ),
     "warm-up": (
         ("load warm-up",),
-        ("NettySink", "ingest_bench.load.fleet.sender", "ingest_bench.network.measure.wire"),
+        ("NettySink", "ingest_bench.load.fleet.fleet_worker", "ingest_bench.network.measure.wire"),
     ),
-    "measure": (("load measure",), ("NettySink", "ingest_bench.load.fleet.sender", "ingest_bench.probes.proc")),
+    "measure": (("load measure",), ("NettySink", "ingest_bench.load.fleet.fleet_worker", "ingest_bench.probes.proc")),
     "stop": (("stage stop",), ("NettySink", "cat")),
     "analysis": (("stage analysis", "JfrReader"), ()),
 }

@@ -8,7 +8,7 @@ import made_runs
 import numpy as np
 
 from ingest_bench.analysis.run.over_time import series
-from ingest_bench.analysis.run.samples import Samples, measured, window_of
+from ingest_bench.analysis.run.sample_columns import Samples, measured, window_of
 
 SECOND = made_runs.SECOND
 DAY_S = 24 * 3600

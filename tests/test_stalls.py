@@ -12,7 +12,7 @@ import pytest
 
 from ingest_bench import network
 from ingest_bench.analysis.run import summary
-from ingest_bench.analysis.run.samples import Samples, Window
+from ingest_bench.analysis.run.sample_columns import Samples, Window
 from ingest_bench.analysis.stalls import attribution, phases, sentences, sources
 from ingest_bench.model.experiment import Cell
 from ingest_bench.model.results import READ_FIELDS, Happened, Interval, Measured, Stall, Watched

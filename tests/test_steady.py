@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ingest_bench.analysis.run import steady
-from ingest_bench.analysis.run.samples import Samples
+from ingest_bench.analysis.run.sample_columns import Samples
 from ingest_bench.model.load import WorkerReport
 
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from ingest_bench.analysis.run import closed_loop
-from ingest_bench.analysis.run import samples as load
+from ingest_bench.analysis.run import sample_columns as load
 from ingest_bench.analysis.run.column import Column, once
 from ingest_bench.analysis.run.columns import COLUMNS
-from ingest_bench.analysis.run.samples import Samples, Window
+from ingest_bench.analysis.run.sample_columns import Samples, Window
 from ingest_bench.analysis.run.summary import summarise
 from ingest_bench.inputs.rates import parse_arrivals
 from ingest_bench.model.experiment import Cell, RunState

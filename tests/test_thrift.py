@@ -17,13 +17,13 @@ from thrift_server import THRIFT, refused, returned, rows, thrift_server
 from ingest_bench import idl
 from ingest_bench.model.load import LoadOptions, Wire
 from ingest_bench.protocols import spoken
-from ingest_bench.protocols.thrift.frames import Frames
+from ingest_bench.protocols.thrift.thrift_frames import Frames
 from ingest_bench.protocols.verdict import BrokenAnswerError
 
 with pytest.MonkeyPatch.context() as patched:
     patched.setenv("LOCUST_SKIP_MONKEY_PATCH", "1")
 
-    from ingest_bench.load.users import sender
+    from ingest_bench.load.users import tries
 
 WIRE = Wire(protocol="thrift", keys={"keyspace": "k"})
 SPEECH = Spoken(WIRE, lambda body: [*rows(body).values()], lambda _: returned(), server=thrift_server)
@@ -32,7 +32,7 @@ TIMED_OUT = returned(te=THRIFT.TimedOutException())
 
 @pytest.fixture(autouse=True)
 def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sender, "gevent", SimpleNamespace(sleep=lambda _: None))
+    monkeypatch.setattr(tries, "gevent", SimpleNamespace(sleep=lambda _: None))
 
 
 def framed(message: bytes) -> bytes:

@@ -21,10 +21,10 @@ from ingest_bench import system
 from ingest_bench.errors import MissingCapability, RunFailed, SpecError
 from ingest_bench.faults import checks, timeline
 from ingest_bench.faults.stage import Node, Stage
-from ingest_bench.host import cgroups, disk, shares, throttle
+from ingest_bench.host import cgroups, disk, io_limits, shares
 from ingest_bench.host.cgroups import Parent
+from ingest_bench.host.io_limits import Throttle
 from ingest_bench.host.shares import Share
-from ingest_bench.host.throttle import Throttle
 from ingest_bench.model.experiment import Cell, Fault
 from ingest_bench.model.load import LoadOptions
 from ingest_bench.model.target import TargetOptions
@@ -147,18 +147,18 @@ def test_an_ordinary_user_is_told_before_anything_starts(monkeypatch: pytest.Mon
     monkeypatch.setattr(system, "is_root", lambda: False)
     with pytest.raises(MissingCapability, match="only root"):
         shares.require(NEEDS)
-    assert not throttle.capability().present
+    assert not io_limits.capability().present
 
 
 def test_a_group_that_only_looks_like_the_root_of_blkio_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(system, "is_root", lambda: True)
-    monkeypatch.setattr(throttle, "_is_version_1", lambda: True)
+    monkeypatch.setattr(io_limits, "_is_version_1", lambda: True)
     monkeypatch.setattr(disk, "require", lambda: None)
     monkeypatch.setattr(cgroups, "own", lambda *_: Parent(tmp_path, 1, tmp_path))
     with pytest.raises(MissingCapability, match="is not the root of the controller blkio, as in a container"):
-        throttle.require()
+        io_limits.require()
 
 
 def test_of_version_2_the_tightest_of_each_kind_is_one_line(tmp_path: Path) -> None:

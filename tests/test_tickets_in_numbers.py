@@ -16,7 +16,7 @@ from bulk_server import BulkServer, Reply, accept_all, answer, bulk_server
 from hanging_proxy import hanging_proxy
 from test_load_process import BULK_DOCUMENTS, loaded, outcomes, plan_for, samples_of
 
-from ingest_bench.analysis.run.samples import measured, window_of
+from ingest_bench.analysis.run.sample_columns import measured, window_of
 from ingest_bench.errors import RunFailed
 from ingest_bench.inputs.rates import parse_arrivals
 from ingest_bench.load import Progress, start

@@ -129,7 +129,7 @@ def test_an_operation_that_cannot_be_done_is_named(tmp_path: Path, operation: di
 
 def test_what_is_made_on_a_foreign_server_carries_the_mark_and_goes_in_an_order_that_can_be_deleted() -> None:
     found = of(STREAMS, mark="only-mine")
-    touched = borrowed.of(found)
+    touched = borrowed.write_set(found)
     assert touched.things == (
         Thing("index", "rides-1"),
         Thing("_data_stream", "logs-app"),
@@ -148,7 +148,7 @@ def test_what_is_made_on_a_foreign_server_carries_the_mark_and_goes_in_an_order_
 @pytest.mark.slow
 def test_an_index_that_a_track_deletes_and_does_not_declare_must_not_be_there(tmp_path: Path) -> None:
     deletion = {"operation-type": "delete-index", "index": "somebodys"}
-    touched = borrowed.of(of(written(tmp_path, [{"operation": deletion}, {"operation": "bulk"}])))
+    touched = borrowed.write_set(of(written(tmp_path, [{"operation": deletion}, {"operation": "bulk"}])))
     assert Thing("index", "somebodys") in touched.things
     assert Thing("index", "somebodys") not in touched.deleted
 

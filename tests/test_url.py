@@ -233,7 +233,7 @@ def test_credentials_go_over_tls_and_are_written_nowhere(
         with nothing_left(), here.command("run", *url, "--set", "query_users=1", *SHORT) as command:
             command.until("load measure")
             lines = commands.running(command)
-            assert "ingest_bench.load.fleet.sender" in lines
+            assert "ingest_bench.load.fleet.fleet_worker" in lines
             assert "asker.py" in lines
             everybody = "\n".join(" ".join(one.info["cmdline"] or ()) for one in psutil.process_iter(["cmdline"]))
             assert command.end() == 0, command.text

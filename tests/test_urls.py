@@ -260,7 +260,7 @@ CREATE = {"operation-type": "create-index"}
 
 @pytest.mark.slow
 def test_the_footprint_is_every_index_that_is_made_deleted_or_written(tmp_path: Path) -> None:
-    found = borrowed.of(of_track(tmp_path, [{"operation-type": "delete-index"}, CREATE, BULK]))
+    found = borrowed.write_set(of_track(tmp_path, [{"operation-type": "delete-index"}, CREATE, BULK]))
     assert found.things == (Thing("index", "mine"),)
     assert found.made == found.deleted == {Thing("index", "mine")}
 
@@ -277,14 +277,14 @@ def test_an_index_of_a_foreign_server_carries_the_mark_of_its_run(tmp_path: Path
 @pytest.mark.parametrize("name", ["*", "logs-*", "_all", "<x-{now}>", "-x", ".security", "UPPER"])
 def test_a_name_that_may_mean_other_indices_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(SpecError, match=r"no plain name|no index can be called"):
-        borrowed.of(of_track(tmp_path, [{"operation-type": "delete-index"}, BULK], (name,)))
+        borrowed.write_set(of_track(tmp_path, [{"operation-type": "delete-index"}, BULK], (name,)))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("operation", ["refresh", "force-merge"])
 def test_what_concerns_all_indices_is_refused(tmp_path: Path, operation: str) -> None:
     with pytest.raises(SpecError, match="more than the indices of this run"):
-        borrowed.of(of_track(tmp_path, [BULK, {"operation-type": operation, "index": "_all"}]))
+        borrowed.write_set(of_track(tmp_path, [BULK, {"operation-type": operation, "index": "_all"}]))
 
 
 @pytest.mark.slow

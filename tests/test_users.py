@@ -32,7 +32,7 @@ from ingest_bench.model.target import Endpoint, Place
 from ingest_bench.model.workload import BulkAction
 from ingest_bench.protocols import Protocol
 from ingest_bench.protocols.bulk import Bulk
-from ingest_bench.protocols.search import Search
+from ingest_bench.protocols.queries import Search
 from ingest_bench.protocols.way import way_to
 
 with pytest.MonkeyPatch.context() as patched:
@@ -40,10 +40,10 @@ with pytest.MonkeyPatch.context() as patched:
     patched.setenv("LOCUST_SKIP_MONKEY_PATCH", "1")
     from locust.env import Environment
 
-    from ingest_bench.load.users import sender
+    from ingest_bench.load.users import tries
     from ingest_bench.load.users.ingest import IngestUser
-    from ingest_bench.load.users.search import SearchUser
-    from ingest_bench.load.users.sender import Sender
+    from ingest_bench.load.users.query_user import SearchUser
+    from ingest_bench.load.users.tries import Sender
 
 ITEMS = 10
 BULK = Body(b"".join(b'{"index":{}}\n{"n":%d}\n' % number for number in range(ITEMS)), ITEMS, lines=2)
@@ -72,7 +72,7 @@ class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, then: Callable[[], object] = lambda: None) -> None:
         self.waited_s: list[float] = []
         self._then = then
-        monkeypatch.setattr(sender, "gevent", SimpleNamespace(sleep=self.sleep))
+        monkeypatch.setattr(tries, "gevent", SimpleNamespace(sleep=self.sleep))
 
     def sleep(self, seconds: float) -> None:
         self.waited_s.append(seconds)
@@ -579,7 +579,7 @@ def test_a_ticket_that_was_never_sent_has_its_wait() -> None:
 
 
 def test_the_pause_after_a_failure_doubles_and_stays_below_its_limit_for_ever(clock: Clock) -> None:
-    pauses_s = [sender.pause_s(0.01, number, 1.0) for number in range(1, 5000)]
+    pauses_s = [tries.pause_s(0.01, number, 1.0) for number in range(1, 5000)]
     assert pauses_s[:8] == [0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.0]
     assert set(pauses_s[7:]) == {1.0}
     with bulk_server() as server:

@@ -26,7 +26,7 @@ from ingest_bench.errors import SpecError
 from ingest_bench.experiment import order, spec
 from ingest_bench.inputs import records, rules
 from ingest_bench.model.experiment import Experiment, Fault
-from ingest_bench.model.host import HostSettings
+from ingest_bench.model.host_settings import HostSettings
 from ingest_bench.model.load import Arrivals, LoadOptions, Rate, TrackChoice
 from ingest_bench.model.network import FarEnd, Impairment, PortRange, Profile, RealLink, TimeLimit
 from ingest_bench.model.server import Count, Ready, Server, Start

@@ -105,7 +105,7 @@ def test_a_jvm_that_ran_before_is_watched_as_one_of_ours_by_a_recording_of_its_o
 
     said = SimpleNamespace(collector="g1", stack_depth=64, g1_region_bytes=1 << 20)
     monkeypatch.setattr(vantage, "observed", observed)
-    monkeypatch.setattr(vantage, "told", lambda _: said)
+    monkeypatch.setattr(vantage, "facts_of", lambda _: said)
     log = probes.PROBES["gc"].logs[0]
     probe = Seen("one", events=events, logs=(log,))
     jvm = cast("Attached", SimpleNamespace(pid=7))

@@ -42,7 +42,7 @@ def throws(folder: RunFolder, node: int, second: int, words: str) -> None:
 
 def found(folder: RunFolder, **how: Any) -> str | None:
     first = why_failed.out_of_memory(folder, server(), **how)
-    return first.told if first is not None else None
+    return first.sentence if first is not None else None
 
 
 def test_the_first_error_of_all_nodes_is_the_first_one_in_time(folder: RunFolder) -> None:

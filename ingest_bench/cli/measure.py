@@ -155,7 +155,7 @@ def _carried_out(results: Results, options: RunOptions, told: Sequence[str]) -> 
     # What other machines can send was not measured here.
     for line in (
         *told,
-        *([] if options.fleet is not None else calibration.told(results.plan, calibration.kept())),
+        *([] if options.fleet is not None else calibration.warnings(results.plan, calibration.kept())),
     ):
         screen.say(line)
     try:

@@ -12,7 +12,7 @@ import typer
 
 from ingest_bench import network, units
 from ingest_bench.cli import screen
-from ingest_bench.cli.flows import Flows
+from ingest_bench.cli.flow_options import Flows
 from ingest_bench.cli.grouped import grouped
 from ingest_bench.errors import InvalidRun, RunFailed, SpecError
 from ingest_bench.experiment import catalog, spec

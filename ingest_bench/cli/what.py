@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ingest_bench.cli.flows import Flows
+from ingest_bench.cli.flow_options import Flows
 from ingest_bench.documents import tracks
 from ingest_bench.errors import SpecError
 from ingest_bench.experiment import order, spec

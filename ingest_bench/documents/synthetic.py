@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
-from ingest_bench.documents.generate import GENERATORS, make, words
-from ingest_bench.documents.generate.columns import Column, Numbered, Slices, table
-from ingest_bench.documents.generate.values import Rows, Sigma, Vocabulary
+from ingest_bench.documents.generate import GENERATORS, make, zipf_words
+from ingest_bench.documents.generate.field_columns import Column, Numbered, Slices, table
+from ingest_bench.documents.generate.field_values import Rows, Sigma, Vocabulary
 from ingest_bench.errors import SpecError
 from ingest_bench.experiment import catalog
 from ingest_bench.inputs import records
@@ -175,7 +175,7 @@ def _column(spec: DocumentField, build: _Build, path: str, prefix: str) -> Itera
 
 
 def _slices(text: Text, seed: int, prefix: str) -> Slices:
-    prose = words.prose(seed, PROSE_BYTES, text.vocabulary)
+    prose = zipf_words.prose(seed, PROSE_BYTES, text.vocabulary)
     random = np.random.default_rng([seed, 3])
     # Even steps through the distribution instead of random draws, then scaled: the mean is exact.
     spread = np.exp(text.sigma * np.sort(random.normal(size=LENGTHS)))

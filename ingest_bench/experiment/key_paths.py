@@ -10,7 +10,7 @@ from ingest_bench.errors import SpecError
 from ingest_bench.experiment import catalog
 from ingest_bench.inputs import records
 from ingest_bench.model.experiment import Fault
-from ingest_bench.model.host import HostSettings
+from ingest_bench.model.host_settings import HostSettings
 from ingest_bench.model.load import LoadOptions
 from ingest_bench.model.network import Profile
 from ingest_bench.model.target import TargetOptions
@@ -121,7 +121,7 @@ def leaves(table: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[tu
 
 
 def check(path: Sequence[str], value: Any, where: str) -> None:
-    """Nothing; SpecError when the key at that path of the tables may not have that value."""
+    """SpecError when the key at that path of the tables may not have that value."""
     table, *rest = path
     if table == "fault" or (table in LINKS and rest[0] == "profile"):
         # By its name or its path, as a fault has one.

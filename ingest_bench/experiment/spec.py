@@ -14,7 +14,7 @@ from ingest_bench.errors import SpecError
 from ingest_bench.experiment import catalog, contradictions, key_paths
 from ingest_bench.inputs import records
 from ingest_bench.model.experiment import MOST_LEVELS, MOST_RUNS, Cell, Experiment, Factor, Fault
-from ingest_bench.model.host import HostSettings
+from ingest_bench.model.host_settings import HostSettings
 from ingest_bench.model.load import LoadOptions
 from ingest_bench.model.network import Profile
 from ingest_bench.model.target import TargetOptions

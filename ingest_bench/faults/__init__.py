@@ -51,7 +51,7 @@ from ingest_bench.faults.links.throttle import THROTTLE
 from ingest_bench.faults.links.trace import TRACE
 from ingest_bench.faults.processes.file_descriptors import FILE_DESCRIPTORS
 from ingest_bench.faults.processes.flush import FLUSH
-from ingest_bench.faults.processes.gc import GC
+from ingest_bench.faults.processes.forced_gc import GC
 from ingest_bench.faults.processes.heap_dump import HEAP_DUMP
 from ingest_bench.faults.processes.kill import KILL
 from ingest_bench.faults.processes.pause import PAUSE

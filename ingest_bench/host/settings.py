@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from ingest_bench.ledger import Kind
     from ingest_bench.model.capability import Capability
-    from ingest_bench.model.host import HostSettings
+    from ingest_bench.model.host_settings import HostSettings
 
 # The longest load that a results folder may have (`store.LONGEST_LOAD_NS`). Whoever dies is noticed by the watchdog at
 # once: the limit is for a process that stands still for ever.

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ingest_bench.host import cgroups, disk, latency, throttle
+from ingest_bench.host import cgroups, disk, io_limits, latency
 from ingest_bench.host.cgroups import Group
 from ingest_bench.host.disk import Filler, Own
+from ingest_bench.host.io_limits import Throttle
 from ingest_bench.host.syncs import Syncs, syncs
 from ingest_bench.host.syncs import require as require_syncs
-from ingest_bench.host.throttle import Throttle
 
 Need = Literal["cpu", "memory", "disk", "throttle", "latency", "syncs"]
 """What is throttled, or late, is a `disk`."""
@@ -43,7 +43,7 @@ def require(needs: Set[Need]) -> None:
     if "disk" in needs:
         disk.require()
     if "throttle" in needs:
-        throttle.require()
+        io_limits.require()
     if "latency" in needs:
         latency.require()
     if "syncs" in needs:
@@ -55,7 +55,7 @@ def shares(needs: Set[Need], homes: Sequence[Path]) -> Iterator[tuple[Share, ...
     """A share for the node of each home, which is empty; nothing of it is left after the block, or `kill -9`."""
     controllers = {name for name in cgroups.CONTROLLERS if name in needs}
     if "throttle" in needs:
-        controllers |= throttle.controllers()
+        controllers |= io_limits.controllers()
     with ExitStack() as stack:
         made = tuple(Share() for _ in homes)
         if controllers:
@@ -66,7 +66,7 @@ def shares(needs: Set[Need], homes: Sequence[Path]) -> Iterator[tuple[Share, ...
             if "disk" in needs:
                 share.disk = stack.enter_context(disk.own(home, may_wait="latency" in needs))
                 if "throttle" in needs:
-                    share.throttle = throttle.made(share.disk, share.group)
+                    share.throttle = io_limits.made(share.disk, share.group)
             if "syncs" in needs:
                 share.syncs = stack.enter_context(syncs(home))
         yield made

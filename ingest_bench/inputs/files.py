@@ -29,7 +29,7 @@ def trouble(path: Path) -> str:
 
 
 def check(path: Path) -> None:
-    """Nothing; OSError for what is no file, before it is opened: to open one may wait, or do something."""
+    """OSError for what is not a plain file, before it is opened: opening a device or a pipe may wait, or act."""
     if what := trouble(path):
         raise OSError(errno.EINVAL, what, str(path))
 

@@ -35,7 +35,7 @@ def parse_rate(text: str) -> Rate:
 
 
 def check_rate(rate: Rate) -> None:
-    """Nothing; ValueError for a rate that no machine sends, or that sends nothing in any measurement."""
+    """ValueError for a rate above what a machine can send, or below one a day."""
     most = MOST_PER_S[rate.unit]
     if rate.per_s > most:
         raise ValueError(f"{rate.per_s:,.0f} {rate.unit} a second are more than one machine can send ({most:,.0f})")
@@ -61,7 +61,7 @@ def parse_arrivals(text: str) -> Arrivals:
 
 
 def check_arrivals(arrivals: Arrivals) -> None:
-    """Nothing; ValueError when fields of a shape are missing or do not fit together."""
+    """ValueError when fields of a shape are missing or do not fit together."""
     needed = _NEEDED[arrivals.shape]
     default = Arrivals(shape=arrivals.shape)
     for name in ("rate", "to", "rates", "period_ns", "amplitude_ppm", "file"):

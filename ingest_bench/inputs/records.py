@@ -139,7 +139,7 @@ def from_file(hint: Any, path: Path) -> Any:
 
 
 def check(made: Any, where: str) -> None:
-    """Nothing; SpecError when a field of a record, or of one in it, holds what it may not."""
+    """SpecError when a field of a record, or of one in it, holds what it may not."""
     hints = _hints(type(made))
     for field in dataclasses.fields(made):
         suffix = _suffix(field.name)

@@ -95,7 +95,7 @@ def unpacked(artifact: Artifact, progress: Progress = no_progress) -> Path:
     return _only_folder(place)
 
 
-def told(artifact: Artifact) -> str:
+def name_and_checksum(artifact: Artifact) -> str:
     """The file of the cache and its SHA-256, for a record of what was started."""
     return f"{artifact.file_name} {artifact.sha256 or _sha256(fetch(artifact))}"
 

@@ -64,7 +64,7 @@ class Attached:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class JvmFacts:
     """What a running JVM says about itself."""
 
     collector: str
@@ -107,18 +107,18 @@ def ours(pid: int, java: Java) -> Attached:
     return Attached(pid=pid, uid=os.geteuid(), jcmd=jcmd, version=str(java.version), began=began_at)
 
 
-def told(jvm: Attached) -> Told:
+def facts_of(jvm: Attached) -> JvmFacts:
     """What the JVM says about itself."""
-    return parse_told(jvm.ask("VM.flags"), jvm.ask("JFR.configure"))
+    return parse_facts(jvm.ask("VM.flags"), jvm.ask("JFR.configure"))
 
 
-def parse_told(flags: str, recorder: str) -> Told:
+def parse_facts(flags: str, recorder: str) -> JvmFacts:
     """The same, from its answers to VM.flags and JFR.configure."""
     collector = re.search(r"-XX:\+Use(\w+?)GC\b", flags)
     heap = re.search(r"-XX:MaxHeapSize=(\d+)", flags)
     region = re.search(r"-XX:G1HeapRegionSize=(\d+)", flags)
     depth = re.search(r"^Stack depth: (\d+)", recorder, re.MULTILINE)
-    return Told(
+    return JvmFacts(
         collector=_COLLECTORS.get(collector[1], f"unknown: {collector[1]}") if collector else "",
         heap_bytes=int(heap[1]) if heap else None,
         stack_depth=int(depth[1]) if depth else None,

@@ -97,7 +97,7 @@ def most_per_s(sent: Sequence[Sent], body_bytes: float, processes: int) -> float
     return known[-1].requests_per_s * known[-1].body_bytes / body_bytes
 
 
-def told(plan: Plan, sent: Sequence[Sent]) -> tuple[str, ...]:
+def warnings(plan: Plan, sent: Sequence[Sent]) -> tuple[str, ...]:
     """A line for each cell that asks for a higher rate than this machine sent when it was calibrated."""
     lines: dict[str, None] = {}
     for run in plan.runs:

@@ -157,7 +157,7 @@ def download(plans: Sequence[Plan], say: Callable[[str], None], tell: Download) 
     absent = {file.path: file for one in found for file in tracks.missing(one)}
     files = downloads.missing(list(absent.values()))
     if files:
-        say(downloads.told(files))
+        say(downloads.announcement(files))
     for file in files:
         downloads.fetch(file, tell)
 

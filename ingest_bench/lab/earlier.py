@@ -15,7 +15,7 @@ from ingest_bench.lab.server import running_server
 from ingest_bench.lab.steps.parts import Procedure
 from ingest_bench.load import LoadPlan
 from ingest_bench.model.experiment import Cell
-from ingest_bench.model.host import HostSettings
+from ingest_bench.model.host_settings import HostSettings
 from ingest_bench.model.load import Arrivals, LoadOptions, WorkerReport
 from ingest_bench.model.network import Profile
 from ingest_bench.results.run_folder import RunFolder
@@ -57,7 +57,7 @@ def leave(cell: Cell, folder: RunFolder, *, netem: str, java_home: Path | None) 
                 fault_stage.flush(server, to_do.indices)
             except RunFailed as error:
                 found = why_failed.out_of_memory(first, server, lived_on=not server.ended())
-                said = f"out of memory, {found.told}" if found else why_failed.told(first, server, error)
+                said = f"out of memory, {found.sentence}" if found else why_failed.reason(first, server, error)
                 raise RunFailed(said) from None
     except RunFailed as error:
         raise RunFailed(f"target.earlier_documents: the run before failed: {error}") from None

@@ -225,7 +225,7 @@ def _delivered(cell: Cell, folder: RunFolder) -> Mapping[str, Value] | None:
 
 
 def _check_times(folder: RunFolder, record: RunRecord) -> None:
-    """Nothing; SpecError where the measurement of run.json cannot be one of that load."""
+    """SpecError where the measurement of run.json cannot lie within that load."""
     load, start_ns, end_ns = folder.load_report(), record.measure_start_realtime_ns, record.measure_end_realtime_ns
     if load is None or start_ns is None or end_ns is None:
         return

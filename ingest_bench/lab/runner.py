@@ -267,7 +267,7 @@ def _broken(record: RunRecord, cell: Cell, folder: RunFolder, server: RunningSer
         return dataclasses.replace(
             _out_of_memory(record, found), state="oom", **window.fields(folder, cell, until_ns=found.at_ns)
         )
-    return dataclasses.replace(record, state="failed", reason=why_failed.told(folder, server, error))
+    return dataclasses.replace(record, state="failed", reason=why_failed.reason(folder, server, error))
 
 
 def _aborted(record: RunRecord, folder: RunFolder, server: RunningServer, error: RunAborted) -> RunRecord:
@@ -285,5 +285,5 @@ def _survived(record: RunRecord, folder: RunFolder, server: RunningServer) -> Ru
 
 def _out_of_memory(record: RunRecord, found: OutOfMemory) -> RunRecord:
     return dataclasses.replace(
-        record, reason=found.told, out_of_memory=found.kind, out_of_memory_realtime_ns=found.at_ns
+        record, reason=found.sentence, out_of_memory=found.kind, out_of_memory_realtime_ns=found.at_ns
     )

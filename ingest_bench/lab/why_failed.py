@@ -19,7 +19,7 @@ def out_of_memory(folder: RunFolder, server: RunningServer, *, lived_on: bool = 
     return min(found, key=lambda one: one.at_ns, default=None)
 
 
-def told(folder: RunFolder, server: RunningServer, error: RunFailed) -> str:
+def reason(folder: RunFolder, server: RunningServer, error: RunFailed) -> str:
     """The failure, behind the end of the log of each node that has ended."""
     nodes = folder.nodes(len(server.nodes))
     reason = str(error)

@@ -30,7 +30,7 @@ from ingest_bench.model.load import LoadOptions, Wire
 from ingest_bench.model.samples import OUTCOMES
 from ingest_bench.model.target import Endpoint, Tls
 from ingest_bench.protocols.bulk import Bulk
-from ingest_bench.protocols.http1.user import Poster
+from ingest_bench.protocols.http1.http_user import Poster
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

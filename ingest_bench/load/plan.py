@@ -20,7 +20,7 @@ from ingest_bench.model.target import Endpoint, Place, Tls
 from ingest_bench.model.track import Step
 from ingest_bench.model.workload import Workload
 from ingest_bench.protocols import Protocol, spoken
-from ingest_bench.protocols.search import Search
+from ingest_bench.protocols.queries import Search
 from ingest_bench.protocols.way import Way, way_to
 
 # A load that no time ends, and that takes longer than this, is not a benchmark.

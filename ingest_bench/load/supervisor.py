@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ingest_bench.errors import RunAborted, RunFailed
 from ingest_bench.load import reports
 from ingest_bench.load.fleet import roster
-from ingest_bench.load.fleet.told import Told
+from ingest_bench.load.fleet.json_child import JsonChild
 from ingest_bench.load.fleet.transfer import Clock, report_on_our_clock
 from ingest_bench.load.live import figures
 from ingest_bench.load.live.giving_up import Patience
@@ -149,7 +149,7 @@ class LoadProcess:
         self._is_stopped = True
 
     @property
-    def _children(self) -> list[Told]:
+    def _children(self) -> list[JsonChild]:
         return [member.child for member in self._members if member.child is not None]
 
     def _all(self, phase: str) -> bool:
@@ -169,7 +169,7 @@ class LoadProcess:
         """What each worker left, once it has left it: its samples are in our files, on our clock."""
         fleet, members = self._fleet, self._members
         if not fleet.is_far:
-            for act in (Told.end, Told.close):
+            for act in (JsonChild.end, JsonChild.close):
                 for child in self._children:
                     act(child)
             return [(member, member.report()) for member in members]

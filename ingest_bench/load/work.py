@@ -137,7 +137,7 @@ class Work:
         self.close_tickets()
 
     def close_tickets(self) -> None:
-        """No more tickets, for nobody."""
+        """No user gets another ticket, and whoever waits for one wakes up."""
         self.tickets.close()
         self.query_tickets.close()
         self._closed.set()

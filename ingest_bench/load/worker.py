@@ -26,7 +26,7 @@ from ingest_bench.load.live.figures import Reader
 from ingest_bench.load.recorder import Recorder, record, unsent
 from ingest_bench.load.tickets import OpenLoop
 from ingest_bench.load.users.ingest import TicketUser
-from ingest_bench.load.users.search import SearchUser
+from ingest_bench.load.users.query_user import SearchUser
 from ingest_bench.load.work import Work
 from ingest_bench.model.load import WorkerReport
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from ingest_bench.model.host import HostSettings
+from ingest_bench.model.host_settings import HostSettings
 from ingest_bench.model.load import LoadOptions
 from ingest_bench.model.network import Delay, Profile, Rate
 from ingest_bench.model.target import TargetOptions

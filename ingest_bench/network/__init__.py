@@ -8,7 +8,7 @@ what this machine can emulate.
 
 from ingest_bench.network.act.link import Link, link
 from ingest_bench.network.act.links import Links, links, require
-from ingest_bench.network.capabilities import capabilities
+from ingest_bench.network.link_capabilities import capabilities
 from ingest_bench.network.measure.check import check, is_cut, state
 from ingest_bench.network.measure.readings import readings, start
 from ingest_bench.network.measure.waits import LOST, held_back, losses, waited

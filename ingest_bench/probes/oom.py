@@ -62,7 +62,7 @@ class OutOfMemory:
     """When it happened (CLOCK_REALTIME): as the line says, or when the file was written last."""
 
     @property
-    def told(self) -> str:
+    def sentence(self) -> str:
         """As a person reads it."""
         return f"{self.kind}: {self.text} ({self.source})"
 

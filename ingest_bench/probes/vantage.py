@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ingest_bench.inputs import records
-from ingest_bench.jvm.attach import told
+from ingest_bench.jvm.attach import facts_of
 from ingest_bench.jvm.observed import observed
 from ingest_bench.model.results import Remark
 from ingest_bench.probes import nodestats, oom, recording
@@ -92,7 +92,7 @@ class AttachedTo:
         if settings is not None:
             settings.write_text(recording.settings(events, profile), encoding="utf-8")
         logs = [*(log for probe in probes.values() for log in probe.logs), oom.EXCEPTIONS]
-        said = told(self.jvm)
+        said = facts_of(self.jvm)
         with observed(self.jvm, raw, settings=settings, logs=logs, limit_s=limit_s):
             kept = Attachment(
                 since_ns=time.time_ns(),

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ingest_bench.model.load import LoadOptions, Wire
-    from ingest_bench.protocols.http1.user import Poster
+    from ingest_bench.protocols.http1.http_user import Poster
     from ingest_bench.protocols.verdict import Answer
 
 # "errors" is the second or third member of the answer (after "took" and "ingest_took"): no need to read on.
@@ -111,7 +111,7 @@ class Bulk:
     def user(self) -> type[Poster]:
         """A Locust user that posts bulks."""
         # Locust must not be loaded where bodies are made and nothing is sent.
-        from ingest_bench.protocols.http1.user import Poster  # noqa: PLC0415
+        from ingest_bench.protocols.http1.http_user import Poster  # noqa: PLC0415
 
         own = {"abstract": True, "path": self.url_path, "own_headers": self.headers}
         return type("BulkPoster", (Poster,), own)

@@ -19,7 +19,7 @@ from ingest_bench.protocols.verdict import BROKEN_ANSWER, HTTP_ERROR, REJECTED, 
 
 if TYPE_CHECKING:
     from ingest_bench.model.load import LoadOptions, Wire
-    from ingest_bench.protocols.http1.user import Poster
+    from ingest_bench.protocols.http1.http_user import Poster
     from ingest_bench.protocols.verdict import Answer
 
 # RFC 9110, 15: a status has three digits, the first of them from 1 to 5. An interim answer (1xx) is none.
@@ -153,7 +153,7 @@ class JsonArray:
     def user(self) -> type[Poster]:
         """A Locust user that sends such bodies."""
         # Locust must not be loaded where bodies are made and nothing is sent.
-        from ingest_bench.protocols.http1.user import Poster  # noqa: PLC0415
+        from ingest_bench.protocols.http1.http_user import Poster  # noqa: PLC0415
 
         own = {
             "abstract": True,

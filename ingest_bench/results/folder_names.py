@@ -27,7 +27,7 @@ def below(base: Path, name: str) -> Path:
 
 
 def check(name: str, what: str) -> None:
-    """Nothing; SpecError when none of our folders may be called so."""
+    """SpecError when no folder of ours may have that name."""
     if name in ("", ".", "..") or "/" in name:
         trouble = "it is not the name of one folder"
     elif not name.isprintable():
@@ -42,7 +42,7 @@ def check(name: str, what: str) -> None:
 
 
 def check_stays(path: Path, base: Path) -> None:
-    """Nothing; SpecError when a path leads out of the folder that it begins with."""
+    """SpecError when a path leads out of the folder that it begins with."""
     if not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(base)):
         raise SpecError(f"{path}: this is a link that leads out of {base}; nothing was read or written there")
 

@@ -140,7 +140,7 @@ def facts(path: Path) -> dict[str, Any]:
 
 
 def check_names(plan: Plan, where: str = "") -> None:
-    """Nothing; SpecError for a plan whose experiment or runs cannot have a folder, each its own."""
+    """SpecError for a plan whose experiment or runs cannot each have a folder of their own."""
     folder_names.check(plan.experiment, f"{where}the experiment")
     if not plan.runs:
         raise SpecError(f"{where}the plan has no runs")

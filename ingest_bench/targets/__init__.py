@@ -14,7 +14,7 @@ from ingest_bench.targets.elastic.elasticsearch import ELASTICSEARCH
 from ingest_bench.targets.elastic.opensearch import OPENSEARCH
 from ingest_bench.targets.kafka import Kafka
 from ingest_bench.targets.own import Own
-from ingest_bench.targets.small.direct_memory import DirectMemory
+from ingest_bench.targets.small.buffer_maker import DirectMemory
 from ingest_bench.targets.small.forwarder import Forwarder
 from ingest_bench.targets.small.sink import Sink
 from ingest_bench.targets.version import Requirements

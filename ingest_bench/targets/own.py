@@ -217,7 +217,7 @@ class Own(Plain):
                 "collector and the probes that were asked for; let it start java, and let its output be the command's"
             )
         if start.maven:
-            told["jars"] = ", ".join(artifacts.told(artifacts.jar(one)) for one in start.maven)
+            told["jars"] = ", ".join(artifacts.name_and_checksum(artifacts.jar(one)) for one in start.maven)
         return told
 
     def _start(self) -> Start:

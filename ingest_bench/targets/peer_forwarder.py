@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ingest_bench.targets.small.settings import Settings, whole_number
+from ingest_bench.targets.small.java_properties import Settings, whole_number
 
 _HOUR_NS = 3600 * 10**9
 _MS_NS = 10**6

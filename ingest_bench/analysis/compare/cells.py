@@ -47,7 +47,7 @@ class CellRuns:
         )
 
     @property
-    def told(self) -> CellRuns:
+    def measured_or_oom(self) -> CellRuns:
         """For a table that says OOM in its row: without any valid run, what was measured until memory ran out."""
         if self.valid:
             return self

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ingest_bench.analysis.run.samples import Tickets, Window, pieces, under_way
+from ingest_bench.analysis.run.sample_columns import Tickets, Window, pieces, under_way
 from ingest_bench.model.load import WorkerReport
 from ingest_bench.model.results import Remark, Summary, Value
 

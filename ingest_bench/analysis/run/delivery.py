@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from ingest_bench.analysis.numbers import histogram
-from ingest_bench.analysis.run import samples
-from ingest_bench.analysis.run.samples import Samples, Tickets
+from ingest_bench.analysis.run import sample_columns
+from ingest_bench.analysis.run.sample_columns import Samples, Tickets
 from ingest_bench.model.results import Counters, RunRecord, Value
 from ingest_bench.nearest_rank import percentile
 
@@ -129,7 +129,7 @@ def complaints(counters: Counters) -> list[str]:
     return [f"account: the server accepted {accepted:,} documents, {said}, {more:+,}{without}"]
 
 
-def told(found: Mapping[str, Value]) -> Iterator[str]:
+def remarks(found: Mapping[str, Value]) -> Iterator[str]:
     """What is to know beside the numbers: a loss is a result."""
     lost, acked, dropped = (found.get(name) for name in ("lost_documents", "documents_acked", "dropped_documents"))
     if isinstance(lost, int) and lost:
@@ -158,7 +158,7 @@ def _sets(one: bytes) -> Iterator[Bits]:
 def _acked(tickets: Tickets, users: int) -> Iterator[Samples]:
     """The numbers of the acknowledged documents. A request is acknowledged as a whole or not at all."""
     given = np.zeros(users, dtype=np.int64)
-    for piece, _ in samples.pieces(tickets):
+    for piece, _ in sample_columns.pieces(tickets):
         sent = piece[(piece["user"] >= 0) & (piece["documents"] > 0)]
         if sent["user"].max(initial=0) >= users:
             raise ValueError(f"a sample of user {int(sent['user'].max())}, and there are {users}")

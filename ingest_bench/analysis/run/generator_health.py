@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ingest_bench.analysis.run.samples import Samples, Window
+from ingest_bench.analysis.run.sample_columns import Samples, Window
 from ingest_bench.model.load import WorkerReport
 from ingest_bench.model.results import Reason, Remark, Value
 from ingest_bench.nearest_rank import rank

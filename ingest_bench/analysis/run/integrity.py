@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ingest_bench.analysis.run import delivery
-from ingest_bench.analysis.run import samples as load
-from ingest_bench.analysis.run.samples import Samples, Tickets
+from ingest_bench.analysis.run import sample_columns as load
+from ingest_bench.analysis.run.sample_columns import Samples, Tickets
 from ingest_bench.model.load import WorkerReport
 from ingest_bench.model.results import Reason, RunRecord, Value
 

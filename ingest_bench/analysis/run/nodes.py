@@ -9,10 +9,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 import numpy as np
 
 from ingest_bench.analysis.numbers import histogram
-from ingest_bench.analysis.run import samples as load
+from ingest_bench.analysis.run import sample_columns as load
 from ingest_bench.analysis.run.column import Together
 from ingest_bench.analysis.run.columns import COLUMNS
-from ingest_bench.analysis.run.samples import Samples, Tickets
+from ingest_bench.analysis.run.sample_columns import Samples, Tickets
 from ingest_bench.model.load import WorkerReport
 from ingest_bench.model.results import Histogram, Measured, Reading, Remark, Series, Stacks, Value, Watched
 

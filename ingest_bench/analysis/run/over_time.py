@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from ingest_bench.analysis.numbers import quantiles
-from ingest_bench.analysis.run.samples import Samples, Tickets, acked_per_second, outcome, pieces, window_of
+from ingest_bench.analysis.run.sample_columns import Samples, Tickets, acked_per_second, outcome, pieces, window_of
 from ingest_bench.model.load import WorkerReport
 from ingest_bench.model.results import Series
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ingest_bench.analysis.numbers import transient
-from ingest_bench.analysis.run.samples import Samples, Tickets, acked_each, pieces
+from ingest_bench.analysis.run.sample_columns import Samples, Tickets, acked_each, pieces
 from ingest_bench.model.load import WorkerReport
 from ingest_bench.model.results import Remark, Value
 

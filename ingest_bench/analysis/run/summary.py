@@ -18,10 +18,10 @@ from ingest_bench.analysis.run import (
     recovery,
     steady,
 )
-from ingest_bench.analysis.run import samples as load
+from ingest_bench.analysis.run import sample_columns as load
 from ingest_bench.analysis.run.columns import COLUMNS
 from ingest_bench.analysis.run.nodes import stacks
-from ingest_bench.analysis.run.samples import Samples, Tickets
+from ingest_bench.analysis.run.sample_columns import Samples, Tickets
 from ingest_bench.analysis.stalls import attribution, phases, sentences, sources
 from ingest_bench.model.experiment import Cell
 from ingest_bench.model.load import LoadOptions, WorkerReport
@@ -122,7 +122,7 @@ def summarise(
     values |= written(record.counters, start_ns, end_ns)
     values |= recovery.lost(record.faults, values)
     values |= delivery.own(record, cell.target.nodes, start_ns, end_ns) | dict(delivered or {})
-    remarks += tuple(Remark(probe="load", text=text) for text in (*delivery.told(values), *_survived(record)))
+    remarks += tuple(Remark(probe="load", text=text) for text in (*delivery.remarks(values), *_survived(record)))
     if "docs_per_s" in series and start_ns is not None and end_ns is not None:
         values["recovery_s"] = recovery.recovery_s(series["docs_per_s"], record.faults, start_ns, end_ns)
     reasons: list[Reason] = []

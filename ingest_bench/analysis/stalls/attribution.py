@@ -14,9 +14,9 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from ingest_bench.analysis.run import samples as load
+from ingest_bench.analysis.run import sample_columns as load
 from ingest_bench.analysis.run.column import Column
-from ingest_bench.analysis.run.samples import Samples, Tickets, Window
+from ingest_bench.analysis.run.sample_columns import Samples, Tickets, Window
 from ingest_bench.analysis.stalls import fit, phases, waiting
 from ingest_bench.analysis.stalls.suspects import Suspect, answered_meanwhile, harmless, held_none, joined, suspects
 from ingest_bench.analysis.stalls.waiting import Span, Waiting

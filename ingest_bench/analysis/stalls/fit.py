@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ingest_bench.analysis.run.samples import Samples
+from ingest_bench.analysis.run.sample_columns import Samples
 from ingest_bench.analysis.stalls.suspects import Suspect, covered_ns, joined
 from ingest_bench.analysis.stalls.waiting import Waiting
 

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ingest_bench.analysis.run import samples as load
+from ingest_bench.analysis.run import sample_columns as load
 from ingest_bench.analysis.run.column import Column
-from ingest_bench.analysis.run.samples import Samples, Tickets
+from ingest_bench.analysis.run.sample_columns import Samples, Tickets
 from ingest_bench.model.load import WorkerReport
 from ingest_bench.model.results import Value
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ingest_bench.analysis.run import samples as load
-from ingest_bench.analysis.run.samples import Tickets
+from ingest_bench.analysis.run import sample_columns as load
+from ingest_bench.analysis.run.sample_columns import Tickets
 from ingest_bench.analysis.stalls.attribution import RULED_OUT
 from ingest_bench.analysis.stalls.phases import UNSEEN
 from ingest_bench.model.experiment import Cell

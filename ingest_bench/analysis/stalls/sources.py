@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ingest_bench.analysis.run.samples import Samples
+from ingest_bench.analysis.run.sample_columns import Samples
 from ingest_bench.model.load import WorkerReport
 from ingest_bench.model.results import Happened, Interval, Measured, Watched
 

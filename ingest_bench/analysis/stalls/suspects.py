@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ingest_bench.analysis.run.samples import Samples
+from ingest_bench.analysis.run.sample_columns import Samples
 from ingest_bench.analysis.stalls.waiting import Span, Waiting
 from ingest_bench.model.results import Interval, Watched
 

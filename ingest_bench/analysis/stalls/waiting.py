@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from ingest_bench.analysis.run import samples as load
-from ingest_bench.analysis.run.samples import Samples, Tickets, Window
+from ingest_bench.analysis.run import sample_columns as load
+from ingest_bench.analysis.run.sample_columns import Samples, Tickets, Window
 
 # A request is slow that takes longer than so many medians. Below the least time it is jitter: what looks at the
 # machine ten times a second could not say why.

@@ -11,9 +11,9 @@ from typing import Annotated, Any
 
 import numpy as np
 
+from ingest_bench.documents.generate.field_values import Count, Generator, Rows, Values, Weights, objects, plain, shares
 from ingest_bench.documents.generate.numbers import After, Date, Decimal, Integer, Point, Sum
 from ingest_bench.documents.generate.texts import Choice, Code, Constant, Join, Phrase
-from ingest_bench.documents.generate.values import Count, Generator, Rows, Values, Weights, objects, plain, shares
 from ingest_bench.errors import SpecError
 from ingest_bench.inputs import records
 from ingest_bench.model.values import Json, Line, Several

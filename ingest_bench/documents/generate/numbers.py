@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 
-from ingest_bench.documents.generate.values import Digits, Rows, Sigma, Values, Weight, decimals, shares
+from ingest_bench.documents.generate.field_values import Digits, Rows, Sigma, Values, Weight, decimals, shares
 from ingest_bench.errors import SpecError
 from ingest_bench.model.values import HOUR, Between, Form, Label, S, Several
 from ingest_bench.model.workload import FieldName

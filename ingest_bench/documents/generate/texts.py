@@ -6,8 +6,8 @@ import json
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from ingest_bench.documents.generate import words
-from ingest_bench.documents.generate.values import Count, Rows, Values, Vocabulary, Weights, plain, shares
+from ingest_bench.documents.generate import zipf_words
+from ingest_bench.documents.generate.field_values import Count, Rows, Values, Vocabulary, Weights, plain, shares
 from ingest_bench.model.values import Between, Label, Line, Several, Value
 from ingest_bench.model.workload import FieldName
 
@@ -48,7 +48,7 @@ class Code:
         parts = [sets.get(character, character) for character in self.pattern]
         numbers = rows.random.integers(0, 2**31, (self.variants, len(parts)))
         codes = ["".join(part[n % len(part)] for part, n in zip(parts, row, strict=True)) for row in numbers.tolist()]
-        ranks = words.draw(rows.random, words.zipf(self.variants), rows.size)
+        ranks = zipf_words.draw(rows.random, zipf_words.zipf(self.variants), rows.size)
         return plain([codes[rank] for rank in ranks.tolist()])
 
 
@@ -59,16 +59,16 @@ class Phrase:
     minimum: Count
     maximum: Count
     vocabulary: Vocabulary = 20000
-    style: words.Style = "papers"
+    style: zipf_words.Style = "papers"
     case: Literal["lower", "title"] = "lower"
     separator: Line = " "
 
     def __call__(self, rows: Rows) -> Values:
         """A value for each row."""
-        known = words.vocabulary(self.vocabulary, rows.seed, self.style)
+        known = zipf_words.vocabulary(self.vocabulary, rows.seed, self.style)
         known = tuple(word.capitalize() for word in known) if self.case == "title" else known
         counts = rows.random.integers(self.minimum, self.maximum + 1, rows.size)
-        ranks = iter(words.draw(rows.random, words.zipf(len(known)), int(counts.sum())).tolist())
+        ranks = iter(zipf_words.draw(rows.random, zipf_words.zipf(len(known)), int(counts.sum())).tolist())
         return plain([self.separator.join(known[next(ranks)] for _ in range(n)) for n in counts.tolist()])
 
 

@@ -15,8 +15,8 @@ from ingest_bench.faults import each
 from ingest_bench.faults.kind import Begun, FaultKind
 from ingest_bench.faults.stage import Node, Stage
 from ingest_bench.host.disk import Moved
+from ingest_bench.host.io_limits import Rule
 from ingest_bench.host.shares import Need
-from ingest_bench.host.throttle import Rule
 from ingest_bench.model.experiment import Cell, Fault
 
 _MS = 10**6

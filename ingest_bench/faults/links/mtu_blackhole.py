@@ -58,7 +58,7 @@ def _complaint(cell: Cell, fault: Fault) -> str:
 
 
 @contextmanager
-def told(
+def answering_hop(
     link: Link, directions: Sequence[Direction], mtu_bytes: int, said: list[str], forgers: Forgers
 ) -> Iterator[None]:
     """The hop tells the senders in those directions; at the end `said` has what it told, and what became of it."""
@@ -104,7 +104,7 @@ def _begin(fault: Fault, stage: Stage) -> Begun:
     def hop(link: Link, directions: Sequence[Direction]) -> Iterator[None]:
         with ExitStack() as stack:
             if fault.icmp == "sent":
-                stack.enter_context(told(link, directions, mtu_bytes, said, stage.forgers))
+                stack.enter_context(answering_hop(link, directions, mtu_bytes, said, stage.forgers))
             stack.enter_context(mtu_blackhole(link, directions, mtu_bytes))
             yield
 

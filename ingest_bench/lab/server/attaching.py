@@ -12,7 +12,7 @@ from typing import Any
 from ingest_bench import system, targets
 from ingest_bench.errors import IngestBenchError, MissingCapability, SpecError
 from ingest_bench.jvm import listening
-from ingest_bench.jvm.attach import Attached, attach, began, told
+from ingest_bench.jvm.attach import Attached, attach, began, facts_of
 from ingest_bench.model.experiment import Plan
 from ingest_bench.model.target import Endpoint, TargetOptions, Url
 from ingest_bench.targets import running
@@ -95,7 +95,7 @@ def literal(url: Url) -> Endpoint:
 
 def described(jvm: Attached) -> dict[str, Any]:
     """What the JVM tells beyond what its server does."""
-    said = told(jvm)
+    said = facts_of(jvm)
     heap = {} if said.heap_bytes is None else {"heap_bytes": said.heap_bytes}
     return {"pid": jvm.pid, "began": began(jvm.pid), "java": jvm.version, "collector": said.collector, **heap}
 

@@ -53,7 +53,7 @@ class Thing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Footprint:
+class WriteSet:
     """What a procedure writes to. Whatever else it asks for only reads."""
 
     things: tuple[Thing, ...]
@@ -64,7 +64,7 @@ class Footprint:
     """A track declares them and deletes them before it makes them, and the user allowed it."""
 
 
-def of(procedure: Procedure) -> Footprint:
+def write_set(procedure: Procedure) -> WriteSet:
     """What the procedure touches; SpecError when that is not known, or more than its own indices. Pure."""
     if not procedure.indices_known:
         raise SpecError(
@@ -93,7 +93,7 @@ def of(procedure: Procedure) -> Footprint:
             raise SpecError(
                 f'"{thing.name}": this is no plain name ({_CALLED[thing.kind]}); nothing is done to it on this server'
             )
-    return Footprint(
+    return WriteSet(
         things=tuple(sorted(found, key=lambda thing: (_ORDER.index(thing.kind), thing.name))),
         made=frozenset(thing for thing in made if thing.kind != "_data_stream"),
         # Of what it does not make or write to a track may only say that it shall not be there.
@@ -113,13 +113,13 @@ def _things(path: str) -> set[Thing]:
 
 def check(serving: RunningServer, procedure: Procedure) -> tuple[Thing, ...]:
     """What is not there yet; SpecError for what is there and would be written to."""
-    footprint = of(procedure)
+    writes = write_set(procedure)
     absent = []
-    for thing in footprint.things:
+    for thing in writes.things:
         there = _there(serving.http, thing)
         if there is None:
             absent.append(thing)
-        elif thing not in footprint.deleted:
+        elif thing not in writes.deleted:
             left = b"ingest-bench" in there and (b"made_by" in there or b"made by" in there)
             whose = "a run of ingest-bench left it that was killed" if left else "it is not touched"
             raise SpecError(
@@ -138,7 +138,7 @@ def removed(serving: RunningServer, procedure: Procedure, mark: str) -> Iterator
     if serving.is_ours:
         yield serving.target.count(serving.nodes, procedure.indices if serving.asked.earlier_documents else ())
         return
-    footprint = of(procedure)
+    writes = write_set(procedure)
     try:
         absent = check(serving, procedure)
     except SpecError as error:
@@ -149,24 +149,24 @@ def removed(serving: RunningServer, procedure: Procedure, mark: str) -> Iterator
         yield before
     except BaseException as error:
         try:
-            _remove(serving, footprint, absent, mark)
+            _remove(serving, writes, absent, mark)
             # A bulk that was under way may have made an index anew, without our mark.
             time.sleep(_LATE_S)
-            _remove(serving, dataclasses.replace(footprint, made=frozenset()), absent, mark)
+            _remove(serving, dataclasses.replace(writes, made=frozenset()), absent, mark)
         except IngestBenchError as second:
             if isinstance(error, RunFailed):
                 raise RunFailed(f"{error}; and afterwards: {second}") from None
             raise second from error
         raise
-    _remove(serving, footprint, absent, mark)
+    _remove(serving, writes, absent, mark)
 
 
-def _remove(serving: RunningServer, footprint: Footprint, absent: tuple[Thing, ...], mark: str) -> None:
+def _remove(serving: RunningServer, writes: WriteSet, absent: tuple[Thing, ...], mark: str) -> None:
     # A connection of its own: an interrupted question may still wait for its answer on the other one.
     with serving.asking() as http:
-        for thing in footprint.things:
+        for thing in writes.things:
             there = _there(http, thing)
-            ours = mark.encode() in there if there is not None and thing in footprint.made else thing in absent
+            ours = mark.encode() in there if there is not None and thing in writes.made else thing in absent
             if there is None or not ours:
                 continue
             answer = http.request("DELETE", thing.path, timeout_s=120)

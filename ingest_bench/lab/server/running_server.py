@@ -28,7 +28,7 @@ from ingest_bench.jvm.java import Java
 from ingest_bench.jvm.process import ServerProcess
 from ingest_bench.lab.server import addresses, attaching, real_path
 from ingest_bench.model.experiment import Cell
-from ingest_bench.model.host import HostSettings
+from ingest_bench.model.host_settings import HostSettings
 from ingest_bench.model.network import Promise
 from ingest_bench.model.target import Endpoint, Place, TargetOptions
 from ingest_bench.network import Links

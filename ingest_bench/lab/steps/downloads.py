@@ -36,7 +36,7 @@ def missing(files: Sequence[TrackFile]) -> tuple[TrackFile, ...]:
     return tuple(files)
 
 
-def told(files: Sequence[TrackFile]) -> str:
+def announcement(files: Sequence[TrackFile]) -> str:
     """How much is to be downloaded, from where and to where."""
     left = [_left(file) for file in files]
     size = format_bytes(sum(size or 0 for size in left)) + (" and more, of unknown size" if None in left else "")

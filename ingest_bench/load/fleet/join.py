@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from ingest_bench import system
 from ingest_bench.errors import RunFailed, SpecError
-from ingest_bench.load.fleet import told
+from ingest_bench.load.fleet import json_child
+from ingest_bench.load.fleet.json_child import JsonChild
 from ingest_bench.load.fleet.roster import PORT
-from ingest_bench.load.fleet.told import Told
 from ingest_bench.model.target import Endpoint
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def endpoint(text: str) -> Endpoint:
 @contextlib.contextmanager
 def _sender(joining: Joining, folder: Path, loads: int) -> Iterator[Iterator[dict[str, Any]]]:
     """What a worker process says, line by line; RunFailed where it ends without a last word. It ends with the block."""
-    setup = told.sender(
+    setup = json_child.sender(
         {"host": joining.master.host, "port": joining.master.port},
         joining.keys,
         patience_s=_AGAIN_S if loads else joining.patience_s,
@@ -97,7 +97,7 @@ def _sender(joining: Joining, folder: Path, loads: int) -> Iterator[Iterator[dic
         knows_master=loads > 0,
     )
     log = (folder / "worker.log").open("w+b")
-    process = Told(system.python("ingest_bench.load.fleet.sender"), setup, log)
+    process = JsonChild(system.python("ingest_bench.load.fleet.fleet_worker"), setup, log)
     try:
         yield _lines(process)
     finally:
@@ -105,7 +105,7 @@ def _sender(joining: Joining, folder: Path, loads: int) -> Iterator[Iterator[dic
         process.close()
 
 
-def _lines(process: Told) -> Iterator[dict[str, Any]]:
+def _lines(process: JsonChild) -> Iterator[dict[str, Any]]:
     while not process.has_ended:
         yield from process.read()
     if not {"last", "error"} & process.last.keys():

@@ -15,7 +15,7 @@ from ingest_bench.model.values import CONTROL
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ingest_bench.load.fleet.told import Told
+    from ingest_bench.load.fleet.json_child import JsonChild
     from ingest_bench.load.plan import LoadPlan
 
 # A heartbeat is due every second (locust.runners.HEARTBEAT_INTERVAL); what a busy machine delays is no pause.
@@ -31,7 +31,7 @@ class Member:
         self.said: dict[str, Any] = {"phase": "prepare"}
         self.id = ""
         """By which the master knows it; empty until it has joined."""
-        self.child: Told | None = None
+        self.child: JsonChild | None = None
         """None: it is one of somebody else's, on another machine."""
         self._who = who
         self._lost = ""

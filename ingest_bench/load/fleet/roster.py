@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 from ingest_bench import system
 from ingest_bench.errors import RunFailed
 from ingest_bench.load.fleet import keys
+from ingest_bench.load.fleet.json_child import JsonChild, MasterProcess, sender
 from ingest_bench.load.fleet.member import Member, who
-from ingest_bench.load.fleet.told import MasterProcess, Told, sender
 from ingest_bench.load.fleet.transfer import LIMIT_BYTES, Clock
 
 if TYPE_CHECKING:
@@ -219,8 +219,8 @@ class Fleet:
         self._sitting[seat] = member
         address, own = self.seats
         setup = sender(address, own, patience_s=_MASTER_LIMIT_S, seat=seat)
-        argv = enter(system.python("ingest_bench.load.fleet.sender"))
-        member.child = Told(argv, setup, plan.log.open("w+b"))
+        argv = enter(system.python("ingest_bench.load.fleet.fleet_worker"))
+        member.child = JsonChild(argv, setup, plan.log.open("w+b"))
         self._selector.register(member.child.stdout, selectors.EVENT_READ, member)
         return member
 

@@ -8,7 +8,7 @@ from locust import task
 from locust.exception import StopUser
 
 from ingest_bench.load.users.pump import Pump
-from ingest_bench.load.users.sender import Sender, pause_s
+from ingest_bench.load.users.tries import Sender, pause_s
 from ingest_bench.protocols.verdict import OK, PARTIAL
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from ingest_bench.protocols.rows import RowKeys, Rows
 
 if TYPE_CHECKING:
     from ingest_bench.model.load import LoadOptions, Wire
-    from ingest_bench.protocols.cql.user import Batching
+    from ingest_bench.protocols.cql.cql_user import Batching
 
 # A batch counts its rows in 16 bits.
 _MOST_ROWS = 2**16 - 1
@@ -73,7 +73,7 @@ class Cql(Rows):
     def user(self) -> type[Batching]:
         """A Locust user that sends such batches."""
         # Locust must not be loaded where bodies are made and nothing is sent.
-        from ingest_bench.protocols.cql.user import Batching  # noqa: PLC0415
+        from ingest_bench.protocols.cql.cql_user import Batching  # noqa: PLC0415
 
         return type("CqlBatching", (Batching,), {"abstract": True, "statements": self.statements})
 

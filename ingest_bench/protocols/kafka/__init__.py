@@ -26,7 +26,7 @@ from ingest_bench.protocols.verdict import HTTP_ERROR, PARTIAL, REJECTED, SAID_B
 
 if TYPE_CHECKING:
     from ingest_bench.model.load import LoadOptions, Wire
-    from ingest_bench.protocols.kafka.user import Producing
+    from ingest_bench.protocols.kafka.kafka_user import Producing
     from ingest_bench.protocols.verdict import Answer
 
 # Nothing was done with the record: rd_kafka_resp_err_t of librdkafka 2.16, as confluent_kafka writes its names.
@@ -103,7 +103,7 @@ class Kafka:
     def user(self) -> type[Producing]:
         """A Locust user that sends them."""
         # Locust must not be loaded where bodies are made and nothing is sent.
-        from ingest_bench.protocols.kafka.user import Producing  # noqa: PLC0415
+        from ingest_bench.protocols.kafka.kafka_user import Producing  # noqa: PLC0415
 
         return type("KafkaProducing", (Producing,), {"abstract": True, "topic": self.topic, "config": self.config})
 

@@ -21,7 +21,7 @@ from ingest_bench.protocols.rows import RowKeys, Rows
 
 if TYPE_CHECKING:
     from ingest_bench.model.load import LoadOptions, Wire
-    from ingest_bench.protocols.thrift.user import Caller
+    from ingest_bench.protocols.thrift.thrift_user import Caller
 
 COLUMN = b"document"
 # Of every column: a row that is sent again is the same row, and of two with one key the greater document stays.
@@ -83,7 +83,7 @@ class Thrift(Rows):
     def user(self) -> type[Caller]:
         """A Locust user that sends such calls."""
         # Locust must not be loaded where bodies are made and nothing is sent.
-        from ingest_bench.protocols.thrift.user import Caller  # noqa: PLC0415
+        from ingest_bench.protocols.thrift.thrift_user import Caller  # noqa: PLC0415
 
         own = {"abstract": True, "greeting": idl.call("set_keyspace", keyspace=self.keyspace)}
         return type("ThriftCaller", (Caller,), own)

@@ -101,7 +101,9 @@ def _curve(times: Sequence[tuple[int, float]], low: int, high: int) -> str:
 
 def _hidden(row: CellRuns) -> str:
     """What a closed loop hides of these times, of the run that hides most."""
-    worst = max(row.told.valid, key=lambda run: float(run.values.get("idle_while_waiting_s") or 0), default=None)
+    worst = max(
+        row.measured_or_oom.valid, key=lambda run: float(run.values.get("idle_while_waiting_s") or 0), default=None
+    )
     said = closed_loop.hidden(worst) if worst else ""
     return f'<p class="hides">{html.breakable(said)}</p>' if said else ""
 

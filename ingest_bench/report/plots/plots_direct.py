@@ -46,7 +46,7 @@ def waits(summaries: Sequence[Summary], published: Sequence[Published] = ()) -> 
     None when no server told of its direct buffers.
     """
     rows = cells.group(summaries)
-    told = [row for row in rows if row.told.numbers(_MEAN)]
+    told = [row for row in rows if row.measured_or_oom.numbers(_MEAN)]
     if not told:
         return None
     keys = cells.varying(summaries)
@@ -66,7 +66,7 @@ def waits(summaries: Sequence[Summary], published: Sequence[Published] = ()) -> 
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
         axes.xaxis.set_minor_locator(NullLocator())
         axes.set_ylim(len(rows) - 0.45, -0.55)
-        axes.set_xlim(_least(told) / 1.6, max(max(row.told.numbers(_MAX)) for row in told) * 1.6)
+        axes.set_xlim(_least(told) / 1.6, max(max(row.measured_or_oom.numbers(_MAX)) for row in told) * 1.6)
         for number, (row, label) in enumerate(zip(rows, labels, strict=True)):
             _row(axes, number, row)
             if row.name in theirs:
@@ -86,19 +86,19 @@ def waits(summaries: Sequence[Summary], published: Sequence[Published] = ()) -> 
 
 
 def _headline(rows: Sequence[CellRuns]) -> str:
-    longest = max(max(row.told.numbers(_MAX)) for row in rows)
-    means = [row.told.typical(_MEAN) or 0.0 for row in rows]
+    longest = max(max(row.measured_or_oom.numbers(_MAX)) for row in rows)
+    means = [row.measured_or_oom.typical(_MEAN) or 0.0 for row in rows]
     low, high = short(min(means)), short(max(means))
     usual = f"{low} ms" if low == high else f"{low} to {high} ms"
     return f"A direct buffer takes {usual} on average; the longest wait was {short(longest)} ms"
 
 
 def _least(rows: Sequence[CellRuns]) -> float:
-    return min(value for row in rows for value in row.told.numbers("direct_allocation_ms_p50"))
+    return min(value for row in rows for value in row.measured_or_oom.numbers("direct_allocation_ms_p50"))
 
 
 def _row(axes: Axes, number: int, row: CellRuns) -> None:
-    told = row.told
+    told = row.measured_or_oom
     mean, low, high = (told.typical(name) for name in (_MEAN, "direct_allocation_ms_p50", "direct_allocation_ms_p99"))
     if mean is None or low is None or high is None:
         missing(axes, number, row)
@@ -120,7 +120,7 @@ def _numbers(made: Figure, rows: Sequence[CellRuns], top: float, bottom: float, 
         right = 1 - (0.15 + step_in * (len(_BESIDE) - 1 - place)) / WIDTH_IN
         made.text(right, top + 0.12 / height_in, head, ha="right", color=FAINT, fontsize=12)
         for number, row in enumerate(rows):
-            value = row.told.typical(column)
+            value = row.measured_or_oom.typical(column)
             at = top - (top - bottom) * (number + 0.55) / len(rows)
             said = "" if value is None else text(value)
             made.text(right, at, said, ha="right", va="center", fontsize=13, fontweight="bold")

@@ -83,13 +83,13 @@ def read(text: str) -> list[Published]:
 def table(summaries: Sequence[Summary], published: Sequence[Published]) -> list[list[str]]:
     """A head and a row a cell, each with the published row beneath it; empty when no server told of its buffers."""
     rows = cells.group(summaries)
-    if not any(row.told.numbers("direct_allocations") for row in rows):
+    if not any(row.measured_or_oom.numbers("direct_allocations") for row in rows):
         return []
     keys = cells.varying(summaries) or list(summaries[0].levels)
     made = [["", *map(key_text, keys), "runs", *(shown.head for shown in _COLUMNS), _SLEEPS]]
     for row in rows:
         levels = [row.levels.get(key, "") for key in keys]
-        numbers = [text_tables.spread(row.told.numbers(shown.column), shown.text) for shown in _COLUMNS]
+        numbers = [text_tables.spread(row.measured_or_oom.numbers(shown.column), shown.text) for shown in _COLUMNS]
         made.append(["ours", *levels, text_tables.runs(row), *numbers, _sleeps(row)])
         theirs = matching(row, published)
         if theirs is not None:
@@ -115,7 +115,7 @@ def matching(row: CellRuns, published: Sequence[Published]) -> Published | None:
 
 def _sleeps(row: CellRuns) -> str:
     """Those of the first run: counts by length have no middle."""
-    return next((str(run.values.get("direct_sleeps") or "none") for run in row.told.valid), "")
+    return next((str(run.values.get("direct_sleeps") or "none") for run in row.measured_or_oom.valid), "")
 
 
 def _count(text: str) -> int | None:

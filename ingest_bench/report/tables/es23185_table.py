@@ -51,7 +51,7 @@ def values(summaries: Sequence[Summary], published: Sequence[Published]) -> list
     """The same as plain numbers, for a CSV: bytes, and counts and totals for each GB; None where there is none."""
     made: list[list[object]] = [["source", "cell", *(shown.column for shown in _COLUMNS)]]
     for row in cells.group(summaries):
-        made.append(["ours", row.name, *(row.told.typical(shown.column) for shown in _COLUMNS)])
+        made.append(["ours", row.name, *(row.measured_or_oom.typical(shown.column) for shown in _COLUMNS)])
         made += [
             ["published", row.name, *(theirs.values.get(shown.column) for shown in _COLUMNS)]
             for theirs in _published(row, published)
@@ -81,7 +81,7 @@ def _their_levels(theirs: Published, row: CellRuns, keys: Sequence[str]) -> list
 def _ours(row: CellRuns, shown: Shown) -> str:
     if shown.column == "docs_per_s_mean" and row.out_of_memory and not row.numbers(shown.column):
         return "OOM"
-    value = row.told.typical(shown.column)
+    value = row.measured_or_oom.typical(shown.column)
     return "" if value is None else shown.text(value)
 
 

@@ -41,13 +41,13 @@ def table(summaries: Sequence[Summary]) -> list[list[str]]:
     if not any(key.startswith(KEYS) for key in keys):
         return []
     rows = cells.group(summaries)
-    columns = [shown for shown in _COLUMNS if any(row.told.numbers(shown.column) for row in rows)]
+    columns = [shown for shown in _COLUMNS if any(row.measured_or_oom.numbers(shown.column) for row in rows)]
     head = [*map(key_text, keys), "runs", *(shown.head for shown in columns)]
     body = [
         [
             *(row.levels.get(key, "") for key in keys),
             text_tables.runs(row),
-            *(text_tables.spread(row.told.numbers(shown.column), shown.text) for shown in columns),
+            *(text_tables.spread(row.measured_or_oom.numbers(shown.column), shown.text) for shown in columns),
         ]
         for row in rows
     ]

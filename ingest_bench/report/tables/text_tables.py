@@ -201,7 +201,7 @@ def terminal(summaries: Sequence[Summary]) -> list[list[str]]:
         [
             *([row.levels.get(key, "") for key in levels] or [row.name]),
             runs(row),
-            *(spread(row.told.numbers(item.column), item.text) for item in shown),
+            *(spread(row.measured_or_oom.numbers(item.column), item.text) for item in shown),
         ]
         for row in rows
     ]
@@ -243,7 +243,7 @@ def not_shown(summaries: Sequence[Summary]) -> list[str]:
 
 def _worth(item: Shown, rows: Sequence[CellRuns]) -> bool:
     def numbers(column: str) -> list[float]:
-        return [number for row in rows for number in row.told.numbers(column)]
+        return [number for row in rows for number in row.measured_or_oom.numbers(column)]
 
     return bool(numbers(item.column)) and (not item.when_some or any(numbers(item.when_some)))
 
@@ -251,7 +251,7 @@ def _worth(item: Shown, rows: Sequence[CellRuns]) -> bool:
 def runs(row: CellRuns) -> str:
     """How many valid runs a cell has, and how the others ended."""
     others = sorted({_ending(run) for run in row.runs if run.state != "measured"})
-    after = spread(row.told.numbers("out_of_memory_after_s"), short)
+    after = spread(row.measured_or_oom.numbers("out_of_memory_after_s"), short)
     until = f", numbers until then ({after} s)" if after and not row.valid else ""
     return f"{len(row.valid)} of {len(row.runs)}: {', '.join(others)}{until}" if others else str(len(row.runs))
 

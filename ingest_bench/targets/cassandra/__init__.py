@@ -217,10 +217,10 @@ def _generation_of(http: Http) -> Generation:
     return next(each for each in _GENERATIONS if each.port == http.endpoint.port)
 
 
-def _log(http: Http) -> log.Told:
+def _log(http: Http) -> log.LogFacts:
     if http.log is None:
-        return log.told(())
+        return log.parse(())
     try:
-        return log.told(files.pieces(http.log))
+        return log.parse(files.pieces(http.log))
     except ValueError as error:
         raise RunFailed(f"cassandra: {http.log}: this log is damaged: {error}") from None

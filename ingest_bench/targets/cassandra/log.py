@@ -23,7 +23,7 @@ _TABLE = re.compile(r"/(\w+)-(?:f-\d+-Data|[0-9a-f]{32}/[^/]+)\.db$")
 _BYTES = {"bytes": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 
-class Told(NamedTuple):
+class LogFacts(NamedTuple):
     """What stands in a log. Moments are CLOCK_REALTIME nanoseconds, known to the millisecond."""
 
     version: str
@@ -36,7 +36,7 @@ class Told(NamedTuple):
     """The addresses of other nodes that it has found, whether they are still there or not."""
 
 
-def told(lines: Iterable[str]) -> Told:
+def parse(lines: Iterable[str]) -> LogFacts:
     """What these lines say. A flush that has not ended is none."""
     version = java = ""
     began: defaultdict[str, list[int]] = defaultdict(list)
@@ -59,7 +59,7 @@ def told(lines: Iterable[str]) -> Told:
             version = found[2]
         elif found := _JAVA.match(line):
             java = found[2]
-    return Told(version, java, tuple(sorted(flushes)), tuple(compactions), frozenset(up))
+    return LogFacts(version, java, tuple(sorted(flushes)), tuple(compactions), frozenset(up))
 
 
 def _moment(text: str) -> int:

@@ -18,7 +18,7 @@ from ingest_bench.jvm import options
 from ingest_bench.model.load import Wire
 from ingest_bench.model.target import LaunchPlan, Listens
 from ingest_bench.targets.data_prepper import account
-from ingest_bench.targets.data_prepper.configuration import (
+from ingest_bench.targets.data_prepper.data_prepper_files import (
     API_PORT,
     CONFIGURATION,
     DELIVERED,
@@ -37,7 +37,7 @@ from ingest_bench.targets.data_prepper.configuration import (
     version,
 )
 from ingest_bench.targets.plain import Plain
-from ingest_bench.targets.small import settings
+from ingest_bench.targets.small import java_properties
 from ingest_bench.targets.version import Requirements, chosen
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class DataPrepper(Plain):
         """What it needs beside its home; SpecError when that is not there or for a choice that it cannot have."""
         needed = self.versions[chosen(self.name, self.versions, asked.version, self.default_version)]
         options.collector(asked.gc, needed.java_version)
-        settings.refuse(asked, _NO_CHOICE, f"{self.name} has no such choice")
+        java_properties.refuse(asked, _NO_CHOICE, f"{self.name} has no such choice")
         if "home" not in parsed(asked):
             raise SpecError(
                 f"{self.name} needs the home that you give: where its archive is unpacked, such as "

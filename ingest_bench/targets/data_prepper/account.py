@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ingest_bench.errors import RunFailed
 from ingest_bench.targets import counting
-from ingest_bench.targets.data_prepper.configuration import (
+from ingest_bench.targets.data_prepper.data_prepper_files import (
     API_PORT,
     CONFIGURATION,
     DELIVERED,

@@ -12,7 +12,7 @@ from ingest_bench.model.load import Wire
 from ingest_bench.model.target import LaunchPlan, Listens
 from ingest_bench.targets import counting, requests
 from ingest_bench.targets.elastic import index, modules, node_answers, node_options
-from ingest_bench.targets.small import settings
+from ingest_bench.targets.small import java_properties
 from ingest_bench.targets.version import Requirements, chosen
 from ingest_bench.units import quoted
 
@@ -71,7 +71,7 @@ class Node:
         version = self.version(asked)
         node_options.settings(version, asked)
         node_options.gc_flags(version, asked, version.java_version)
-        settings.copies(asked)
+        java_properties.copies(asked)
         return _requirements(version)
 
     def launch_plan(
@@ -116,7 +116,7 @@ class Node:
         self, asked: TargetOptions, mapping: Mapping[str, Any], *, whatever_it_says: bool = False
     ) -> dict[str, Any]:
         """The body of an index's creation: one shard with a copy on each node, unless target or mapping say else."""
-        replicas = settings.copies(asked) - 1
+        replicas = java_properties.copies(asked) - 1
         forced = whatever_it_says or asked.replicas is not None
         return index.body(mapping, self.version(asked), replicas=replicas, whatever_it_says=forced)
 
@@ -137,7 +137,7 @@ class Node:
         if asked.nodes == 1:
             return made
         names = [node_options.name(number) for number in range(asked.nodes)]
-        return index.found_again(index.copied(made, names[0]), names, settings.copies(asked) - 1)
+        return index.found_again(index.copied(made, names[0]), names, java_properties.copies(asked) - 1)
 
     def track_request(self, asked: TargetOptions, operation: Operation, request: AdminRequest) -> AdminRequest:
         """The same request; an index is made as this version understands it."""

@@ -18,9 +18,9 @@ from ingest_bench.model.load import Wire
 from ingest_bench.model.target import LaunchPlan, Listens, Preparation
 from ingest_bench.model.track import AdminRequest
 from ingest_bench.targets import asking
-from ingest_bench.targets.kafka import jars
+from ingest_bench.targets.kafka import kafka_jars
 from ingest_bench.targets.plain import Plain
-from ingest_bench.targets.small import settings
+from ingest_bench.targets.small import java_properties
 from ingest_bench.targets.version import Requirements, chosen
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Kafka(Plain):
     name = "kafka"
     keeps_files = True
     default_version = "4.1.0"
-    versions: Mapping[str, Requirements] = jars.versions()
+    versions: Mapping[str, Requirements] = kafka_jars.versions()
 
     def requirements(self, asked: TargetOptions) -> Requirements:
         """What the chosen version needs; SpecError when there is no such version or a choice that it cannot have."""
@@ -78,7 +78,9 @@ class Kafka(Plain):
                 raise SpecError(
                     f"target.setting.{key}: ingest-bench says where nodes are and what they keep; take it out"
                 )
-        settings.refuse(asked, ("receive_predictor_bytes", "allocator"), "kafka has no Netty and no such setting")
+        java_properties.refuse(
+            asked, ("receive_predictor_bytes", "allocator"), "kafka has no Netty and no such setting"
+        )
         return needed
 
     def launch_plan(

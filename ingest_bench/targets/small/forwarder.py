@@ -17,8 +17,8 @@ from ingest_bench.model.load import Wire
 from ingest_bench.model.target import LaunchPlan
 from ingest_bench.targets import peer_forwarder
 from ingest_bench.targets.plain import Plain
-from ingest_bench.targets.small import counters, ours, settings
-from ingest_bench.targets.small.settings import Settings, name_of_field, one_of, time_between
+from ingest_bench.targets.small import counters, java_properties, ours
+from ingest_bench.targets.small.java_properties import Settings, name_of_field, one_of, time_between
 from ingest_bench.targets.version import Requirements, chosen
 
 if TYPE_CHECKING:
@@ -55,8 +55,8 @@ class Forwarder(Plain):
         """What the chosen version needs; SpecError when there is no such version or a choice that it cannot have."""
         needed = self.versions[chosen(self.name, self.versions, asked.version, self.default_version)]
         options.collector(asked.gc, needed.java_version)
-        settings.parsed(self.name, SETTINGS, asked)
-        settings.refuse(asked, _NO_CHOICE, f"{self.name} has no such choice")
+        java_properties.parsed(self.name, SETTINGS, asked)
+        java_properties.refuse(asked, _NO_CHOICE, f"{self.name} has no such choice")
         return needed
 
     def launch_plan(
@@ -70,7 +70,7 @@ class Forwarder(Plain):
     ) -> LaunchPlan:
         """How to start a node; its classes are compiled when they are not in the cache."""
         given = (
-            *settings.properties(settings.parsed(self.name, SETTINGS, asked)),
+            *java_properties.properties(java_properties.parsed(self.name, SETTINGS, asked)),
             f"-Dforwarder.host={nodes[node].host}",
             f"-Dforwarder.port={nodes[node].port}",
             f"-Dforwarder.node={node}",
@@ -114,7 +114,7 @@ class Forwarder(Plain):
     def describe(self, http: Http, asked: TargetOptions) -> dict[str, Value]:
         """What it says about itself; InvalidRun when that is not what was asked."""
         told = http.expect("GET", "/")
-        given = settings.parsed(self.name, SETTINGS, asked)
+        given = java_properties.parsed(self.name, SETTINGS, asked)
         wanted = {name: given.get(f"forwarder.{name}", str(usual)) for name, usual in _DEFAULTS.items()}
         wanted["nodes"] = str(asked.nodes)
         return {

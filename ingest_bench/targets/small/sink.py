@@ -18,9 +18,9 @@ from ingest_bench.model.target import LaunchPlan
 from ingest_bench.targets import requests
 from ingest_bench.targets.elastic import index
 from ingest_bench.targets.plain import Plain
-from ingest_bench.targets.small import counters, ours, settings
+from ingest_bench.targets.small import counters, java_properties, ours
+from ingest_bench.targets.small.java_properties import Settings, one_of, whole_number
 from ingest_bench.targets.small.ours import EPOLL
-from ingest_bench.targets.small.settings import Settings, one_of, whole_number
 from ingest_bench.targets.version import Requirements, chosen
 
 if TYPE_CHECKING:
@@ -169,4 +169,4 @@ def properties(asked: TargetOptions) -> tuple[str, ...]:
     }
     if asked.socket_receive_buffer_bytes is not None:
         chosen_properties["sink.rcvbuf"] = str(asked.socket_receive_buffer_bytes)
-    return settings.properties(chosen_properties | settings.parsed("sink", SETTINGS, asked))
+    return java_properties.properties(chosen_properties | java_properties.parsed("sink", SETTINGS, asked))

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ingest_bench.jvm import mbeans
 from ingest_bench.jvm.mbeans import Call
 from ingest_bench.targets.cassandra import yaml
-from ingest_bench.targets.cassandra.cql import configuration, jars
-from ingest_bench.targets.small import settings
+from ingest_bench.targets.cassandra.cql import cql_files, cql_jars
+from ingest_bench.targets.small import java_properties
 from ingest_bench.targets.version import Requirements
 
 if TYPE_CHECKING:
@@ -30,22 +30,22 @@ class Cql:
     protocol = "cql"
     port = 9042
     main = "org.apache.cassandra.service.CassandraDaemon"
-    versions: Mapping[str, Requirements] = jars.versions()
-    agents: tuple[Artifact, ...] = (jars.AGENT,)
+    versions: Mapping[str, Requirements] = cql_jars.versions()
+    agents: tuple[Artifact, ...] = (cql_jars.AGENT,)
     tools: ClassVar[tuple[Artifact, ...]] = ()
     asker = Path(__file__).with_name("asker.py")
-    files = staticmethod(configuration.files)
-    jvm = staticmethod(configuration.jvm)
+    files = staticmethod(cql_files.files)
+    jvm = staticmethod(cql_files.jvm)
 
     def check(self, asked: TargetOptions) -> None:
         """SpecError for what these versions have not."""
-        yaml.chosen(asked, configuration.SETTINGS)
-        settings.refuse(asked, _SOCKETS, "cassandra has no setting for its clients' connections")
-        settings.copies(asked)
+        yaml.chosen(asked, cql_files.SETTINGS)
+        java_properties.refuse(asked, _SOCKETS, "cassandra has no setting for its clients' connections")
+        java_properties.copies(asked)
 
     def tables(self, asked: TargetOptions, names: Sequence[str]) -> dict[str, Any]:
         """Tables of these names, each row on as many nodes as was asked for."""
-        return {"tables": [*names], "copies": settings.copies(asked)}
+        return {"tables": [*names], "copies": java_properties.copies(asked)}
 
     def flush(self, keyspace: str, table: str) -> Call:
         """The operation that writes a table to files."""

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ingest_bench.jvm import mbeans
 from ingest_bench.jvm.compile import ECJ
 from ingest_bench.jvm.mbeans import Call
-from ingest_bench.targets.cassandra.thrift import configuration, jars
-from ingest_bench.targets.small import settings
+from ingest_bench.targets.cassandra.thrift import thrift_files, thrift_jars
+from ingest_bench.targets.small import java_properties
 from ingest_bench.targets.version import Requirements
 
 if TYPE_CHECKING:
@@ -30,21 +30,21 @@ class Thrift:
     protocol = "thrift"
     port = 9160
     main = "org.apache.cassandra.thrift.CassandraDaemon"
-    versions: Mapping[str, Requirements] = jars.versions()
+    versions: Mapping[str, Requirements] = thrift_jars.versions()
     agents: ClassVar[tuple[Artifact, ...]] = ()
     tools: tuple[Artifact, ...] = (ECJ,)
     asker = Path(__file__).with_name("asker.py")
-    files = staticmethod(configuration.files)
-    jvm = staticmethod(configuration.jvm)
+    files = staticmethod(thrift_files.files)
+    jvm = staticmethod(thrift_files.jvm)
 
     def check(self, asked: TargetOptions) -> None:
         """SpecError for what these versions have not."""
-        configuration.chosen(asked)
-        settings.refuse(asked, _NETTYS, "cassandra has no Netty and no such setting")
+        thrift_files.chosen(asked)
+        java_properties.refuse(asked, _NETTYS, "cassandra has no Netty and no such setting")
 
     def tables(self, asked: TargetOptions, names: Sequence[str]) -> dict[str, Any]:
         """Column families of these names, and when their memtables are flushed."""
-        return {"tables": [*names], "memtables": configuration.memtables(asked)}
+        return {"tables": [*names], "memtables": thrift_files.memtables(asked)}
 
     def flush(self, keyspace: str, table: str) -> Call:
         """The operation that writes a column family to files."""
@@ -57,4 +57,4 @@ class Thrift:
 
     def described(self, asked: TargetOptions) -> dict[str, Value]:
         """When its memtables are flushed."""
-        return {**configuration.memtables(asked)}
+        return {**thrift_files.memtables(asked)}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ingest_bench.idl import cql
 from ingest_bench.protocols import pumped
-from ingest_bench.protocols.cql.frames import READY, VOID, Frames, known
+from ingest_bench.protocols.cql.cql_frames import READY, VOID, Frames, known
 
 if TYPE_CHECKING:
     from ingest_bench.documents.body import Body

@@ -1,4 +1,4 @@
-"""A worker of a fleet: `python -m ingest_bench.load.fleet.sender`, a child of whoever measures, here or elsewhere.
+"""A worker of a fleet: `python -m ingest_bench.load.fleet.fleet_worker`, a child of who measures, here or elsewhere.
 
 Locust's WorkerRunner, for one load: it joins, hears its plan, sends, hands over what it measured, and ends. Its keys
 and what it may do come in one line of JSON on its standard input; its parent hears of it on its standard output.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ingest_bench.protocols import pumped
-from ingest_bench.protocols.thrift.frames import Frames
+from ingest_bench.protocols.thrift.thrift_frames import Frames
 
 if TYPE_CHECKING:
     from ingest_bench.documents.body import Body

@@ -16,8 +16,8 @@ from ingest_bench.jvm import options
 from ingest_bench.model.load import Wire
 from ingest_bench.model.target import LaunchPlan
 from ingest_bench.targets.plain import Plain
-from ingest_bench.targets.small import counters, ours, settings
-from ingest_bench.targets.small.settings import Settings, one_of, whole_number
+from ingest_bench.targets.small import counters, java_properties, ours
+from ingest_bench.targets.small.java_properties import Settings, one_of, whole_number
 from ingest_bench.targets.version import Requirements, chosen
 
 if TYPE_CHECKING:
@@ -50,13 +50,13 @@ class DirectMemory(Plain):
         """What the chosen version needs; SpecError when there is no such version or a choice that it cannot have."""
         needed = self.versions[chosen(self.name, self.versions, asked.version, self.default_version)]
         options.collector(asked.gc, needed.java_version)
-        values = settings.parsed(self.name, SETTINGS, asked)
+        values = java_properties.parsed(self.name, SETTINGS, asked)
         if values.get(_MAX) == "0":
             raise SpecError(f"target.setting.{_MAX}: to the JVM 0 means as much as the heap; leave it out for that")
-        settings.refuse(
+        java_properties.refuse(
             asked, ("receive_predictor_bytes", "socket_receive_buffer_bytes"), f"{self.name} has no such choice"
         )
-        settings.refuse(asked, ("allocator",), f"{self.name} asks the JDK for each buffer")
+        java_properties.refuse(asked, ("allocator",), f"{self.name} asks the JDK for each buffer")
         return needed
 
     def launch_plan(
@@ -69,10 +69,10 @@ class DirectMemory(Plain):
         jvm_options: tuple[str, ...],
     ) -> LaunchPlan:
         """How to start it; its classes are compiled when they are not in the cache."""
-        values = settings.parsed(self.name, SETTINGS, asked)
+        values = java_properties.parsed(self.name, SETTINGS, asked)
         limit = (f"-XX:MaxDirectMemorySize={values.pop(_MAX)}",) if _MAX in values else ()
         where = (f"-Ddirect.host={nodes[node].host}", f"-Ddirect.port={nodes[node].port}")
-        given = (*limit, *settings.properties(values), *where, *asked.jvm, *jvm_options)
+        given = (*limit, *java_properties.properties(values), *where, *asked.jvm, *jvm_options)
         return ours.launch_plan(MAIN, asked, java, home, given)
 
     def is_ready(self, node: int, nodes: Sequence[Http]) -> bool:
@@ -96,7 +96,7 @@ class DirectMemory(Plain):
     def describe(self, http: Http, asked: TargetOptions) -> dict[str, Value]:
         """What it says about itself; InvalidRun when that is not what was asked."""
         told = http.expect("GET", "/")
-        given = _DEFAULTS | settings.parsed(self.name, SETTINGS, asked)
+        given = _DEFAULTS | java_properties.parsed(self.name, SETTINGS, asked)
         wanted = {key: given[f"direct.{key}"] for key in ("mode", "threads", "retain_ns")}
         return {
             **ours.described(self.name, told, wanted, asked),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from locust import task
 from locust.exception import StopUser
 
-from ingest_bench.load.users.sender import Sender
+from ingest_bench.load.users.tries import Sender
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-    from ingest_bench.protocols.http1.user import Poster
+    from ingest_bench.protocols.http1.http_user import Poster
     from ingest_bench.protocols.verdict import Answer
 
 # "timed_out" and "_shards" come before the hits, which are not read.
@@ -34,7 +34,7 @@ class Search:
 
     def user(self) -> type[Poster]:
         """A Locust user that posts queries."""
-        from ingest_bench.protocols.http1.user import Poster  # noqa: PLC0415 - as in `bulk`
+        from ingest_bench.protocols.http1.http_user import Poster  # noqa: PLC0415 - as in `bulk`
 
         own = {"abstract": True, "path": self.path, "own_headers": {"content-type": "application/json"}}
         return type("QueryPoster", (Poster,), own)

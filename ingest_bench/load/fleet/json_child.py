@@ -23,7 +23,7 @@ _FAREWELL_S = 5.0
 _LOG_TAIL_BYTES = 1500
 
 
-class Told:
+class JsonChild:
     """A process that was told this `setup`. What it prints beside its lines is in the log, which is closed with it."""
 
     def __init__(self, argv: Sequence[str], setup: Mapping[str, Any], log: IO[bytes]) -> None:
@@ -96,7 +96,7 @@ class MasterProcess:
         setup = {"address": dict(address), "keys": keys.table(run), "web": shown}
         # Without a name: nothing is left of it, however we end.
         log = tempfile.TemporaryFile()  # noqa: SIM115 - the child closes it
-        self._child = Told(system.python("ingest_bench.load.fleet.master"), setup, log)
+        self._child = JsonChild(system.python("ingest_bench.load.fleet.master"), setup, log)
         self.stdout = self._child.stdout
 
     def write(self, line: Mapping[str, Any]) -> None:

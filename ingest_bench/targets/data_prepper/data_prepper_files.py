@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ingest_bench.targets import peer_forwarder
-from ingest_bench.targets.small import settings
-from ingest_bench.targets.small.settings import Settings, time_between
+from ingest_bench.targets.small import java_properties
+from ingest_bench.targets.small.java_properties import Settings, time_between
 
 if TYPE_CHECKING:
     from ingest_bench.model.target import Endpoint, TargetOptions
@@ -73,7 +73,7 @@ _DEFAULTS = {**peer_forwarder.DEFAULTS, "delay_ns": 3_000_000_000}
 
 def parsed(asked: TargetOptions) -> dict[str, str]:
     """What was asked for, by the names of `numbers`, and its home; SpecError for what it has not."""
-    return settings.parsed(NAME, SETTINGS, asked)
+    return java_properties.parsed(NAME, SETTINGS, asked)
 
 
 def version(home: Path) -> str:
