@@ -40,6 +40,7 @@ TRY = """
     unbroken: [...svg.querySelectorAll("path.line")].every((path) => !/NaN|undefined/.test(path.getAttribute("d"))),
     axis: numbers(svg),
     wide: document.documentElement.scrollWidth - innerWidth,
+    stacked: [...document.querySelectorAll(".stacked")].map((table) => table.parentElement.scrollWidth - table.parentElement.clientWidth),
     cut: [...svg.querySelectorAll("text")].filter((text) => {
       const [own, all] = [text.getBoundingClientRect(), svg.getBoundingClientRect()];
       return own.right > all.right + 12 || own.left < all.left;
@@ -141,9 +142,12 @@ def test_the_runs_are_drawn_zoomed_by_keys_and_hostile_names_are_text(tmp_path: 
 
 @pytest.mark.processes
 def test_a_narrow_and_a_dark_window_have_their_own_look(tmp_path: Path) -> None:
-    text = page.index([made.with_series(run) for run in made.experiment(network=["loopback", "ethernet"])], {})
+    runs = made.experiment(network=["loopback", "ethernet"])
+    text = page.index([made.with_series(run, fault=True) for run in runs], {})
     seen = drawn(tmp_path, text, 400)
     assert seen["wide"] <= 0
+    # What was ruled out of a stall is read without scrolling to the right.
+    assert seen["stacked"] == [0]
     # The last second of the axis stands below its end.
     assert seen["cut"] == []
     assert seen["paper"] == "rgb(255, 255, 255)"

@@ -70,7 +70,7 @@ def execute(
     if server_port is not None and server is None:
         raise SpecError("--server-port: there is nothing to wait for; add --server COMMAND")
     try:
-        serving = shlex.split(server) if server is not None else None
+        server_command = shlex.split(server) if server is not None else None
     except ValueError as error:
         raise SpecError(f"--server {server}: a shell could not read it ({error})") from None
     chosen = _profile(profile, sets)
@@ -81,8 +81,8 @@ def execute(
         link = stack.enter_context(network.link(chosen, netem=netem))
         # Not on the standard output: that one is the command's.
         screen.note(f"client {link.client_address}, server {link.server_address}, netem: {link.backend}")
-        if serving is not None:
-            stack.enter_context(inside.server(link, serving, port=server_port))
+        if server_command is not None:
+            stack.enter_context(inside.server(link, server_command, port=server_port))
         if capture_file is None:
             return inside.run(link, command)
         end = link.ends[0]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ingest_bench.errors import SpecError
-from ingest_bench.experiment.contradictions import coherent
+from ingest_bench.experiment.contradictions import consistent
 from ingest_bench.inputs import data, files, records
 from ingest_bench.model.network import Profile
 from ingest_bench.model.server import Server
@@ -53,7 +53,7 @@ def profile(name: str, overrides: dict[str, Any] | None = None) -> Profile:
     own = {"name": path.stem, **table(path)}
     records.from_toml(Profile, own, str(path))
     where = f"{path}, with {', '.join(_written(overrides))}" if overrides else str(path)
-    return coherent(records.from_toml(Profile, merged(own, overrides or {}), where), where)
+    return consistent(records.from_toml(Profile, merged(own, overrides or {}), where), where)
 
 
 def server(name: str) -> dict[str, Any]:

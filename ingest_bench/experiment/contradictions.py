@@ -46,7 +46,7 @@ _NEEDS = {
 }
 
 
-def coherent(profile: Profile, where: str) -> Profile:
+def consistent(profile: Profile, where: str) -> Profile:
     """The profile itself; SpecError when its keys contradict each other."""
     if profile.medium == "veth" and profile.mtu_bytes > _VETH_MTU_BYTES:
         raise SpecError(f"{where}: mtu: {profile.mtu_bytes} is lo's alone; a veth takes at most {_VETH_MTU_BYTES}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from ingest_bench.experiment.contradictions import coherent
+from ingest_bench.experiment.contradictions import consistent
 from ingest_bench.faults import each
 from ingest_bench.faults.kind import Begun, FaultKind
 from ingest_bench.faults.stage import Stage
@@ -22,7 +22,7 @@ def _changed(profile: Profile, fault: Fault, _directions: Sequence[Direction]) -
         return found if fault.delay_ns is None else dataclasses.replace(found, delay_ns=fault.delay_ns)
 
     found = dataclasses.replace(profile, to_server=throttled(profile.to_server), to_client=throttled(profile.to_client))
-    return coherent(found, f'fault {fault.kind} of a link of profile "{profile.name}"')
+    return consistent(found, f'fault {fault.kind} of a link of profile "{profile.name}"')
 
 
 def _complaint(cell: Cell, fault: Fault) -> str:

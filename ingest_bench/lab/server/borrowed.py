@@ -111,59 +111,59 @@ def _things(path: str) -> set[Thing]:
     return {Thing("index", name) for name in parts[0].split(",")}
 
 
-def check(serving: RunningServer, procedure: Procedure) -> tuple[Thing, ...]:
+def check(server: RunningServer, procedure: Procedure) -> tuple[Thing, ...]:
     """What is not there yet; SpecError for what is there and would be written to."""
     writes = write_set(procedure)
     absent = []
     for thing in writes.things:
-        there = _there(serving.http, thing)
+        there = _there(server.http, thing)
         if there is None:
             absent.append(thing)
         elif thing not in writes.deleted:
             left = b"ingest-bench" in there and (b"made_by" in there or b"made by" in there)
             whose = "a run of ingest-bench left it that was killed" if left else "it is not touched"
             raise SpecError(
-                f"{serving.http.origin}: there is {thing} already; {whose}. Delete it yourself when nobody "
-                f"needs it: curl -X DELETE {serving.http.origin}{thing.path}"
+                f"{server.http.origin}: there is {thing} already; {whose}. Delete it yourself when nobody "
+                f"needs it: curl -X DELETE {server.http.origin}{thing.path}"
             )
     return tuple(absent)
 
 
 @contextlib.contextmanager
-def removed(serving: RunningServer, procedure: Procedure, mark: str) -> Iterator[int | None]:
+def removed(server: RunningServer, procedure: Procedure, mark: str) -> Iterator[int | None]:
     """Afterwards what the block made is not there any more. Gives what the server counts already; None: it cannot be.
 
     Nothing is done for a server of ours: it ends with all that it has, and has what an earlier run left in its files.
     """
-    if serving.is_ours:
-        yield serving.target.count(serving.nodes, procedure.indices if serving.asked.earlier_documents else ())
+    if server.is_ours:
+        yield server.target.count(server.nodes, procedure.indices if server.asked.earlier_documents else ())
         return
     writes = write_set(procedure)
     try:
-        absent = check(serving, procedure)
+        absent = check(server, procedure)
     except SpecError as error:
         raise RunFailed(str(error)) from None
     names = tuple(thing.name for thing in absent if thing.kind in ("index", "_data_stream"))
-    before = serving.target.count(serving.nodes, names)
+    before = server.target.count(server.nodes, names)
     try:
         yield before
     except BaseException as error:
         try:
-            _remove(serving, writes, absent, mark)
+            _remove(server, writes, absent, mark)
             # A bulk that was under way may have made an index anew, without our mark.
             time.sleep(_LATE_S)
-            _remove(serving, dataclasses.replace(writes, made=frozenset()), absent, mark)
+            _remove(server, dataclasses.replace(writes, made=frozenset()), absent, mark)
         except IngestBenchError as second:
             if isinstance(error, RunFailed):
                 raise RunFailed(f"{error}; and afterwards: {second}") from None
             raise second from error
         raise
-    _remove(serving, writes, absent, mark)
+    _remove(server, writes, absent, mark)
 
 
-def _remove(serving: RunningServer, writes: WriteSet, absent: tuple[Thing, ...], mark: str) -> None:
+def _remove(server: RunningServer, writes: WriteSet, absent: tuple[Thing, ...], mark: str) -> None:
     # A connection of its own: an interrupted question may still wait for its answer on the other one.
-    with serving.asking() as http:
+    with server.asking() as http:
         for thing in writes.things:
             there = _there(http, thing)
             ours = mark.encode() in there if there is not None and thing in writes.made else thing in absent

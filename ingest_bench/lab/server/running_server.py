@@ -245,17 +245,17 @@ def _found(cell: Cell, stage: Stage, java_home: Path | None, *, profiles: bool) 
     try:
         with contextlib.ExitStack() as stack:
             with stage("reach"):
-                serving = stack.enter_context(reached(cell.target, java_home, profiles=profiles))
+                server = stack.enter_context(reached(cell.target, java_home, profiles=profiles))
             if cell.network is not None:
                 with stage("link"):
-                    path = stack.enter_context(real_path.shaped(cell, cell.network, serving.place, serving.enter))
-                serving = dataclasses.replace(serving, path=path, promises=path.promises)
+                    path = stack.enter_context(real_path.shaped(cell, cell.network, server.place, server.enter))
+                server = dataclasses.replace(server, path=path, promises=path.promises)
             kept = stack.pop_all()
     except (SpecError, MissingCapability) as error:
-        # It was all right before the first run began: it is the server that has changed.
+        # The plan was checked against this server before the first run, so the server has changed since then.
         raise RunFailed(str(error)) from None
     with kept:
-        yield serving
+        yield server
 
 
 @contextlib.contextmanager

@@ -40,10 +40,13 @@ def section(title: str, content: str, name: str = "") -> str:
     return f"<section{mark}>\n<h2>{breakable(title)}</h2>\n{content}\n</section>" if content else ""
 
 
-def table(rows: Sequence[Sequence[str]], links: Mapping[int, Sequence[str]] | None = None) -> str:
+def table(
+    rows: Sequence[Sequence[str]], links: Mapping[int, Sequence[str]] | None = None, *, stacked: bool = False
+) -> str:
     """Rows as an HTML table, the first as its head; cells that begin with a digit are aligned to the right.
 
-    `links` has for the place of a column an address for each row.
+    `links` has for the place of a column an address for each row. In a narrow window the cells of a row of a `stacked`
+    table stand below each other, each with its head: that is for sentences.
     """
     head, *body = rows
     numeric = [any(row[place][:1].isdigit() for row in body) for place in range(len(head))]
@@ -58,10 +61,12 @@ def table(rows: Sequence[Sequence[str]], links: Mapping[int, Sequence[str]] | No
             texts[place] = f'<a href="{escape(addresses[number])}">{texts[place] or "(no name)"}</a>'
         return texts
 
-    content = "".join(f"<tr>{line(linked(number, row), 'td')}</tr>\n" for number, row in enumerate(body))
     heads = line([escape(cell) for cell in head], "th")
+    if stacked:
+        marks = [f'{mark} data-head="{escape(cell)}"' for mark, cell in zip(marks, head, strict=True)]
+    content = "".join(f"<tr>{line(linked(number, row), 'td')}</tr>\n" for number, row in enumerate(body))
     # What is cut off can be scrolled by keys, too.
-    look = ' class="dense"' if len(head) > _MOST_WIDE else ""
+    look = ' class="dense"' if len(head) > _MOST_WIDE else ' class="stacked"' if stacked else ""
     begin = f'<div class="wide" tabindex="0"><table{look}>\n<thead><tr>{heads}</tr></thead>'
     return f"{begin}\n<tbody>{content}</tbody></table></div>"
 
@@ -73,7 +78,7 @@ def items(texts: Sequence[str]) -> str:
 
 def breakable(name: str) -> str:
     """A text, escaped, in which a line may end between levels of a cell or ends of a range, and in no number."""
-    return re.sub(r",(?=[^0-9 ])|\.\.(?=[0-9])", r"\g<0><wbr>", escape(name))
+    return re.sub(r",(?=[^0-9 ])|\+(?=[a-z])|\.\.(?=[0-9])", r"\g<0><wbr>", escape(name))
 
 
 def _json(data: Mapping[str, Any]) -> str:

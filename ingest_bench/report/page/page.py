@@ -67,10 +67,10 @@ def index(summaries: Sequence[Summary], pictures: Mapping[str, Picture], more: S
         f'<p class="faint">{escape(experiment)}</p>',
         html.section("Cells: median over the runs (min..max)", html.table(shown, links)),
         html.section("Left out of tables and pictures", html.items(text_tables.not_shown(summaries))),
-        html.section("Notes", html.items(text_tables.notes(beside))),
-        html.section("Stalls: when requests waited far longer than usual, and why", _stalls(summaries)),
         html.section("Sizes of socket reads (bytes, logarithmic)", distributions.reads(titled)),
         html.section("Response times: how many requests within which time", distributions.responses(titled)),
+        html.section("Stalls: when requests waited far longer than usual, and why", _stalls(summaries)),
+        html.section("Notes", html.items(text_tables.notes(beside))),
         html.section("What changes from cell to cell, each with its 95% interval", intervals.drawn(found)),
         *(html.section(title, content) for title, content in more),
         *inside,
@@ -87,7 +87,7 @@ def index(summaries: Sequence[Summary], pictures: Mapping[str, Picture], more: S
 def _stalls(summaries: Sequence[Summary]) -> str:
     """The stalls of all runs, and nothing where there was none."""
     found = stall_table.page_rows(summaries)
-    return html.table(found) if len(found) > 1 else ""
+    return html.table(found, stacked=True) if len(found) > 1 else ""
 
 
 def _title(row: CellRuns, varying: Sequence[str]) -> str:

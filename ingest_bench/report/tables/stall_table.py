@@ -41,7 +41,7 @@ def rows(summaries: Sequence[Summary]) -> list[list[object]]:
 
 
 def page_rows(summaries: Sequence[Summary]) -> list[list[str]]:
-    """The same in few columns, for people."""
+    """The same in few columns, for people: only those that say something."""
     made = [["run", "when, s", "waited at once", "longest, s", "causes", "undecided", "ruled out"]]
     for run in summaries:
         for stall in run.stalls:
@@ -55,7 +55,8 @@ def page_rows(summaries: Sequence[Summary]) -> list[list[str]]:
                     *(listed(stall.undecided), listed(stall.ruled_out)),
                 ]
             )
-    return made
+    said = [any(column[1:]) for column in zip(*made, strict=True)]
+    return [[cell for cell, kept in zip(row, said, strict=True) if kept] for row in made]
 
 
 def shown(stalls: Sequence[Stall]) -> str:
