@@ -40,7 +40,7 @@ TRY = """
     unbroken: [...svg.querySelectorAll("path.line")].every((path) => !/NaN|undefined/.test(path.getAttribute("d"))),
     axis: numbers(svg),
     wide: document.documentElement.scrollWidth - innerWidth,
-    stacked: [...document.querySelectorAll(".stacked")].map((table) => table.parentElement.scrollWidth - table.parentElement.clientWidth),
+    stacked: [...document.querySelectorAll(".wide:has(.stacked)")].map((each) => each.scrollWidth - each.clientWidth),
     cut: [...svg.querySelectorAll("text")].filter((text) => {
       const [own, all] = [text.getBoundingClientRect(), svg.getBoundingClientRect()];
       return own.right > all.right + 12 || own.left < all.left;
