@@ -222,17 +222,65 @@ def test_a_full_collection_that_waited_for_cms_is_as_long_as_the_program_stood_s
 [2026-11-23T03:02:59.615+0000][12.416s][info][gc             ] GC(7) Pause Full (Allocation Failure) 1664M->48M(2028M) 203.409ms
 [2026-11-23T03:02:59.616+0000][12.417s][info][gc             ] GC(6) Pause Young (Allocation Failure) 1740M->48M(2028M) 275.090ms
 """  # noqa: E501 - lines of a log
-    log = gclog.parse(text.splitlines()).pauses
+    parsed = gclog.parse(text.splitlines())
+    log = parsed.pauses
     seen = [
         gcagree.Pause(6, 1795402979411905849, 71304896),
         gcagree.Pause(7, 1795402979615311022, 142050030),
     ]
-    found = gcagree.with_waits(seen, log)
+    found = gcagree.completed(seen, parsed, seen[-1].end_ns)
     assert [pause.duration_ns for pause in found] == [71304896, 203_409_000]
     whole = context(tmp_path, 0, 2**63 - 1)
     assert gcagree.compare(found, 1, log, whole).differences == ()
     assert gcagree.compare(found, 1, log, whole).log_pauses == 2
     assert gcagree.compare(seen, 1, log, whole).differences != ()
+
+
+@pytest.mark.parametrize(
+    ("run", "last"),
+    [
+        ("11-cms", "Concurrent Reset"),
+        ("11-g1", "Concurrent Cycle"),
+        ("17-zgc", "Garbage"),
+        ("25-g1", "Mark Cycle"),
+        ("25-zgc", "Collection ("),
+    ],
+)
+def test_the_pauses_of_a_cycle_that_had_not_ended_are_those_of_the_log(run: str, last: str, tmp_path: Path) -> None:
+    """The JVM writes them into the recording when the cycle ends: both end in the middle of one."""
+    everything = log_lines(run)
+    log = gclog.parse(everything)
+    cycles = {pause.gc for pause in log.pauses if pause.is_of_a_cycle}
+    cut = max(cycles & set(log.cycle_ends) & {pause[0] for pause in recorded(run)["pauses"]})
+    paused = [pause for pause in log.pauses if pause.gc == cut]
+    end = max(number for number, line in enumerate(everything) if f"GC({cut})" in line and last in line)
+    until = max(number for number, line in enumerate(everything[:end]) if f"GC({cut})" in line and "Pause" in line)
+    whole = lay_out(tmp_path, run, everything[: until + 1])
+    content = json.loads((tmp_path / "recording.json").read_text())
+    # The log cuts moments to milliseconds.
+    ended_ns = max(pause.end_ns for pause in gclog.parse(everything[: until + 1]).pauses) + 10**6
+    kept = content["content"]
+    for key in ("pauses", "collections"):
+        kept[key] = [one for one in kept[key] if one[0] != cut and one[1] <= ended_ns]
+    kept["last_ns"] = max(one[1] for one in kept["pauses"])
+    (tmp_path / "recording.json").write_text(json.dumps(content))
+    measured = list(PROBES["gc"].read(whole))
+    assert [item.text for item in measured if isinstance(item, Remark)] == []
+    seen = readings(measured)
+    assert seen["gc_pauses"] == seen["gc_pauses_log"] == len(kept["pauses"]) + len(paused)
+    assert "cycle not ended" in seen["gc_causes"]
+
+
+def test_a_pause_of_a_cycle_that_had_ended_is_missing_in_the_recording() -> None:
+    log = gclog.parse(log_lines("17-g1"))
+    cut = next(
+        pause.gc
+        for pause in log.pauses
+        if pause.is_of_a_cycle and pause.gc in {one[0] for one in recorded("17-g1")["pauses"]}
+    )
+    some = [pause for pause in pauses(recorded("17-g1")) if pause.gc != cut]
+    found = gcagree.completed(some, log, recorded("17-g1")["last_ns"])
+    assert found == some
 
 
 def test_a_pause_whose_threads_had_no_cpu_is_a_cause_of_its_own(tmp_path: Path) -> None:

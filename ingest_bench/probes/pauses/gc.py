@@ -119,7 +119,7 @@ def _log(context: ReadContext) -> gclog.GcLog | None:
 def _from_recording(found: recording.Recording, log: gclog.GcLog | None, context: ReadContext) -> Iterator[Measured]:
     content = found.content
     recorded = [gcagree.Pause(gc, end, duration) for gc, end, duration, _ in content["pauses"]]
-    pauses = gcagree.with_waits(recorded, log.pauses if log is not None else ())
+    pauses = recorded if log is None else gcagree.completed(recorded, log, content["last_ns"])
     collections = [
         Collection(gc=gc, end_ns=end, name=name, cause=cause) for gc, end, _, name, cause in content["collections"]
     ]
@@ -133,7 +133,9 @@ def _from_recording(found: recording.Recording, log: gclog.GcLog | None, context
     asked = (one for one in within if one.name not in _BACKGROUND)
     yield Reading("gc_humongous_collections", sum(one.cause == "G1 Humongous Allocation" for one in asked))
     causes = {collection.gc: collection.cause for collection in collections}
-    yield Reading("gc_causes", _by_cause(causes.get(one.gc, "?") for one in pauses if context.covers(one.end_ns)))
+    yield Reading(
+        "gc_causes", _by_cause(causes.get(one.gc, "cycle not ended") for one in pauses if context.covers(one.end_ns))
+    )
     failures = Counter(name for end, name in content["failures"] if context.covers(end))
     for name, event in _FAILURES.items():
         yield Reading(name, failures[event] if event in content["known"] else None)

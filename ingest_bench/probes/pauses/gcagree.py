@@ -6,7 +6,7 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
-from ingest_bench.probes.pauses.gclog import LogPause
+from ingest_bench.probes.pauses.gclog import GcLog, LogPause
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -39,13 +39,23 @@ class Agreement:
     differences: tuple[str, ...]
 
 
-def with_waits(pauses: Sequence[Pause], log: Iterable[LogPause]) -> list[Pause]:
-    """The same pauses; one that waited for CMS is as long as the log says, for the recording has no such wait.
+def completed(pauses: Sequence[Pause], log: GcLog, until_ns: int) -> list[Pause]:
+    """The recording's pauses, with what it cannot have from the log. `until_ns`: its last event (CLOCK_REALTIME).
 
-    The program stood still in it (JDK 11.0.13: 203 ms in the log, 142 ms in the recording, 61 ms until CMS let go).
+    One that waited for CMS is as long as the log says: the program stood still in it (JDK 11.0.13: 203 ms in the log,
+    142 ms in the recording, 61 ms until CMS let go). And the JVM writes the pauses of a cycle beside the program when
+    that ends: of one that had not ended they are the log's (JDK 11 and 17: a remark was not in a recording that was
+    dumped 1.2 s later). Of a cycle of CMS that a full collection cut off, the log does not say when it ended.
     """
-    waited = {pause.gc: pause.duration_ns for pause in log if pause.waited}
-    return [replace(one, duration_ns=max(one.duration_ns, waited.get(one.gc, 0))) for one in pauses]
+    waited = {pause.gc: pause.duration_ns for pause in log.pauses if pause.waited}
+    known = {pause.gc for pause in pauses}
+    unended = [
+        Pause(pause.gc, pause.end_ns, pause.duration_ns)
+        for pause in log.pauses
+        if pause.is_of_a_cycle and pause.gc not in known
+        if log.cycle_ends.get(pause.gc, until_ns) >= until_ns // 10**6 * 10**6
+    ]
+    return [*(replace(one, duration_ns=max(one.duration_ns, waited.get(one.gc, 0))) for one in pauses), *unended]
 
 
 def compare(pauses: Iterable[Pause], full: int, log: Iterable[LogPause], context: ReadContext) -> Agreement:

@@ -22,9 +22,11 @@ _PAUSE = re.compile(
 )
 # ZGC: "Garbage Collection (Warmup) 8M(12%)->4M(6%)", generational "Minor Collection (…) 8M(12%)->4M(6%) 0.019s".
 _CYCLE = re.compile(
-    r"(?:Garbage|Minor|Major) Collection \((?P<cause>.+)\)"
+    r"(?:Garbage|Minor|Major) Collection \((?P<cause>.+?)\)"
     r"(?: (?P<before>[0-9]+[KMG])\([0-9]+%\)->(?P<after>[0-9]+[KMG])\([0-9]+%\)(?: [0-9.]+s)?)?"
 )
+# The last line of a cycle beside the program: of G1 ("Concurrent Cycle" in Java 11) and of CMS.
+_CYCLE_END = re.compile(r"Concurrent (?:(?:Mark |Undo )?Cycle|Reset) [0-9.]+ms")
 # At gc,cpu, after each pause but ZGC's, in hundredths of a second.
 _CPU = re.compile(r"User=(?P<user>[0-9.]+)s Sys=(?P<system>[0-9.]+)s Real=[0-9.]+s")
 _HUMONGOUS = re.compile(r"Humongous regions: (?P<before>[0-9]+)->(?P<after>[0-9]+)")
@@ -75,6 +77,12 @@ class LogPause:
         return self.name.startswith(("Pause Young", "Pause Full"))
 
     @property
+    def is_of_a_cycle(self) -> bool:
+        """Whether it belongs to a cycle beside the program, whose pauses the recording has only when that has ended."""
+        of_zgc = ("Pause Mark", "Pause Relocate")
+        return self.name.startswith(("Pause Remark", "Pause Cleanup", "Pause Initial Mark", *of_zgc))
+
+    @property
     def is_starved(self) -> bool:
         """Whether it took long because it had no CPU: all its threads together ran for less than half of it."""
         is_long = self.duration_ns >= _STARVED_NS
@@ -97,6 +105,8 @@ class GcLog:
     pauses: list[LogPause] = field(default_factory=list)
     humongous_regions: list[tuple[int, int, int]] = field(default_factory=list)
     """(end_ns, regions before, regions after) of each G1 collection."""
+    cycle_ends: dict[int, int] = field(default_factory=dict)
+    """When a cycle beside the program had ended (CLOCK_REALTIME, cut to milliseconds), by its number."""
     evacuation_failures: int = 0
     unrecognised: list[str] = field(default_factory=list)
     """Lines of a collection that this reader does not know. Reported, never guessed."""
@@ -196,6 +206,8 @@ class _Reader:
             self.concurrent = not text.endswith("ms")
         elif tags == "gc" and not (_CYCLE.fullmatch(text) or _KNOWN.fullmatch(text)):
             self.log.unrecognised.append(match.string)
+        if tags == "gc" and (_CYCLE_END.fullmatch(text) or ((cycle := _CYCLE.fullmatch(text)) and cycle["before"])):
+            self.log.cycle_ends[int(match["gc"])] = _realtime_ns(match["time"])
         self.log.evacuation_failures += text == "To-space exhausted" or "(Evacuation Failure" in text
 
     def _add_cpu(self, gc: int, text: str) -> None:
