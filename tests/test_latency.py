@@ -15,6 +15,7 @@ import inside_uml
 import pytest
 from test_throttle import READ, SYNCS, disk_of, stage_of
 
+from ingest_bench import system
 from ingest_bench.errors import MissingCapability, RunFailed, SpecError
 from ingest_bench.faults import checks, timeline
 from ingest_bench.host import latency, shares
@@ -78,6 +79,7 @@ def test_a_late_disk_needs_no_rules_and_has_them_besides_where_they_are_asked_fo
 
 
 def test_a_kernel_without_such_a_device_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(system, "which", lambda name: f"/sbin/{name}")
     monkeypatch.setattr(latency, "_targets", lambda: ["linear", "striped"])
     monkeypatch.setattr(latency, "_has_module", lambda: False)
     with pytest.raises(MissingCapability, match="no device-mapper with the target delay"):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ingest_bench.documents.actions import action_and_index
-from ingest_bench.documents.lines import OPENERS, chunks, lines
+from ingest_bench.documents.lines import chunks, lines, packing
 from ingest_bench.errors import SpecError
 
 # Every line up to here is parsed before anything starts, at about 150 MB/s; of a longer plain file also the last line.
@@ -160,7 +160,7 @@ def _no_number(text: str) -> float:
 
 
 def _check_tail(path: Path) -> None:
-    if path.suffix in OPENERS:
+    if packing(path.name):
         return
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - _TAIL_BYTES))

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import zstandard
 
+from ingest_bench.documents.lines import packing
 from ingest_bench.documents.pool import first
 from ingest_bench.documents.synthetic import Documents, example
 from ingest_bench.errors import SpecError
@@ -45,7 +46,7 @@ def write(workload: Workload, documents: int, out: Path, seed: int) -> int:
     part = out.with_name(out.name + ".part")
     total = 0
     try:
-        with _open(part, out.suffix) as file:
+        with _open(part, packing(out.name)) as file:
             for block in first(Documents(workload, seed).blocks(), documents):
                 text = b"\n".join((*block, b""))
                 file.write(text)

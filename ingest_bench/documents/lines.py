@@ -25,13 +25,20 @@ _LONGEST_LINE_BYTES = 256 * 1024**2
 _ZSTD_BYTES = 2048
 
 
-def chunks(path: Path, start: int = 0, end: int | None = None, *, suffix: str | None = None) -> Iterator[bytes]:
-    """The content in pieces, unpacked by the suffix; a byte range of a plain file. SpecError when it cannot be read."""
+def packing(name: str) -> str:
+    """What a file of that name is packed with, as the end of its name: ".gz"; empty where it is plain."""
+    return next((ending for ending in OPENERS if name.endswith(ending)), "")
+
+
+def chunks(path: Path, start: int = 0, end: int | None = None, *, name: str = "") -> Iterator[bytes]:
+    """The content in pieces, unpacked by the name of the file, or by `name`; a byte range of a plain file.
+
+    SpecError when it cannot be read.
+    """
     try:
         files.check(path)
-        packing = path.suffix if suffix is None else suffix
-        if packing in OPENERS:
-            yield from OPENERS[packing](path)
+        if packed := packing(name or path.name):
+            yield from OPENERS[packed](path)
         else:
             with path.open("rb") as file:
                 yield from _range(file, start, end)
@@ -116,7 +123,7 @@ def unpack(path: Path, folder: Path) -> Path:
 
     A plain file is given back as it is.
     """
-    if path.suffix not in OPENERS:
+    if not packing(path.name):
         return path
     target, part = folder / "unpacked", folder / "unpacked.part"
     try:

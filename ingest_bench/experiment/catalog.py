@@ -47,10 +47,15 @@ def table(path: Path) -> dict[str, Any]:
         raise SpecError(f"{path}: cannot be read: {error.strerror}") from None
 
 
+def called(path: Path) -> str:
+    """What a file is called without its ending. Since Python 3.14 `Path.stem` keeps the ending after leading dots."""
+    return path.name.rpartition(".")[0] or path.name
+
+
 def profile(name: str, overrides: dict[str, Any] | None = None) -> Profile:
     """A network profile with some of its keys replaced, deeply: `{"to_server": {"delay": "5ms"}}` keeps the rest."""
     path = find(NETWORKS, name, "network profile")
-    own = {"name": path.stem, **table(path)}
+    own = {"name": called(path), **table(path)}
     records.from_toml(Profile, own, str(path))
     where = f"{path}, with {', '.join(_written(overrides))}" if overrides else str(path)
     return consistent(records.from_toml(Profile, merged(own, overrides or {}), where), where)
@@ -67,7 +72,7 @@ def server(name: str) -> dict[str, Any]:
 def workload(name: str) -> Workload:
     """A workload by the name of its file, or by its path."""
     path = find(WORKLOADS, name, "workload")
-    read = {"name": path.stem, **table(path)}
+    read = {"name": called(path), **table(path)}
     read["fields"] = document_fields(read.get("fields"), f"{path}: fields")
     return records.from_toml(Workload, read, str(path))
 

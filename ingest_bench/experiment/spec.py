@@ -63,7 +63,7 @@ def load(
     for steps, value in key_paths.leaves(tables):
         key_paths.check(steps, value, f"{where}: {'.'.join(map(spelled, steps))}")
     experiment = Experiment(
-        name=path.stem,
+        name=catalog.called(path),
         **head,
         tables=tables,
         settings=_settings(_kind(table, "settings", dict, {}, "a table", where), where),
@@ -76,7 +76,7 @@ def load(
     if running is not None:
         if any(experiment.tables[name] for name in ("target", *key_paths.LINKS)):
             # What it says of its server and its link is not so.
-            description = f"{path.stem}, on a server that runs already, as it is"
+            description = f"{catalog.called(path)}, on a server that runs already, as it is"
             experiment = dataclasses.replace(experiment, description=description)
         network = experiment.tables["network"] if running.get("interface") is not None else {}
         kept = {key: value for key, value in experiment.tables["target"].items() if key in ("file", "server")}
@@ -181,7 +181,7 @@ def target_options(table: Mapping[str, Any], where: str) -> TargetOptions:
     own = catalog.merged(catalog.server(str(table["file"])), dict(table.get("server", {})))
     start = {} if {"url", "attach"} & set(table) else own.get("start", {})
     usual = {key: start[key] for key in ("heap", "gc") if key in start}
-    named = {"name": Path(str(table["file"])).stem, "server": own}
+    named = {"name": catalog.called(Path(str(table["file"]))), "server": own}
     return records.from_toml(TargetOptions, {**usual, **table, **named}, where)
 
 

@@ -53,8 +53,7 @@ def _left(file: TrackFile) -> int | None:
 
 def _size(file: TrackFile) -> int | None:
     """The bytes that come, packed or not, as the track says it."""
-    packed = Path(file.path).suffix in lines.OPENERS
-    return file.origin.packed_bytes if packed else file.origin.unpacked_bytes
+    return file.origin.packed_bytes if lines.packing(file.path) else file.origin.unpacked_bytes
 
 
 def _part(place: Path) -> Path:
@@ -96,7 +95,7 @@ def _check(file: TrackFile, part: Path, tell: Progress) -> None:
     wanted = origin.unpacked_bytes
     last = b"\n"
     try:
-        for piece in lines.chunks(part, suffix=Path(name).suffix):
+        for piece in lines.chunks(part, name=name):
             unpacked += len(piece)
             count += piece.count(b"\n")
             last = piece[-1:]
