@@ -291,3 +291,18 @@ def test_two_modules_never_share_a_name() -> None:
     paths = [path for path in MODULES if path.parent.name != "cli" and not path.name.startswith("__")]
     names = [path.name for path in paths]
     assert not {name for name in names if names.count(name) > 1}
+
+
+def test_a_file_that_a_module_names_beside_itself_is_there() -> None:
+    beside = re.compile(r'Path\(__file__\)\.(?:with_name\(|parent / )"([^"]+)"')
+    named = [(path, name) for path in MODULES for name in beside.findall(path.read_text(encoding="utf-8"))]
+    assert len(named) >= 5
+    assert not [(path, name) for path, name in named if not (path.parent / name).exists()]
+
+
+def test_a_module_that_is_started_by_its_name_is_there() -> None:
+    started = re.compile(r'"(ingest_bench(?:\.\w+)+)"')
+    names = {name for path in MODULES for name in started.findall(path.read_text(encoding="utf-8"))}
+    assert len(names) >= 8
+    missing = [name for name in names if not (PACKAGE.parent / name.replace(".", "/")).with_suffix(".py").exists()]
+    assert not [name for name in missing if not (PACKAGE.parent / name.replace(".", "/")).is_dir()]

@@ -117,11 +117,11 @@ def test_locusts_page_shows_the_load_and_can_only_be_looked_at(tmp_path: Path) -
     assert bulks["current_rps"] > 0
 
 
-@pytest.mark.parametrize("child", ["master", "sender"])
+@pytest.mark.parametrize("child", ["master", "fleet_worker"])
 def test_a_child_imports_nothing_that_only_whoever_measures_needs(child: str) -> None:
     # A load begins when its children have imported what they need: it was a third more.
     code = f"import sys, ingest_bench.load.fleet.{child}; print(*sys.modules)"
     said = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True, timeout=120)
     imported = set(said.stdout.split())
     assert not {"ingest_bench.load.supervisor", "ingest_bench.load.fleet.roster"} & imported
-    assert child == "sender" or not [name for name in imported if name.startswith("ingest_bench.documents")]
+    assert child == "fleet_worker" or not [name for name in imported if name.startswith("ingest_bench.documents")]

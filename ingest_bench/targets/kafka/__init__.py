@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ingest_bench.targets.http import Http
 
 MAIN = "kafka.Kafka"
-_ASKER = Path(__file__).with_name("asker.py")
+_ASKER = Path(__file__).with_name("kafka_asker.py")
 _ASKING_S = 60.0
 _PORT = 9092
 # Settings of a load's producers, and not of the server.

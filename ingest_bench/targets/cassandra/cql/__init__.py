@@ -33,7 +33,7 @@ class Cql:
     versions: Mapping[str, Requirements] = cql_jars.versions()
     agents: tuple[Artifact, ...] = (cql_jars.AGENT,)
     tools: ClassVar[tuple[Artifact, ...]] = ()
-    asker = Path(__file__).with_name("asker.py")
+    asker = Path(__file__).with_name("cql_asker.py")
     files = staticmethod(cql_files.files)
     jvm = staticmethod(cql_files.jvm)
 

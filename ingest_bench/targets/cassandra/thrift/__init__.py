@@ -33,7 +33,7 @@ class Thrift:
     versions: Mapping[str, Requirements] = thrift_jars.versions()
     agents: ClassVar[tuple[Artifact, ...]] = ()
     tools: tuple[Artifact, ...] = (ECJ,)
-    asker = Path(__file__).with_name("asker.py")
+    asker = Path(__file__).with_name("thrift_asker.py")
     files = staticmethod(thrift_files.files)
     jvm = staticmethod(thrift_files.jvm)
 
