@@ -6,7 +6,6 @@ beyond the values that there are is none: of 600 requests the 99.9th percentile 
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -18,11 +17,12 @@ def rank(percent: float, count: int) -> int | None:
 
     That of 100 percent is the last, however few there are.
     """
-    # Whole millionths: 100 - 99.9 is 0.09999999999999432.
-    above = round((100 - percent) * 10**6)
-    if not count or count * above < (100 * 10**6 if above else 0):
+    # In whole hundred-millionths: 99.9 / 100 * 2000 is 1998.0000000000002, and 100 - 99.9 is 0.09999999999999432.
+    share, whole = round(percent * 10**6), 10**8
+    above = whole - share
+    if not count or count * above < (whole if above else 0):
         return None
-    return max(0, math.ceil(count * (percent / 100) - 1))
+    return max(0, -(-count * share // whole) - 1)
 
 
 def percentile(counts: Mapping[int, int], percent: float) -> int | None:

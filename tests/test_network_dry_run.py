@@ -21,6 +21,7 @@ from ingest_bench.network.act.link import _buffers
 from ingest_bench.network.act.sandbox import Namespace, has_ipv6
 from ingest_bench.network.plan import guest, link_plan
 from ingest_bench.network.plan.link_plan import Layout
+from ingest_bench.network.plan.places import NOBODY_MAC, SERVER_MAC
 
 SLOW = Impairment(rate_bps=10**7)
 MADE_UP = Profile(
@@ -100,6 +101,14 @@ def test_a_change_names_what_the_state_before_had_said_and_the_new_one_leaves_op
     assert client[2].endswith(" 'net.ipv4.tcp_rmem=4096 131072 6291456'")
     assert client[3].endswith(" client0 tx-gso=on")
     assert client[4:] == ["client: tc qdisc del dev client0 root"]
+
+
+def test_an_end_sends_to_nobody_while_its_direction_is_cut() -> None:
+    layout = Layout(medium="veth", backend="plain", largest_mtu_bytes=1500, has_ipv6=False)
+    for is_cut in (True, False):
+        steps = link_plan.neighbour(layout, "client", is_cut=is_cut)
+        macs = {mac for step in steps for mac in re.findall(r"lladdr (\S+)", str(step))}
+        assert macs == {NOBODY_MAC if is_cut else SERVER_MAC}
 
 
 @pytest.mark.parametrize("backend", ["plain", "kernel", "uml"])

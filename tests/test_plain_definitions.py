@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import itertools
 import math
+from fractions import Fraction
 from typing import Any
 
 import made_runs as made
 import numpy as np
 import pytest
 
-from ingest_bench.analysis.buffers import agreement, published
+from ingest_bench import nearest_rank
+from ingest_bench.analysis.buffers import agreement, published, receive_buffers
 from ingest_bench.analysis.buffers.agreement import Recorded
-from ingest_bench.analysis.buffers.netty import Fixed
+from ingest_bench.analysis.buffers.netty import Adaptive, Fixed
 from ingest_bench.analysis.buffers.receive_buffers import Cost
 from ingest_bench.analysis.numbers import histogram, quantiles
 from ingest_bench.analysis.run import closed_loop, per_gb, recovery
 from ingest_bench.analysis.run import sample_columns as load
 from ingest_bench.analysis.run.sample_columns import Samples, Window
 from ingest_bench.analysis.search import goals
-from ingest_bench.analysis.stalls import phases, waiting
+from ingest_bench.analysis.stalls import phases, suspects, waiting
 from ingest_bench.experiment import catalog
+from ingest_bench.inputs import rates
+from ingest_bench.load.live import figures
+from ingest_bench.model.load import Rate, RateUnit
 from ingest_bench.model.results import Happened, Series
 from ingest_bench.model.samples import OUTCOMES
 
@@ -276,3 +281,65 @@ def test_a_goal_is_met_below_its_limit_and_missed_at_it() -> None:
     assert goal.broken({**unknown, "response_ms_max": 499.0}) == []
     assert len(goal.broken({**unknown, "response_ms_max": 500.0})) == len(goal.broken(unknown)) == 1
     assert len(goal.broken({"requests": 0, "requests_failed": 0, "response_ms_p99": 20.0})) == 1
+
+
+def test_the_thousandth_longest_of_each_thousand_is_the_last_but_two_of_two_thousand() -> None:
+    found = made.samples([made.sample(0, number / 1000) for number in range(1, 2001)])
+    row = load.measured(found, Window(made.START, made.START + 10 * SECOND))
+    for kind in ("response", "response_ok"):
+        assert row[f"{kind}_ms_p999"] == pytest.approx(1998)
+        assert row[f"{kind}_ms_p99"] == pytest.approx(1980)
+
+
+def test_documents_are_lost_by_a_kill_alone_and_where_both_numbers_are_known() -> None:
+    killed, paused = Happened(kind="kill", started=0), Happened(kind="pause", started=0)
+    known = {"documents_acked": 10, "documents_repeated": 1, "documents_counted": 7}
+    assert recovery.lost([paused, killed], known) == {"lost_documents": 2}
+    assert recovery.lost([killed], {**known, "documents_counted": 12}) == {"lost_documents": 0}
+    for faults, values in (
+        ([paused], known),
+        ([killed], {**known, "documents_acked": None}),
+        ([killed], {**known, "documents_counted": None}),
+    ):
+        assert recovery.lost(faults, values) == {}
+
+
+@pytest.mark.parametrize(("before_sending", "ports", "lasted_ns", "held"), [
+    (False, (1,), 200, True), (False, (1,), 150, True), (False, (1,), 149, False), (False, (0,), 149, True),
+    (True, (1,), 149, True),
+])  # fmt: skip
+def test_a_cause_held_no_request_when_none_had_it_for_a_seventh_of_its_time(
+    before_sending: bool, ports: tuple[int, ...], lasted_ns: int, held: bool
+) -> None:
+    cause = suspects.Suspect(
+        *("cause", "", None, 0, True, True, before_sending, False, True, 0),
+        starts_ns=np.array([made.START]),
+        ends_ns=np.array([made.START + lasted_ns]),
+    )
+    slow = made.samples([made.sample(0, 0) | {"sent_ns": made.START, "done_ns": made.START + 1000}])
+    assert suspects.held_none(cause, slow, np.array(ports)) is not held
+
+
+def test_the_buckets_of_a_dashboard_are_100_us_to_500_s() -> None:
+    assert (figures.BUCKETS_NS[0], figures.BUCKETS_NS[1], figures.BUCKETS_NS[-1]) == (100_000, 250_000, 500 * SECOND)
+
+
+def test_the_adaptive_buffer_of_the_candidates_is_that_of_netty() -> None:
+    # AdaptiveRecvByteBufAllocator: DEFAULT_MINIMUM, DEFAULT_INITIAL, DEFAULT_MAXIMUM.
+    assert Adaptive(64, 2048, 65536) in receive_buffers.CANDIDATES
+
+
+@pytest.mark.parametrize(("unit", "most"), [("requests", 10**6), ("documents", 10**8), ("bytes", 10**11)])
+def test_the_most_that_a_machine_can_send_is_a_rate_and_a_little_more_is_none(unit: RateUnit, most: int) -> None:
+    rates.check_rate(Rate(per_s=most, unit=unit))
+    with pytest.raises(ValueError, match="more than one machine can send"):
+        rates.check_rate(Rate(per_s=most + 0.5, unit=unit))
+
+
+@pytest.mark.parametrize("percent", [10, 50, 90, 99, 99.9, 99.99])
+def test_a_percentile_has_exactly_the_place_that_its_share_says(percent: float) -> None:
+    share = Fraction(str(percent)) / 100
+    for count in range(1, 100_001, 37):
+        for exact in (count, count * 1000):
+            expected = None if exact * (1 - share) < 1 else math.ceil(exact * share) - 1
+            assert nearest_rank.rank(percent, exact) == expected
