@@ -123,7 +123,7 @@ def test_with_its_defaults_it_loses_each_full_batch_and_a_gate_fails_on_it(tmp_p
     # A batch of 1,500 finds no room in a peer's buffer of 512, nor does one that was not full after its time.
     assert lost >= 1500
     assert number(found, "dropped_documents") == lost
-    (said,) = [remark.text for remark in found.remarks if "lost" in remark.text]
+    (said,) = [remark.text for remark in found.remarks if "acknowledged documents are lost" in remark.text]
     assert said.startswith(f"{lost:,} of {found.values['documents_acked']:,} acknowledged documents are lost")
     wanted = gate.thresholds({"threshold": [{"column": "lost_documents", "at_most": 0}]}, "gate.toml")
     assert gate.judge(Results(summaries=[found]), wanted).outcome == "fail"
