@@ -27,6 +27,8 @@ NOBODY = "65534"
 # With what is optional for a user, and what runs this file.
 TESTS = ("hypothesis", "nox", "pyarrow", "pytest", "pytest-xdist")
 PYTEST = ("pytest", "-q", "--durations=20")
+# Nothing real: what is tried there needs a processor, and nothing else.
+PLAIN = ("--plain", "-n", "2")
 # Servers and processes mostly wait for each other; tests/shared_out.py says which tests go together all the same.
 BESIDE = ("-n", "3", "--dist", "loadfile")
 # A box on its way takes a processor.
@@ -55,16 +57,16 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def quick(session: nox.Session) -> None:
-    """The tests that need no root, no server, no network, and no patience."""
+    """The plain tests, which need no root, no server and no network, without those that take their time."""
     install(session, *TESTS)
-    session.run("pytest", "-q", "--durations=20", "-n", "2", "--quick", *session.posargs)
+    session.run(*PYTEST, *PLAIN, "-m", "not slow", *session.posargs)
 
 
 @nox.session
 def slow(session: nox.Session) -> None:
-    """The others that need no root, no server, no network: each takes more than a tenth of a second."""
+    """The other plain tests: each takes more than a tenth of a second."""
     install(session, *TESTS)
-    session.run(*PYTEST, "-n", "2", "-m", f"slow and not netem and not ({REAL})", *session.posargs)
+    session.run(*PYTEST, *PLAIN, "-m", "slow", *(session.posargs or with_mark("slow")))
 
 
 @nox.session
@@ -172,7 +174,7 @@ def soak(session: nox.Session) -> None:
 
 @nox.session
 def mutants(session: nox.Session) -> None:
-    """Which random changes of the code the quick tests notice: `nox -s mutants -- 60 --seed 7`. Not part of `nox`."""
+    """Which random changes of the code the plain tests notice: `nox -s mutants -- 60 --seed 7`. Not part of `nox`."""
     install(session, "cosmic-ray", "pytest-cov", *TESTS)
     session.run("python", "tests/mutants.py", *session.posargs)
 

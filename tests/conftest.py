@@ -1,4 +1,4 @@
-"""What every test shares: the promise about capabilities, which are quick, and signals as a terminal gives them."""
+"""What every test shares: the promise about capabilities, which are plain, and signals as a terminal gives them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from stolen import REAL, TriedAgain
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--promised", default="", help="markers promised here: a skip is a failure")
-    parser.addoption("--quick", action="store_true", help="only what needs no root, server, network or patience")
+    parser.addoption("--plain", action="store_true", help="only what needs no root, no server and no network")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Whether it has no quick test at all. To import it would take as long as many quick tests do."""
-    if not config.getoption("--quick") or collection_path.suffix != ".py":
+    """Whether it has no plain test at all. To import it would take as long as many of them do."""
+    if not config.getoption("--plain") or collection_path.suffix != ".py":
         return None
     return True if REAL & marks_of(collection_path) else None
 
@@ -39,8 +39,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if config.getoption("--quick"):
-        config.option.markexpr = f"not ({' or '.join(sorted(REAL | {'slow'}))})"
+    if config.getoption("--plain"):
+        plain, asked = f"not ({' or '.join(sorted(REAL))})", config.option.markexpr
+        config.option.markexpr = f"({asked}) and {plain}" if asked else plain
     config.pluginmanager.register(TriedAgain())
     # A job that runs in the background may start with these ignored; the programs under test would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)

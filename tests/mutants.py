@@ -1,11 +1,11 @@
-"""Which of a random sample of mutants the quick tests kill.
+"""Which of a random sample of mutants are killed by the tests that need no root, no server and no network.
 
     python tests/mutants.py [COUNT] [--seed N] [--out FOLDER]
 
 A mutant is the code with one comparison, operator, number or negation changed, in a module that decides and does
 nothing else. cosmic-ray changes it, in a copy of the checkout. The tests that reach its line are run, then all files of
-tests that reach its module; what is done while modules are imported is tried by all quick tests. The first failure ends
-it, and so does a limit of processor time. FOLDER gets mutants.csv; the tables are printed as Markdown.
+tests that reach its module; what is done while modules are imported is tried by all. The first failure ends it, and so
+does a limit of processor time. FOLDER gets mutants.csv; the tables are printed as Markdown.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ OPERATORS = (
 )
 # Where parso has a binary operator; elsewhere `*` and `/` divide parameters.
 BINARY = frozenset({"and_expr", "arith_expr", "expr", "power", "shift_expr", "term"})
-PYTEST = ("-m", "pytest", "-q", "--quick", "-p", "no:cacheprovider", "--tb=no", "-rfE")
+PYTEST = ("-m", "pytest", "-q", "--plain", "-p", "no:cacheprovider", "--tb=no", "-rfE")
 WAIT_S = 3600
 MEMORY_BYTES = 16 << 30
 
@@ -189,7 +189,7 @@ def _difference(source: str, code: str) -> tuple[str, str]:
 
 
 class Tests:
-    """The quick tests in a copy of the checkout, and which of them reach which line."""
+    """The plain tests in a copy of the checkout, and which of them reach which line."""
 
     def __init__(self, copy: Path) -> None:
         self.copy = copy
@@ -200,7 +200,7 @@ class Tests:
         if failed := _failed(said):
             ended, said = self._run(failed, limit_s=WAIT_S)
         if ended != 0:
-            sys.exit(f"the quick tests fail as they are, so they can judge no mutant:\n{said}")
+            sys.exit(f"the tests fail as they are, so they can judge no mutant:\n{said}")
         self.limit_s = round(60 + 2 * (_processor_s() - before))
         self._data = CoverageData(str(copy / ".coverage"))
         self._data.read()

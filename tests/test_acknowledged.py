@@ -36,6 +36,7 @@ def rows(found: list[Summary]) -> list[list[str]]:
     return list(csv.reader(REPORTS["acknowledged"](found)["report/acknowledged.csv"].decode().splitlines()))
 
 
+@pytest.mark.slow
 def test_one_plan_has_every_shipped_server_and_says_which_faults_it_leaves_out() -> None:
     (plan,) = plans(What(experiment="acknowledged"))
     assert plan.factors[1].levels == ALL
@@ -66,6 +67,7 @@ def test_plan_names_what_is_left_out_and_a_plan_of_nothing_else_is_refused() -> 
         plans(What(experiment="acknowledged", sets=["target=sink", "fault=kill"]))
 
 
+@pytest.mark.slow
 def test_what_was_left_out_is_a_row_of_the_results_and_takes_nothing_from_their_being_whole(tmp_path: Path) -> None:
     (plan,) = plans(What(experiment="acknowledged", sets=["target=opensearch,sink", "fault=none,kill"]))
     results = layout.create(tmp_path, plan, {})

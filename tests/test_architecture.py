@@ -123,6 +123,7 @@ def imports(path: Path) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
+@pytest.mark.slow
 def test_imports_run_downward_and_stay_inside_the_fences() -> None:
     for path in MODULES:
         part = part_of(path)
@@ -220,6 +221,7 @@ def _texts(argv: ast.Tuple | ast.List, tree: ast.Module) -> Iterator[str]:
             yield f'"{word}" {following}'
 
 
+@pytest.mark.slow
 def test_only_system_starts_processes() -> None:
     parsed = {str(path.relative_to(PACKAGE)): ast.parse(path.read_text(encoding="utf-8")) for path in MODULES}
     found = {name: there for name, tree in parsed.items() if name != "system.py" and (there := set(starts(tree)))}

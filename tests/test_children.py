@@ -121,6 +121,7 @@ def test_half_a_line_is_no_answer_and_a_late_child_is_killed() -> None:
         assert child.rest(20) == ""
 
 
+@pytest.mark.slow
 def test_a_child_that_does_not_listen_stops_nobody() -> None:
     with shell("exec sleep 60") as child, pytest.raises(RunFailed, match=r"it did not listen for 0\.05 s"):
         child.ask("x" * 200_000, 0.05)

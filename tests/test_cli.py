@@ -111,6 +111,7 @@ def test_a_java_without_settings_for_profiling_is_told_of_before_anything_starts
     campaign.fetch(ordered, RunOptions(jfr="profile"), lambda *_: None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", ["", " --jfr profile"])
 def test_the_rest_of_an_interrupted_experiment_is_recorded_as_its_beginning(
     option: str, typed: Typed, monkeypatch: pytest.MonkeyPatch

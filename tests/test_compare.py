@@ -78,6 +78,7 @@ def test_a_number_is_known_no_better_than_its_events_and_its_requests_let_it(
     assert found.is_distinct
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mean", [3, 20, 300])
 @pytest.mark.parametrize("paired", [False, True])
 @pytest.mark.parametrize("runs", [2, 3, 5])

@@ -54,6 +54,7 @@ def test_the_mean_size_is_within_5_percent_of_the_published_one(name: str) -> No
     assert mean == pytest.approx(found.mean_document_bytes, rel=0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_every_document_is_json_in_one_line_with_mapped_fields_only(name: str) -> None:
     found = catalog.workload(name)
@@ -175,6 +176,7 @@ def test_a_wrong_field_is_named_with_the_remedy(field: dict[str, Any], said: str
     assert said in str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_the_shipped_workloads_pass_their_check(name: str) -> None:
     check(catalog.workload(name))
@@ -211,6 +213,7 @@ def test_describe_shows_type_and_generator_of_each_field() -> None:
     assert json.loads(rows["example"])["vendor_id"] in ("1", "2")
 
 
+@pytest.mark.slow
 def test_papers_pack_as_well_as_the_published_ones() -> None:
     # The published corpus packs from 23,256,051,757 to 5,931,724,449 bytes with bzip2: 3.92.
     block = b"\n".join(made("pmc")[:50])

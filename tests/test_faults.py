@@ -152,6 +152,7 @@ def test_a_fault_whose_end_fails_fails_the_run_and_the_others_end_all_the_same(
     assert following.errors == [error, error]
 
 
+@pytest.mark.slow
 def test_one_that_fails_ends_no_other_has_no_more_turns_and_every_failure_is_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

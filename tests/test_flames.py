@@ -99,6 +99,7 @@ def test_a_stack_as_deep_as_any_flight_recorder_keeps_is_drawn() -> None:
     assert graph["merged"] == 0
 
 
+@pytest.mark.slow
 def test_the_most_frames_are_drawn_that_have_room() -> None:
     ways = {f"new TLABs;{';'.join(f'p.C{way}.m{depth}' for depth in range(98))};byte[]": 100 for way in range(40)}
     narrow = {f"new TLABs;p.Narrow{way}.run;byte[]": 30 for way in range(60)}

@@ -102,6 +102,7 @@ def test_no_page_of_a_file_is_taken_where_the_kernel_keeps_more_free_than_we_lea
     assert json.loads(done.stdout)["taken"] == 3 * fragments.STEP_BYTES
 
 
+@pytest.mark.slow
 def test_it_has_begun_once_the_memory_is_in_pieces_and_lasts_as_long_from_then_on(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -130,6 +131,7 @@ def test_it_has_begun_once_the_memory_is_in_pieces_and_lasts_as_long_from_then_o
     assert record.seen == "free in blocks of a huge page: 9 MB before, 1 MB after 2.5 s, of 9 MB every second page"
 
 
+@pytest.mark.slow
 def test_one_whose_memory_is_not_in_pieces_when_the_load_ends_fails_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     says(monkeypatch, "exec sleep 1000")
     with (

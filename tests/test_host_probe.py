@@ -12,6 +12,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from ingest_bench.model.results import Reading, Remark, Series, Watched
 from ingest_bench.probes import PROBES, ReadContext, proc, recording
 from ingest_bench.probes.threads import Threads, parse_name, parse_number, parse_schedstat, parse_state, parse_switches
@@ -245,6 +247,7 @@ def test_of_a_run_without_that_file_no_thread_was_looked_at(tmp_path: Path) -> N
     assert "server threads waiting for a CPU" not in seen
 
 
+@pytest.mark.slow
 def test_a_thread_that_shares_its_cpu_waits_for_it_and_one_that_sleeps_does_not() -> None:
     spin = [sys.executable, "-S", "-c", "while True: pass"]
     children = [subprocess.Popen(command) for command in (spin, spin, spin, ["sleep", "60"])]

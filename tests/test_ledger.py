@@ -141,6 +141,7 @@ def test_after_a_reboot_there_is_nothing_to_undo(state: Path, tmp_path: Path) ->
     assert list(state.glob("*.jsonl")) == []
 
 
+@pytest.mark.slow
 def test_a_lock_has_one_owner_who_is_named_to_the_second(state: Path) -> None:
     with sessions.locked("key"):
         made(state)
@@ -285,6 +286,7 @@ with sessions.locked(sys.argv[1], sys.argv[2], sys.argv[3:]):
 """
 
 
+@pytest.mark.slow
 def test_a_resource_has_one_owner_who_is_named_to_those_of_other_keys_and_state_folders(
     state: Path, tmp_path: Path
 ) -> None:

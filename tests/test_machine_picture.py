@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import made_summaries as made
 import numpy as np
+import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 from test_plots import figures, texts
@@ -51,6 +52,7 @@ def drawn(found: list[Summary]) -> Figure:
     return figure
 
 
+@pytest.mark.slow
 def test_each_level_is_a_column_and_each_fault_a_line_on_one_scale() -> None:
     figure = drawn(ALL)
     rows = 5
@@ -68,12 +70,14 @@ def test_each_level_is_a_column_and_each_fault_a_line_on_one_scale() -> None:
     assert "0 at all times: Pages moved between NUMA nodes/s" in words
 
 
+@pytest.mark.slow
 def test_what_was_not_counted_is_neither_drawn_nor_called_0() -> None:
     blind = [made.changed(each, series={k: v for k, v in each.series.items() if "numa" not in k}) for each in ALL]
     words = " ".join(text.get_text() for text in texts(drawn(blind)))
     assert "NUMA" not in words
 
 
+@pytest.mark.slow
 def test_no_text_is_beyond_the_edges_or_over_another() -> None:
     figure = drawn(ALL)
     found = [(text.get_text(), text.get_window_extent()) for text in texts(figure) if text.get_text()]
@@ -86,6 +90,7 @@ def test_no_text_is_beyond_the_edges_or_over_another() -> None:
         assert not here.overlaps(there), (one, other)
 
 
+@pytest.mark.slow
 def test_the_report_has_it_where_a_setting_varies_and_was_watched() -> None:
     files = REPORTS["pictures"](ALL)
     assert Image.open(io.BytesIO(files["report/machine.png"])).width > 1000

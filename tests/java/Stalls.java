@@ -24,6 +24,8 @@ public final class Stalls {
 
   public static void main(String[] arguments) throws Exception {
     Path folder = Path.of(arguments[0]);
+    // Before all room is taken: what is written from the heap is copied to a direct buffer first, and waits for room.
+    ByteBuffer piece = ByteBuffer.allocateDirect(1 << 20);
     // A pool that has nothing to do for most of the time.
     ExecutorService pool = Executors.newFixedThreadPool(2, job -> new Thread(job, "idle"));
     pool.submit(() -> {}).get();
@@ -46,7 +48,6 @@ public final class Stalls {
     held("park", 450);
     did("force", () -> {
       try (FileChannel file = FileChannel.open(folder.resolve("forced"), StandardOpenOption.CREATE, StandardOpenOption.WRITE)) {
-        ByteBuffer piece = ByteBuffer.allocate(1 << 20);
         for (int i = 0; i < 200; i++) {
           piece.clear();
           file.write(piece);
