@@ -117,7 +117,7 @@ def newcomer(session: nox.Session) -> None:
         python = fresh_environment(session, Path(folder))
         with session.chdir(folder):
             command = str(python.with_name("ingest-bench"))
-            session.run(command, "run", "quickstart", "--warm-up", "3s", "--measure", "5s", external=True)
+            session.run(command, "run", "quickstart", "--warm-up", "1s", "--measure", "2s", external=True)
             session.run(command, "doctor", external=True)
 
 
@@ -140,7 +140,7 @@ def ordinary(session: nox.Session) -> None:
         as_nobody = ("setpriv", "--reuid", NOBODY, "--regid", NOBODY, "--clear-groups", "env", f"HOME={home}")
         with session.chdir(checkout):
             command = str(python.with_name("ingest-bench"))
-            short = ("--warm-up", "3s", "--measure", "5s")
+            short = ("--warm-up", "1s", "--measure", "2s")
             session.run(*as_nobody, command, "run", "quickstart", *short, external=True)
             # The tests of networks repeat themselves as an ordinary user, in `real` and `netem`.
             files, chosen = session.posargs, "not bpf"
