@@ -54,12 +54,12 @@ def test_the_scatter_of_bursts_is_that_of_a_simulation() -> None:
 
 
 def test_the_interval_holds_what_was_counted_and_narrows_with_more_packets() -> None:
-    low, high = losses.interval(10, 1000)
+    low, high = losses.interval(10, 1000, factor=1)
     assert low < 0.01 < high
     wide_low, wide_high = losses.interval(10, 1000, factor=5)
     assert wide_low < low < high < wide_high
-    assert losses.interval(0, 1000)[0] == 0
-    assert losses.interval(0, 2000)[1] < 0.01
+    assert losses.interval(0, 1000, factor=1)[0] == 0
+    assert losses.interval(0, 2000, factor=1)[1] < 0.01
 
 
 @pytest.mark.parametrize(("to_bad", "to_good"), [(0.02, 0.2), (0.001, 0.01), (0.3, 0.1), (0.9, 0.95)])
@@ -97,6 +97,6 @@ def test_the_interval_holds_the_truth_in_about_99_of_100_samples() -> None:
     held = 0
     for _ in range(1000):
         lost = sum(chance.random() < 0.02 for _ in range(500))
-        low, high = losses.interval(lost, 500)
+        low, high = losses.interval(lost, 500, factor=1)
         held += low <= 0.02 <= high
     assert 975 <= held <= 1000

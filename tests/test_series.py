@@ -50,6 +50,12 @@ def test_a_request_that_was_answered_after_the_end_is_in_the_last_second() -> No
     assert found.at_ns[-1] == made_runs.START + made_runs.OFFSET + 6 * SECOND
 
 
+def test_a_second_in_which_nobody_waited_has_no_longest_response_time() -> None:
+    found = series(ended(np.array([0.5, 6.5]), 2), made_runs.report())["response_ms_max"]
+    assert found.at_ns == tuple(made_runs.START + made_runs.OFFSET + at * SECOND for at in (0, 6))
+    assert found.values == (1, 0)
+
+
 def test_who_waited_three_seconds_is_in_each_of_them_and_no_total_changes() -> None:
     # Drawn at the moment of its answer, a stall began where it was over.
     samples = ended(np.array([0.5, 1.5, 2.5, 3.5, 4.7, 5.5, 6.5]), 2)

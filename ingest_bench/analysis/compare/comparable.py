@@ -45,7 +45,7 @@ def machines(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[list[st
     differing = {
         name: f"{name} was {before[name]}, is {now[name]}"
         for name in before
-        if name in now and name not in (*_OF_THE_MOMENT, _FILES) and not _agree(before[name], now[name])
+        if name in now and name not in (*_OF_THE_MOMENT, _FILES) and not _agree(name, before[name], now[name])
     }
     forbidden = [f"another machine: {text}" for name, text in differing.items() if name in _DECISIVE]
     ones, others = (_by_name(facts.get(_FILES)) for facts in (before, now))
@@ -87,8 +87,8 @@ def servers(before: Sequence[Summary], now: Sequence[Summary]) -> list[str]:
     return found
 
 
-def _agree(one: object, other: object) -> bool:
-    if isinstance(one, int) and isinstance(other, int) and max(one, other) > 1 << 20:
+def _agree(name: str, one: object, other: object) -> bool:
+    if name == "memory_bytes" and isinstance(one, int) and isinstance(other, int):
         return abs(one - other) <= _SAME_MEMORY * max(one, other)
     return one == other
 

@@ -50,7 +50,7 @@ def variance_factor(impairment: Impairment) -> float:
     return max(1.0, 1 + 2 * total / (mean * (1 - mean)))
 
 
-def interval(lost: int, sent: int, factor: float = 1.0) -> tuple[float, float]:
+def interval(lost: int, sent: int, factor: float) -> tuple[float, float]:
     """The 99% interval of a share that was counted (Wilson 1927), with as many packets less as they depend."""
     count = sent / factor
     seen = lost / sent
