@@ -98,6 +98,15 @@ def test_our_own_run_out_of_memory_is_named_in_its_row() -> None:
     assert es23185_table.table(runs, ALL)[1][3] == "OOM"
 
 
+def test_a_published_row_that_ran_out_of_memory_has_no_rate_and_keeps_what_it_allocated() -> None:
+    conditions = {"workload": "pmc", "receive_predictor_bytes": 32 << 10, "heap_bytes": 2 << 30}
+    runs = [made.changed(run, levels={"receive_predictor": "32KiB"}, values=conditions) for run in ours()]
+    head, _, theirs = es23185_table.table(runs, ALL)
+    shown = dict(zip(head, theirs, strict=True))
+    assert shown["docs/s (theirs: median)"] == "OOM"
+    assert "OOM" not in {text for name, text in shown.items() if name != "docs/s (theirs: median)"}
+
+
 def test_the_files_are_there_only_when_allocations_were_measured() -> None:
     files = REPORTS["es-23185"](ours())
     rows = list(csv.DictReader(files["report/es-23185.csv"].decode().splitlines()))

@@ -290,6 +290,20 @@ def test_packets_lost_on_another_connection_explain_nothing() -> None:
     assert lost(40001) == set()
 
 
+def test_what_several_connections_had_at_once_is_one_cause_and_of_one_it_says_which() -> None:
+    samples = load([(5, 7)], 20)
+    samples["local_port"] = 40000 + samples["user"]
+
+    def ports(*lost_on: int) -> list[int]:
+        spans = tuple(Interval("lost", ZERO + 5 * SECOND, ZERO + 7 * SECOND, port=port) for port in lost_on)
+        window = Window(made.START, made.START + 20 * SECOND)
+        (one,) = attribution.find(samples, window, SERVICE_S * 1000, [Watched("lost", spans)], made.OFFSET)
+        return [cause.port for cause in one.causes]
+
+    assert ports(40001) == [40001]
+    assert ports(40001, 40002) == [0]
+
+
 def test_a_pause_of_everything_in_which_others_were_answered_was_none() -> None:
     """One of four connections waits; a pause would have stopped the other three."""
     span = Interval("garbage collection", ZERO + 5 * SECOND, ZERO + 7 * SECOND)
