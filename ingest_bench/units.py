@@ -111,6 +111,11 @@ def format_ppm(value_ppm: float) -> str:
     return f"{_short(value_ppm / 10**4)}%"
 
 
+def count_of(number: int, noun: str) -> str:
+    """So many things: "1 run", "1,234 runs"."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
 def _parse(text: str, units: Mapping[str, int], what: str, example: str) -> int:
     match = _NUMBER.fullmatch(text) if len(text) <= _LONGEST else None
     unit = match["unit"] if match else ""

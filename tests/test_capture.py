@@ -113,7 +113,7 @@ def test_scapy_names_what_is_in_a_capture(tmp_path: Path) -> None:
         "MSS 1,400: announced 1 times",
         "MSS 1,460: announced 1 times",
         "ICMP dest-unreach fragmentation-needed, MTU 1000: 1",
-        "3 frames came too fast and are not in it",
+        "too fast to be kept: 3 frames",
     ]
 
 

@@ -162,3 +162,33 @@ def test_a_command_that_draws_and_compares_nothing_does_not_wait_for_what_draws_
     loaded = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60).stdout.split()
     assert "ingest_bench.lab.campaign" in loaded
     assert not {"matplotlib", "scipy", "locust"} & set(loaded)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (
+            "quickstart",
+            "server opensearch 2.19.6 heap 1GiB network loopback / ethernet workload nyc_taxis users 4 bulk ",
+        ),
+        ("quickstart", "bulk 1,000 documents warm-up 5s measured 12s probes reads, gc, stalls ┏"),
+        (
+            "quickstart --set target=sink,opensearch --set heap=1g,2g",
+            "server sink java17 / opensearch 2.19.6 heap 1GiB / 2GiB",
+        ),
+        ("quickstart --set nodes=3 --set network=ethernet", "server opensearch 2.19.6, 3 nodes"),
+        # Without users and a bulk of its own the workload's.
+        ("quickstart --set workload=pmc --set users=3,3000", "workload pmc users 3 / 3,000 bulk"),
+        ("quickstart --set users=1,2,3,4,5,6,7", "users 1 / 2 / 3 / 4 / 5 / 2 more bulk"),
+        ("kafka --set bulk=1MiB", "bulk at most 1MiB"),
+        ("quickstart --documents 9000", "warm-up 5s measured 9,000 documents"),
+        ("--url http://127.0.0.1:1", "server http://127.0.0.1:1 network as it is workload nyc_taxis"),
+        ("quickstart --set network=jumbo --set receive_predictor=32KiB --measure 9s", "1 run, about 29 s."),
+        ("quickstart --replicates 3", "12 runs, about 6 min."),
+        ("quickstart --measure 24h", "4 runs, about 96.0 h."),
+    ],
+)
+def test_a_plan_says_what_its_runs_have_in_common_and_how_long_they_take(typed: Typed, line: str, said: str) -> None:
+    code, told = typed(f"plan {line}")
+    assert code == 0, told
+    assert said in told

@@ -154,6 +154,6 @@ def test_what_is_lost_and_what_is_there_too_often_is_said() -> None:
     )
     assert list(said) == [
         "1,500 of 4,000 acknowledged documents are lost, 1,500 dropped by what the server says",
-        "2 documents were delivered more than once",
-        "3 documents were delivered that nobody acknowledged",
+        "delivered more than once: 2 documents",
+        "delivered though nobody acknowledged it: 3 documents",
     ]

@@ -160,7 +160,7 @@ def test_restore_names_what_it_cannot_look_at_and_how_to_get_there_and_not_once_
         assert subprocess.run((*enter, *read), capture_output=True, text=True, check=True).stdout.split()[2] == "262144"
         # As it says.
         again = subprocess.run((*enter, *RESTORE), capture_output=True, check=True)
-        assert b"1 changes put back" in again.stdout
+        assert b"1 change put back" in again.stdout
         assert subprocess.run((*enter, *read), capture_output=True, text=True, check=True).stdout.split()[2] != "262144"
         left_behind(enter, str(RMEM), "4096 65536 262144", "net")
         assert restored()[0] != 0

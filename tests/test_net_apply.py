@@ -90,7 +90,7 @@ def test_restore_ends_what_another_process_applied(place: Lab) -> None:
     status, out, errors = net(place, "restore")
     assert status == 0, errors
     assert f"tc qdisc del dev if{place.index('eth0')} clsact" in out
-    assert "changes put back" in out
+    assert " put back" in out
     assert place.snapshot() == before
     out, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors

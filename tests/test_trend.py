@@ -193,7 +193,7 @@ def test_nights_without_a_number_and_cells_that_come_late_are_named_and_experime
         ("other", "only", 20),
     ]
     assert found.notes == (
-        "late: of docs_per_s_mean there are 5 nights; it takes 6",
+        "late: docs_per_s_mean: 5 nights; it takes 6",
         f"only: no number in 1 of 20 nights, the last of them {day(7)}: only/1 is invalid: the generator was the limit",
     )
     gone = seen([night(day(place), runs(1.0, cell)) for place, cell in enumerate(["only"] * 6 + ["x"])])
@@ -284,7 +284,7 @@ def test_the_command_reads_folders_and_ends_as_compare_does(
     for place, docs in enumerate(levels(5, 0)):
         written(f"{day(place)}/x/{day(place)}", docs)
     assert app.run(["trend", str(nights), "--column", "docs_per_s_mean"]) == 3
-    assert "there are 5 nights; it takes 6" in capsys.readouterr().out
+    assert "5 nights; it takes 6" in capsys.readouterr().out
     for place, docs in list(enumerate(levels(10, 10)))[5:]:
         written(f"{day(place)}/x/{day(place)}", docs, java="17.0.9" if place < 10 else "25.0.2")
     table, shown, picture = (tmp_path / "new" / f"t.{end}" for end in ("csv", "html", "png"))
@@ -329,4 +329,4 @@ def test_what_is_no_result_or_cannot_be_read_is_left_out_with_its_reason(
     )
     assert "this file is damaged" in said
     assert "cannot be read (No such file or directory)" in said
-    assert "there are 5 nights; it takes 6" in said
+    assert "5 nights; it takes 6" in said

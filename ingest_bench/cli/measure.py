@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from ingest_bench.cli import report, screen, worker
+from ingest_bench.cli import report, screen, what_runs, worker
 from ingest_bench.cli.grouped import grouped
 from ingest_bench.cli.what import What, plans
 from ingest_bench.errors import Interrupted, SpecError
@@ -26,6 +26,7 @@ from ingest_bench.model.load import LoadOptions
 from ingest_bench.results import layout
 from ingest_bench.results.facts import facts
 from ingest_bench.results.layout import Results
+from ingest_bench.units import count_of
 
 # Outside the warm-up and the measurement a run takes a boot and a few seconds (measured on 2 cores; `run` prints it).
 _AROUND_A_RUN_S = 15
@@ -184,14 +185,15 @@ def _show(ordered: Plan) -> None:
     seconds = [_seconds(run.cell.load) for run in ordered.runs]
     keys = [factor.key for factor in ordered.factors]
     rows = [
-        [str(at), *(run.cell.levels[key] for key in keys), str(run.replicate), f"{lasts:.0f} s" if lasts else "?"]
+        [str(at), *(run.cell.levels[key] for key in keys), str(run.replicate), screen.lasts(lasts) if lasts else "?"]
         for at, (run, lasts) in enumerate(zip(ordered.runs, seconds, strict=True), 1)
     ]
-    screen.table(ordered.description, ["#", *keys, "replicate", "about"], rows)
+    screen.names(ordered.description or ordered.experiment, what_runs.rows(ordered))
+    screen.table("", ["#", *keys, "replicate", "about"], rows)
     for line in told:
         screen.say(line)
-    lasts = f"about {sum(seconds) / 60:.0f} min" if all(seconds) else "each as long as its documents take"
-    screen.say(f"{len(rows)} runs, {lasts}.")
+    lasts = f"about {screen.lasts(sum(seconds))}" if all(seconds) else "each as long as its documents take"
+    screen.say(f"{count_of(len(rows), 'run')}, {lasts}.")
 
 
 def _run_s(ordered: Plan) -> float | None:

@@ -205,7 +205,7 @@ def restore() -> None:
     undone = restored.undone
     for command in undone:
         screen.say(command)
-    screen.say(f"{len(undone)} changes put back" if undone else "nothing to put back")
+    screen.say(f"{units.count_of(len(undone), 'change')} put back" if undone else "nothing to put back")
     if restored.left:
         raise RunFailed("\n".join(("not put back, it is not here:", *restored.left)))
 

@@ -55,6 +55,13 @@ def mark(present: bool, name: str, detail: str) -> None:
     say(f"{name}: {detail}")
 
 
+def lasts(seconds: float) -> str:
+    """About how long: "18 s", "5 min", "2.5 h"."""
+    if seconds < _SOON_S:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 60 * _SOON_S else f"{seconds / 3600:.1f} h"
+
+
 def note(text: str) -> None:
     """Print lines where errors go: the standard output is somebody else's."""
     _ERRORS.print(_shown(text), soft_wrap=True)
@@ -160,7 +167,7 @@ class RunProgress:
         if self._expected_s is None:
             return ""
         left_s = runs * (self._ended_s / self._ended if self._ended else self._expected_s)
-        return f" (all: about {left_s:.0f} s)" if left_s < _SOON_S else f" (all: about {left_s / 60:.0f} min)"
+        return f" (all: about {lasts(left_s)})"
 
     def _show(self, stage: str, what: str) -> None:
         if self._progress and self._task is not None:

@@ -12,6 +12,7 @@ from ingest_bench.documents import export
 from ingest_bench.experiment import catalog
 from ingest_bench.inputs import records
 from ingest_bench.model.load import LoadOptions
+from ingest_bench.units import count_of
 
 app = typer.Typer(help="Look at a workload, or write its documents to a file.", no_args_is_help=True)
 
@@ -37,4 +38,4 @@ def write(
     """Write the documents of a workload to a file."""
     records.at(LoadOptions, ("seed",), seed, "--seed")
     written = export.write(catalog.workload(name), documents, out, seed)
-    screen.say(f"{out}: {documents:,} documents, {written:,} bytes of JSON")
+    screen.say(f"{out}: {count_of(documents, 'document')}, {written:,} bytes of JSON")

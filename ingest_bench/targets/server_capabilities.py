@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ingest_bench.jvm import artifacts, java
 from ingest_bench.model.target import TargetOptions
 from ingest_bench.trials import Trial, tried
+from ingest_bench.units import count_of
 
 if TYPE_CHECKING:
     from ingest_bench.model.capability import Capability
@@ -27,7 +28,7 @@ def capabilities(targets: Mapping[str, Target]) -> Iterator[Capability]:
 def _startable(target: Target, options: TargetOptions) -> str:
     needed = target.requirements(options)
     missing = [artifact for artifact in needed.artifacts if not artifacts.is_here(artifact)]
-    fetched = f"to be fetched: {len(missing)} files" if missing else "in the cache"
+    fetched = f"to be fetched: {count_of(len(missing), 'file')}" if missing else "in the cache"
     return f"{fetched}; {_runtime(needed.java_version, full=needed.full_jdk)}"
 
 

@@ -22,6 +22,7 @@ from ingest_bench.analysis.run import per_gb
 from ingest_bench.analysis.run.columns import COLUMNS
 from ingest_bench.inputs.visible import one_line
 from ingest_bench.model.results import Summary
+from ingest_bench.units import count_of
 
 _COUNTS = frozenset(column.name for column in COLUMNS if column.is_count)
 # What a row says of its server. Workload and network are what a history is of.
@@ -103,7 +104,7 @@ def trend(nights: Iterable[Night], columns: Sequence[str] = comparison.COMPARED)
     level = level_changes.LEVEL / max(1, len(enough))
     histories = tuple(_history(column, key, points, level) for (column, key), points in enough.items())
     few = [
-        f"{key[1]}: of {column} there are {len(points.values)} nights; it takes {level_changes.FEWEST_NIGHTS}"
+        f"{key[1]}: {column}: {count_of(len(points.values), 'night')}; it takes {level_changes.FEWEST_NIGHTS}"
         for (column, key), points in found.items()
         if len(points.values) < level_changes.FEWEST_NIGHTS
     ]

@@ -22,6 +22,7 @@ from ingest_bench.analysis.run import sample_columns
 from ingest_bench.analysis.run.sample_columns import Samples, Tickets
 from ingest_bench.model.results import Counters, RunRecord, Value
 from ingest_bench.nearest_rank import percentile
+from ingest_bench.units import count_of
 
 Bits = np.ndarray[Any, np.dtype[np.bool_]]
 # What nodes count of their whole lives, by our columns.
@@ -137,10 +138,10 @@ def remarks(found: Mapping[str, Value]) -> Iterator[str]:
         yield f"{lost:,} of {acked:,} acknowledged documents are lost{said}"
     twice = found.get("delivered_twice")
     if isinstance(twice, int) and twice:
-        yield f"{twice:,} documents were delivered more than once"
+        yield f"delivered more than once: {count_of(twice, 'document')}"
     unacknowledged = found.get("delivered_unacknowledged")
     if isinstance(unacknowledged, int) and unacknowledged:
-        yield f"{unacknowledged:,} documents were delivered that nobody acknowledged"
+        yield f"delivered though nobody acknowledged it: {count_of(unacknowledged, 'document')}"
 
 
 def _sets(one: bytes) -> Iterator[Bits]:

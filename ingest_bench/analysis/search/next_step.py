@@ -15,6 +15,7 @@ from typing import Literal
 from ingest_bench.analysis.search.goals import Goal
 from ingest_bench.model.experiment import Search, SearchStep
 from ingest_bench.model.results import Summary
+from ingest_bench.units import count_of
 
 Outcome = Literal["met", "missed", "generator", "broken"]
 
@@ -117,7 +118,9 @@ def rounded(per_s: float) -> float:
 def _bounded(wanted: Next, tried: Sequence[Tried], rules: Search) -> Next | Found:
     if len(tried) < rules.most_runs:
         return wanted
-    return Found(None, None, f"given up after {len(tried)} runs without a confirmed rate; allow more by --most-runs")
+    return Found(
+        None, None, f"given up after {count_of(len(tried), 'run')} without a confirmed rate; allow more by --most-runs"
+    )
 
 
 def _rate(tried: Tried) -> float:

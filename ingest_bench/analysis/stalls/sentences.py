@@ -13,6 +13,7 @@ from ingest_bench.analysis.stalls.phases import UNSEEN
 from ingest_bench.model.experiment import Cell
 from ingest_bench.model.load import WorkerReport
 from ingest_bench.model.results import Cause, Remark, Stall
+from ingest_bench.units import count_of
 
 # Who says what is said of stalls, as a probe says what it has to.
 OF_STALL = "stall"
@@ -46,7 +47,7 @@ def cause_text(cause: Cause) -> str:
 def _who(stall: Stall, users: int) -> str:
     if not stall.requests:
         return "the rate was below half of what it is around"
-    many = f"{stall.at_once} of {users} connections" if users else f"{stall.at_once} requests at once"
+    many = f"{stall.at_once} of {users} connections" if users else f"{count_of(stall.at_once, 'request')} at once"
     return f"{many} waited, the longest {stall.longest_ns / 1e9:.2f} s"
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ingest_bench import system
 from ingest_bench.errors import MissingCapability, RunFailed, SpecError
 from ingest_bench.network.act import ring
+from ingest_bench.units import count_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -182,4 +183,4 @@ def words(seen: Seen, lost: int = 0) -> tuple[str, ...]:
     ]
     lines += [f"MSS {size:,}: announced {count:,} times" for size, count in sorted(seen.mss.items())]
     lines += [f"ICMP {name}: {count:,}" for name, count in sorted(seen.icmp.items())]
-    return (*lines, *([f"{lost:,} frames came too fast and are not in it"] if lost else []))
+    return (*lines, *([f"too fast to be kept: {count_of(lost, 'frame')}"] if lost else []))
