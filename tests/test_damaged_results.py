@@ -391,3 +391,31 @@ def test_a_newer_file_is_refused_and_one_without_a_number_is_as_old_as_can_be(
     else:
         code, said = typed("report", str(results.path))
         assert (code, "is too old" in said) == (2, True), said
+
+
+@pytest.mark.parametrize("damage", ["cut", "changed", "gone", "added"])
+def test_reads_that_are_not_those_of_the_recording_are_read_anew(
+    tmp_path: Path, damage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are made from the recording after the run, so its record knows no checksum of them."""
+    (tmp_path / "recording.jfr").write_bytes(b"x")
+    reads = tmp_path / "reads.bin"
+    asked = []
+
+    def read(*argv: object, **_: object) -> str:
+        asked.append(argv)
+        if damage != "added":
+            reads.write_bytes(b"reads" * 100)
+        return '{"events": 3, "last_ns": 1, "lost_bytes": 0, "files": []}'
+
+    monkeypatch.setattr(system, "run", read)
+    context = ReadContext(raw=tmp_path, start_ns=0, end_ns=1, ports=frozenset(), reader=tuple)
+    for _ in range(2):
+        recording.load(context)
+    assert len(asked) == 1
+    if damage == "gone":
+        reads.unlink()
+    else:
+        reads.write_bytes({"cut": b"reads", "changed": b"raeds" * 100, "added": b"more"}[damage])
+    recording.load(context)
+    assert len(asked) == 2

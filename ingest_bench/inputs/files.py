@@ -6,6 +6,7 @@ Every trouble is an OSError or a UnicodeDecodeError, whose words fit where those
 from __future__ import annotations
 
 import errno
+import hashlib
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,6 +42,13 @@ def text(path: Path) -> str:
     if size_bytes > _MOST_BYTES:
         raise OSError(errno.EFBIG, f"it has {size_bytes:,} bytes, and at most {_MOST_BYTES:,} are read", str(path))
     return path.read_text(encoding="utf-8")
+
+
+def sha256(path: Path) -> str:
+    """The checksum of a file of any length, in hexadecimal digits."""
+    check(path)
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def lines(path: Path) -> Iterator[str]:

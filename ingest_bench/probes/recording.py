@@ -13,6 +13,7 @@ from xml.sax.saxutils import quoteattr
 from ingest_bench import jvm, system
 from ingest_bench.errors import MissingCapability, SpecError
 from ingest_bench.inputs import records
+from ingest_bench.inputs.files import sha256
 from ingest_bench.jvm.compile import classes
 from ingest_bench.model.results import Remark
 
@@ -161,26 +162,34 @@ def load(context: ReadContext) -> Recording:
         return Recording(content={}, is_whole=False, problem=f"there is no flight recording in {context.raw}")
     key = [READER_VERSION, context.start_ns, context.end_ns, sorted(context.ports), [path.name for path in found]]
     kept = context.raw / "recording.json"
-    content = _kept(kept, key)
+    content = _kept(kept, key, _reads(context))
     if content is None:
         content = _read(context, found)
-        kept.write_text(json.dumps({"key": key, "content": content}), encoding="utf-8")
+        reads = _reads(context)
+        made = {"key": key, "reads_sha256": sha256(reads) if reads.exists() else None, "content": content}
+        kept.write_text(json.dumps(made), encoding="utf-8")
     return _judge(content, ended_well=ended_well)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Kept:
     key: tuple[Any, ...]
+    reads_sha256: str | None = None
     content: dict[str, Any]
 
 
-def _kept(path: Path, key: list[Any]) -> Mapping[str, Any] | None:
-    """What was read before, with that key; None: nothing, or it is damaged, and the recording is read anew."""
+def _reads(context: ReadContext) -> Path:
+    return context.raw / "reads.bin"
+
+
+def _kept(path: Path, key: list[Any], reads: Path) -> Mapping[str, Any] | None:
+    """What was read before, with that key; None: nothing, or it or its reads are damaged, and all is read anew."""
     try:
         kept: _Kept = records.from_file(_Kept, path)
     except (FileNotFoundError, SpecError):
         return None
-    return kept.content if list(kept.key) == key else None
+    found = sha256(reads) if reads.exists() else None
+    return kept.content if list(kept.key) == key and kept.reads_sha256 == found else None
 
 
 def opened(context: ReadContext, probe: str) -> Generator[Remark, None, Recording]:
@@ -204,7 +213,7 @@ def reader_argv(context: ReadContext, found: list[Path]) -> tuple[str, ...]:
         str(context.start_ns),
         str(context.end_ns),
         ",".join(map(str, sorted(context.ports))),
-        str(context.raw / "reads.bin"),
+        str(_reads(context)),
         *map(str, found),
     )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 
 from ingest_bench.errors import SpecError
 from ingest_bench.inputs import records
+from ingest_bench.inputs.files import sha256
 from ingest_bench.model.load import WorkerReport
 from ingest_bench.model.network import LinkName
 from ingest_bench.model.results import READ_FIELDS, FileMark, RunRecord
@@ -85,7 +85,7 @@ class RunFolder(NodeFolder):
         marks = {}
         for place in ("load", "raw", "node-*/raw", "earlier"):
             for path in (path for top in self.path.glob(place) for path in top.rglob("*") if path.is_file()):
-                marks[str(path.relative_to(self.path))] = FileMark(bytes=path.stat().st_size, sha256=_sha256(path))
+                marks[str(path.relative_to(self.path))] = FileMark(bytes=path.stat().st_size, sha256=sha256(path))
         return marks
 
     def changed(self, marks: Mapping[str, FileMark]) -> list[str]:
@@ -97,7 +97,7 @@ class RunFolder(NodeFolder):
                 said.append(f"{name} is gone since the run")
             elif (length := path.stat().st_size) != mark.bytes:
                 said.append(f"{name} has {length:,} bytes, and {mark.bytes:,} when the run ended")
-            elif _sha256(path) != mark.sha256:
+            elif sha256(path) != mark.sha256:
                 said.append(f"{name} was changed after the run: its checksum is another one")
         return said
 
@@ -178,8 +178,3 @@ class RunFolder(NodeFolder):
 def _whole(path: Path, record: np.dtype[Any]) -> np.ndarray[Any, np.dtype[Any]]:
     """The records of a file but the last one, where that was cut off."""
     return np.fromfile(path, dtype=record, count=path.stat().st_size // record.itemsize)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
