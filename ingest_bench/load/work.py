@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,10 @@ class Work:
         self.source = source
         self.recorder = recorder
         self.acked = 0
+        self.enough: float = math.inf
+        """Once so many documents are acknowledged, the measurement ends."""
+        self.reached_ns = 0
+        """When they were; 0: they are not, or another thing ends it."""
         self.documents_resent = 0
         self.documents_repeated = 0
         self.item_failures: Counter[str] = Counter()
@@ -130,6 +135,14 @@ class Work:
         said = str(error) if isinstance(error, IngestBenchError) else f"{type(error).__name__}: {error}"
         self.hopeless = self.hopeless or said
         self.stop()
+
+    def acknowledge(self, documents: int) -> None:
+        """So many more are acknowledged. Once they are enough, there are no more tickets."""
+        self.acked += documents
+        if self.acked >= self.enough:
+            self.enough = math.inf
+            self.reached_ns = self.end_ns = time.monotonic_ns()
+            self.close_tickets()
 
     def stop(self) -> None:
         """No more tickets; requests that wait for their answer still get it."""

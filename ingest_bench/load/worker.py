@@ -240,16 +240,18 @@ def _run(plan: LoadPlan, work: Work, recorders: list[Recorder], lead: Lead, star
         work.query_tickets.open(start_ns, end_ns)
     apart_ns = told_after_ns(plan)
     told_ns = start_ns + apart_ns
-    acked_before = 0 if warm_up_end_ns == start_ns else None
+    is_warm = False
     while True:
         now_ns = time.monotonic_ns()
-        if acked_before is None and now_ns >= warm_up_end_ns:
-            acked_before = work.acked
+        if not is_warm and (now_ns >= warm_up_end_ns or warm_up_end_ns == start_ns):
+            is_warm = True
             told_ns = min(told_ns, warm_up_end_ns + apart_ns)
-        if now_ns >= end_ns or work.stopped or not runner.user_count or _has_enough(plan, work, acked_before):
+            if plan.own_documents is not None:
+                work.enough = work.acked + plan.own_documents
+        if now_ns >= end_ns or work.stopped or not runner.user_count or work.reached_ns:
             # Stopped before the start it has begun nevertheless, and ends then.
             gevent.sleep(max(0, start_ns - now_ns) / 1e9)
-            work.end_ns = min(max(now_ns, start_ns), end_ns)
+            work.end_ns = min(work.reached_ns or max(now_ns, start_ns), end_ns)
             return work.end_ns
         if now_ns >= told_ns:
             phase = "warm-up" if now_ns < warm_up_end_ns else "measure"
@@ -258,19 +260,13 @@ def _run(plan: LoadPlan, work: Work, recorders: list[Recorder], lead: Lead, star
                 recorder.flush()
             lead.say(phase=phase, documents=work.acked, seconds_left=left_s, **work.figures())
             told_ns = now_ns + _PROGRESS_NS
-        next_ns = min(told_ns, end_ns if acked_before is not None else warm_up_end_ns)
+        next_ns = min(told_ns, end_ns if is_warm else warm_up_end_ns)
         runner.user_greenlets.join(timeout=max(0, next_ns - now_ns) / 1e9)
 
 
 def told_after_ns(plan: LoadPlan) -> int:
     """How long after the start of the load, and after its warm-up, this worker tells how it gets on."""
     return plan.worker * min(_APART_NS, _PROGRESS_NS // plan.workers)
-
-
-def _has_enough(plan: LoadPlan, work: Work, acked_before: int | None) -> bool:
-    """Whether the documents that end the measurement are acknowledged. `acked_before`: at its beginning."""
-    enough = plan.own_documents
-    return enough is not None and acked_before is not None and work.acked - acked_before >= enough
 
 
 def _drain(work: Work, way: Way, lead: Lead) -> None:
