@@ -78,6 +78,15 @@ def test_a_server_is_waited_for_and_stopped_with_the_command(tmp_path: Path) -> 
     assert "ended with 9 before it listened on port 8000" in done.stderr
 
 
+@pytest.mark.parametrize(("own", "ends"), [("0", 3), ("7", 7)])
+def test_a_server_that_fails_meanwhile_is_no_success_and_no_other_exit_code_is_lost(own: str, ends: int) -> None:
+    done = net("exec", "ethernet", "--server", "sh -c 'exit 9'", "--", "sh", "-c", f"sleep 1; exit {own}")
+    assert done.returncode == ends
+    assert "--server sh -c 'exit 9': it ended with 9 while COMMAND ran" in done.stderr
+    # One that has done its work is no failure.
+    assert net("exec", "ethernet", "--server", "true", "--", "sleep", "1").returncode == 0
+
+
 # Children of children, away in sessions of their own and deaf to signals: on the client's side and on the server's.
 STUBBORN = """\
 readlink /proc/self/ns/net > "$0"

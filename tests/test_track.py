@@ -422,3 +422,14 @@ def test_a_file_that_nobody_can_have_is_refused(folder: Path, name: str) -> None
         tracks.read(small(folder / "a", [], corpora=corpora))
     with pytest.raises(SpecError, match="no file of a track is called so"):
         tracks.read(small(folder / "b", [], indices=[{"name": "i", "body": name}]))
+
+
+@pytest.mark.parametrize(("has", "said"), [(9, "has 9 documents"), (11, "has 11 documents"), (1, "has 1 document ")])
+def test_a_file_with_other_documents_than_the_track_says_is_refused(tmp_path: Path, has: int, said: str) -> None:
+    folder = small(tmp_path / "track", [])
+    (folder / "docs.json").write_text('{"n": 1}\n' * has)
+    with pytest.raises(SpecError, match=said) as error:
+        tracks.check(tracks.read(folder))
+    assert 'where the track says 10 ("document-count")' in str(error.value)
+    (folder / "docs.json").write_text('{"n": 1}\n' * 10)
+    tracks.check(tracks.read(folder))

@@ -63,7 +63,8 @@ def execute(
 ) -> int:
     """Run a command on the client's side of a shaped link.
 
-    The link exists as long as the command. The exit code is the command's. Inside, it is root, even if you are not.
+    The link exists as long as the command. The exit code is the command's, or 3 where only the server's side failed.
+    Inside, it is root, even if you are not.
 
     It finds the two addresses in INGEST_BENCH_SERVER and INGEST_BENCH_CLIENT.
     """
@@ -81,17 +82,25 @@ def execute(
         link = stack.enter_context(network.link(chosen, netem=netem))
         # Not on the standard output: that one is the command's.
         screen.note(f"client {link.client_address}, server {link.server_address}, netem: {link.backend}")
+        has_failed, said = None, tuple[str, ...]()
         if server_command is not None:
-            stack.enter_context(inside.server(link, server_command, port=server_port))
+            has_failed = stack.enter_context(inside.server(link, server_command, port=server_port))
         if capture_file is None:
-            return inside.run(link, command)
-        end = link.ends[0]
-        with captures.capturing(end.namespace.command, end.device, capture_file, _CAPTURE_BYTES) as capture:
             status = inside.run(link, command)
-            lost = capture.keep()
-    # Not on the standard output: that one is the command's.
-    for line in captures.words(captures.read(capture_file), lost):
+        else:
+            end = link.ends[0]
+            with captures.capturing(end.namespace.command, end.device, capture_file, _CAPTURE_BYTES) as capture:
+                status = inside.run(link, command)
+                lost = capture.keep()
+            said = captures.words(captures.read(capture_file), lost)
+        failed = has_failed() if has_failed is not None else 0
+    for line in said:
         screen.note(line)
+    if failed:
+        text = f"--server {server}: it ended with {failed} while COMMAND ran"
+        if not status:
+            raise RunFailed(text)
+        screen.note(text)
     return status
 
 

@@ -23,7 +23,7 @@ from ingest_bench.errors import SpecError
 from ingest_bench.inputs import files
 from ingest_bench.inputs.records import nearest
 from ingest_bench.model.track import Track, TrackFile
-from ingest_bench.units import format_bytes, spelled
+from ingest_bench.units import count_of, format_bytes, spelled
 
 FILES = ("track.json", "workload.json")
 PROCEDURES = ("challenges", "test_procedures")
@@ -85,9 +85,14 @@ def check(track: Track) -> None:
     """Nothing when every file of the track can be sent; SpecError names file and line."""
     if absent := missing(track):
         raise SpecError(_absent(track, absent))
-    seen = {(file.path, file.bulk) for step in track.steps for file in step.files}
-    for path, bulk in sorted(seen):
-        corpus.check(Path(path), bulk=bulk)
+    seen = {(file.path, file.bulk, file.origin.documents) for step in track.steps for file in step.files}
+    for path, bulk, documents in sorted(seen, key=str):
+        found = corpus.check(Path(path), bulk=bulk).documents
+        if documents is not None and found is not None and found != documents:
+            raise SpecError(
+                f'{path}: has {count_of(found, "document")} where the track says {documents:,} ("document-count"); get '
+                "the whole file, or correct the track"
+            )
 
 
 def parameters_of(text: str) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from ingest_bench import system
 from ingest_bench.errors import RunFailed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from ingest_bench.network.act.link import Link
     from ingest_bench.network.act.sandbox import Namespace
@@ -58,13 +58,16 @@ def run(link: Link, command: Sequence[str]) -> int:
 
 
 @contextmanager
-def server(link: Link, command: Sequence[str], *, port: int | None = None) -> Iterator[None]:
-    """A command on the server's side during the block; with a port, the block begins when it listens there."""
+def server(link: Link, command: Sequence[str], *, port: int | None = None) -> Iterator[Callable[[], int]]:
+    """A command on the server's side during the block; with a port, the block begins when it listens there.
+
+    The function says the exit status with which it has failed meanwhile; 0: it runs, or has ended well.
+    """
     process = system.start(argv(link.server, command), env=environment(link), cwd=None, stderr=None)
     try:
         if port is not None:
             _await_listener(link, process, port)
-        yield
+        yield lambda: _status(process.poll() or 0)
     finally:
         if process.poll() is None:
             # All of it is one process group; those in between do not listen to this.
