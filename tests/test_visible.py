@@ -20,6 +20,7 @@ from types import SimpleNamespace
 import made_runs
 import made_summaries as made
 import pytest
+from rich.console import Console
 
 from ingest_bench.cli import app, screen
 from ingest_bench.experiment import order, spec
@@ -294,3 +295,18 @@ def test_where_nobody_knows_how_long_it_takes_nothing_is_said_of_that(capsys: py
         progress.end("told")
         progress.begin(2, "one", 1)
     assert capsys.readouterr().out.splitlines() == ["run 1/2 one", "  told", "run 2/2 one"]
+
+
+@pytest.mark.parametrize(
+    ("columns", "lines"),
+    [
+        (60, ["what", "  x              one two three four five six seven eight", "  a-longer-name  nine ten"]),
+        (34, ["what", "  x   one two three four five six", "      seven eight", "  a-longer-name", "      nine ten"]),
+    ],
+)
+def test_what_is_beside_a_name_stands_below_it_where_there_is_no_room(
+    columns: int, lines: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(screen, "_OUT", Console(width=columns))
+    screen.names("what", [("x", "one two three four five six seven eight"), ("a-longer-name", "nine ten")])
+    assert capsys.readouterr().out.splitlines() == lines

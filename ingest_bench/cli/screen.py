@@ -37,6 +37,8 @@ from ingest_bench.results import whole_files
 _OUT = Console(width=None if sys.stdout.isatty() else 400)
 _ERRORS = Console(stderr=True)
 _SOON_S = 90
+# A sentence is not wrapped into less.
+_NARROW = 20
 
 
 def say(text: str) -> None:
@@ -103,14 +105,17 @@ def keep(file: Path, content: str | bytes) -> None:
 
 
 def names(title: str, rows: Sequence[tuple[str, str]]) -> None:
-    """Print names, each with a sentence beside it that wraps there."""
+    """Print names, each with a sentence beside it that wraps there; below it where the terminal is narrow."""
     heading(title)
     shown = [(one_line(name), one_line(said)) for name, said in rows]
     indent = 2 + max((len(name) for name, _ in shown), default=0) + 2
+    if _OUT.width - indent < _NARROW:
+        indent = 6
     for name, said in shown:
-        wrapped = textwrap.wrap(said, max(20, _OUT.width - indent)) or [""]
-        say(f"  {name:<{indent - 2}}{wrapped[0]}")
-        for line in wrapped[1:]:
+        wrapped = textwrap.wrap(said, max(_NARROW, _OUT.width - indent)) or [""]
+        first = "" if len(name) + 4 > indent else wrapped.pop(0)
+        say(f"  {name:<{indent - 2}}{first}")
+        for line in wrapped:
             say(" " * indent + line)
 
 
