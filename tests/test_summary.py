@@ -279,6 +279,15 @@ def test_a_request_an_hour_is_proposed_so_that_it_can_be_read_again() -> None:
     assert parse_arrivals("1/h").rate is not None
 
 
+@pytest.mark.parametrize(("length_ms", "said"), [(3.25, "lasted 3.25ms, and one of less than 100ms"), (100, "")])
+def test_a_measurement_that_documents_ended_at_once_says_that_it_shows_nothing(length_ms: float, said: str) -> None:
+    end_ns = made.START + made.WARM_UP_S * made.SECOND + round(length_ms * 10**6)
+    told = [
+        remark.text for remark in summary(report={"measure_end_ns": end_ns}).remarks if "shows nothing" in remark.text
+    ]
+    assert [said in text for text in told] == [True] * bool(said)
+
+
 def test_a_measurement_that_ends_a_moment_before_its_first_second_is_full_is_measured() -> None:
     short = summary(
         np.concatenate([made.steady(), made.samples([made.sample(2, 6, user=1)])]),

@@ -107,6 +107,7 @@ def summarise(
         found = attribution.of_load(samples, report, values["response_ms_p50"], causes, reads)
         values |= {**attribution.values(found), **phases.values(samples, report, reads)}
         remarks += (
+            *load.too_short(load.window_of(report)),
             *load.differing_addresses(samples, report),
             *generator_health.remarks(report, values["response_ms_p50"]),
             *closed_loop.remarks(values, load.window_of(report)),
