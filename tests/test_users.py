@@ -679,3 +679,14 @@ def test_a_rate_of_bytes_goes_by_the_bodies_and_not_by_what_is_written_already()
             assert next(sizes) == mean
     work = Work(source=source, recorder=Kept(), users=range(1))
     assert next(work.sizes("requests", 1.0)) == 1.0
+
+
+def test_the_documents_that_end_a_measurement_count_from_its_start_also_where_a_busy_worker_hears_of_it_late() -> None:
+    source: Any = None
+    work = Work(source=source, recorder=Kept(), users=range(1))
+    work.end_after(30, start_ns=1000)
+    for done_ns in (998, 999, 1000, 1001):
+        work.acknowledge(10, done_ns)
+    assert (work.acked, work.reached_ns) == (40, 0)
+    work.acknowledge(10, 1002)
+    assert work.end_ns == work.reached_ns > 0

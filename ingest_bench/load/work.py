@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
 _KINDS_OF_ERRORS = 50
 # A load in which nothing succeeds is ended after this time, once each user that has begun has failed.
 _HOPELESS_NS = 2 * 10**9
+_NEVER_NS = 2**63
 
 
 class Work:
@@ -38,10 +38,8 @@ class Work:
         self.source = source
         self.recorder = recorder
         self.acked = 0
-        self.enough: float = math.inf
-        """Once so many documents are acknowledged, the measurement ends."""
         self.reached_ns = 0
-        """When they were; 0: they are not, or another thing ends it."""
+        """When a number of documents ended the measurement; 0: it did not, or another thing ends it."""
         self.documents_resent = 0
         self.documents_repeated = 0
         self.item_failures: Counter[str] = Counter()
@@ -60,6 +58,9 @@ class Work:
         """The end of the measurement, once it is known."""
         self._users = len(users)
         self._errors: Counter[str] = Counter()
+        self._counts_from_ns = _NEVER_NS
+        self._left = 0
+        """Of the documents that end the measurement."""
         self._unit: RateUnit = "requests"
         self._taken = 0
         self._taken_units = 0
@@ -136,13 +137,19 @@ class Work:
         self.hopeless = self.hopeless or said
         self.stop()
 
-    def acknowledge(self, documents: int) -> None:
-        """So many more are acknowledged. Once they are enough, there are no more tickets."""
+    def end_after(self, documents: int, start_ns: int) -> None:
+        """There are no more tickets once so many are acknowledged from then on."""
+        self._counts_from_ns, self._left = start_ns, documents
+
+    def acknowledge(self, documents: int, done_ns: int) -> None:
+        """So many more are acknowledged, at that time: who hears of the measurement's start may hear of it late."""
         self.acked += documents
-        if self.acked >= self.enough:
-            self.enough = math.inf
-            self.reached_ns = self.end_ns = time.monotonic_ns()
-            self.close_tickets()
+        if done_ns >= self._counts_from_ns:
+            self._left -= documents
+            if self._left <= 0:
+                self._counts_from_ns = _NEVER_NS
+                self.reached_ns = self.end_ns = time.monotonic_ns()
+                self.close_tickets()
 
     def stop(self) -> None:
         """No more tickets; requests that wait for their answer still get it."""

@@ -235,6 +235,8 @@ def _run(plan: LoadPlan, work: Work, recorders: list[Recorder], lead: Lead, star
     runner = lead.runner
     # All that can be done before the start: then only what is due wakes anybody, in each of many workers.
     work.start_ns, work.end_ns = start_ns, end_ns
+    if plan.own_documents is not None:
+        work.end_after(plan.own_documents, warm_up_end_ns)
     work.tickets.open(start_ns, end_ns)
     if plan.own_query_users:
         work.query_tickets.open(start_ns, end_ns)
@@ -246,8 +248,6 @@ def _run(plan: LoadPlan, work: Work, recorders: list[Recorder], lead: Lead, star
         if not is_warm and (now_ns >= warm_up_end_ns or warm_up_end_ns == start_ns):
             is_warm = True
             told_ns = min(told_ns, warm_up_end_ns + apart_ns)
-            if plan.own_documents is not None:
-                work.enough = work.acked + plan.own_documents
         if now_ns >= end_ns or work.stopped or not runner.user_count or work.reached_ns:
             # Stopped before the start it has begun nevertheless, and ends then.
             gevent.sleep(max(0, start_ns - now_ns) / 1e9)

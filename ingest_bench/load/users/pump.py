@@ -98,7 +98,7 @@ class Pump:
         documents = body.documents
         if documents != self._documents or answer.status != self._status:
             self._end_alike(documents, answer.status)
-        self._work.acknowledge(documents)
+        self._work.acknowledge(documents, done_ns)
         self._user.failures_in_a_row = 0
         if body.adds is not None:
             self._user.count_repeated(body, verdict)

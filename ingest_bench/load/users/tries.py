@@ -93,7 +93,7 @@ class Sender(User):
                     status = answer.status
                     verdict = self.judge(answer, body, is_unsure)
                     acked += verdict.acked
-                    work.acknowledge(verdict.acked)
+                    work.acknowledge(verdict.acked, done_ns)
                     if body.adds is not None:
                         self.count_repeated(body, verdict)
                     if verdict.outcome == OK:
