@@ -284,6 +284,7 @@ def test_the_command_keeps_what_a_command_sent_over_a_link_and_says_what_it_saw(
     assert not list(tmp_path.glob(".*/scapy"))
 
 
+@pytest.mark.long
 @pytest.mark.netns
 @pytest.mark.skipif(os.geteuid() != 0, reason="an interface of this machine needs root")
 def test_the_command_keeps_what_an_interface_sees_until_its_time_is_over(tmp_path: Path) -> None:

@@ -279,6 +279,7 @@ for = "1s"
 """
 
 
+@pytest.mark.long
 @pytest.mark.jvm
 @pytest.mark.netns
 def test_what_two_nodes_acknowledged_both_have_although_one_stood_still(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ def in_bash(script: str, home: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_an_installed_completion_completes_commands_and_options_in_bash(tmp_path: Path) -> None:
     # Whoever asks is found by its process: bash, which must not become the command itself.

@@ -138,6 +138,7 @@ def test_a_load_has_names_only_where_a_fault_needs_them_and_kafka_has_none() -> 
     assert "looks its brokers up by itself" in checks.inapplicable(with_fault, {"kafka"}, **of_files)
 
 
+@pytest.mark.long
 @pytest.mark.jvm
 @pytest.mark.netns
 def test_a_load_notices_once_its_connections_break(tmp_path: Path) -> None:

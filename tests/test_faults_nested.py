@@ -67,6 +67,7 @@ def state(made: Link) -> State:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.netns
 def test_each_two_faults_of_a_link_nest_and_cross(of_links: list[Fault]) -> None:
     assert {fault.kind for fault in of_links} == {

@@ -38,6 +38,7 @@ def seen(record: RunRecord) -> dict[str, Happened]:
     return {fault.kind: fault for fault in record.faults}
 
 
+@pytest.mark.long
 @pytest.mark.jvm
 @pytest.mark.netns
 def test_a_jvm_that_shares_no_counters_collects_too(tmp_path: Path) -> None:
@@ -69,6 +70,7 @@ def test_a_jvm_collects_dumps_its_heap_and_has_few_files_while_it_is_loaded(tmp_
     assert not list(tmp_path.rglob("*.hprof"))
 
 
+@pytest.mark.long
 @pytest.mark.jvm
 @pytest.mark.netns
 @pytest.mark.parametrize(
@@ -95,6 +97,7 @@ def test_the_load_stays_exact_beside_clients_that_misbehave(tmp_path: Path, kind
     assert values["requests_failed"] == 0
 
 
+@pytest.mark.long
 @pytest.mark.ordinary
 @pytest.mark.jvm
 @pytest.mark.netns
@@ -119,6 +122,7 @@ def test_without_a_local_port_a_new_connection_fails_and_an_open_one_stays(tmp_p
     assert counted >= acked
 
 
+@pytest.mark.long
 @pytest.mark.opensearch
 @pytest.mark.netns
 def test_a_node_that_is_killed_comes_back_with_all_that_it_acknowledged(tmp_path: Path) -> None:

@@ -91,6 +91,7 @@ def supervising(folder: Path, port: int, workers: int) -> Iterator[Fleet]:
         yield fleet
 
 
+@pytest.mark.long
 def test_workers_from_elsewhere_bring_all_their_samples_and_the_sums_are_exact(tmp_path: Path) -> None:
     port = free_port()
     with bulk_server() as server, agents(tmp_path, port, 2) as started:
@@ -116,6 +117,7 @@ def test_workers_from_elsewhere_bring_all_their_samples_and_the_sums_are_exact(t
     assert all(abs(at_ns - n * 5_000_000) <= 2 * worst_ns + 1000 for n, at_ns in enumerate(planned))
 
 
+@pytest.mark.long
 def test_workers_that_joined_once_send_load_after_load_with_other_numbers_of_users(tmp_path: Path) -> None:
     port = free_port()
     plans = [tmp_path / "one", tmp_path / "two", tmp_path / "three"]
@@ -136,6 +138,7 @@ def test_workers_that_joined_once_send_load_after_load_with_other_numbers_of_use
         assert not [path for one in ("machine-0", "machine-1") for path in (tmp_path / one).glob("*/samples*")]
 
 
+@pytest.mark.long
 def test_a_worker_that_dies_ends_the_load_with_its_name(tmp_path: Path) -> None:
     port = free_port()
     with bulk_server() as server, agents(tmp_path, port, 2) as started:
@@ -161,6 +164,7 @@ def test_a_worker_that_dies_ends_the_load_with_its_name(tmp_path: Path) -> None:
         assert "ended before its experiment did" in said
 
 
+@pytest.mark.long
 def test_a_worker_that_is_stopped_ends_the_load_and_one_that_paused_is_in_the_record(tmp_path: Path) -> None:
     port = free_port()
     with bulk_server() as server, agents(tmp_path, port, 2), supervising(tmp_path, port, 2) as there:
@@ -191,6 +195,7 @@ def test_a_worker_that_is_stopped_ends_the_load_and_one_that_paused_is_in_the_re
         assert server.documents > before
 
 
+@pytest.mark.long
 def test_twelve_workers_begin_together_and_each_document_is_counted(tmp_path: Path) -> None:
     port = free_port()
     with bulk_server() as server, agents(tmp_path, port, 12) as started:
@@ -234,6 +239,7 @@ def test_two_workers_with_one_key_are_told_apart(tmp_path: Path) -> None:
     assert len([line for line in told if line.endswith("joined")]) == 2
 
 
+@pytest.mark.long
 def test_a_worker_of_another_version_is_refused_on_both_sides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     port = free_port()
     other = tmp_path / "other" / "ingest_bench-0.0.1.dist-info"
@@ -271,6 +277,7 @@ def test_the_name_of_a_worker_is_one_plain_line(tmp_path: Path) -> None:
     assert report.clock_offsets[0].machine.isprintable()
 
 
+@pytest.mark.long
 def test_after_a_load_that_failed_the_same_workers_send_the_next_one(tmp_path: Path) -> None:
     port = free_port()
     with bulk_server() as server, agents(tmp_path, port, 2) as started:
@@ -284,6 +291,7 @@ def test_after_a_load_that_failed_the_same_workers_send_the_next_one(tmp_path: P
         assert ends(started) == [(0, ""), (0, "")]
 
 
+@pytest.mark.long
 def test_the_process_that_sends_there_dying_is_told_with_its_log(tmp_path: Path) -> None:
     port = free_port()
     with bulk_server() as server, agents(tmp_path, port, 1) as started, supervising(tmp_path, port, 1) as there:
@@ -320,6 +328,7 @@ def test_a_packed_corpus_is_unpacked_by_each_machine_and_shared_without_a_duplic
     assert len(sent) == len(set(sent)) == 4000
 
 
+@pytest.mark.long
 def test_a_worker_says_who_we_are_from_its_own_environment_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -348,6 +357,7 @@ def test_a_worker_that_does_not_know_who_we_are_says_what_to_set(tmp_path: Path)
             start(plan, fleet=there).wait(lambda _: None)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("allowed", ["", "http://127.0.0.1:1", "https://127.0.0.1:{port}", "http://127.0.0.2:{port}"])
 def test_a_worker_says_who_we_are_to_nobody_but_the_server_that_it_was_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, allowed: str
@@ -397,6 +407,7 @@ def test_a_key_that_is_not_known_does_not_join_and_does_not_stand_in_the_way(tmp
     assert [line for line in told if "refused 127.0.0.1: its key is not among those of this run" in line]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("theirs", "here", "there"),
     [

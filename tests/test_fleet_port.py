@@ -65,6 +65,7 @@ def test_strangers_at_the_port_change_nothing(tmp_path: Path) -> None:
         assert report.longest_silence_ns < 4e9
 
 
+@pytest.mark.long
 def test_a_worker_of_a_stock_locust_does_not_join_and_is_told_of(tmp_path: Path) -> None:
     port = free_port()
     known = keys.read_run(keys_in(tmp_path) / keys.RUN_FILE)
@@ -85,6 +86,7 @@ def test_a_worker_of_a_stock_locust_does_not_join_and_is_told_of(tmp_path: Path)
     assert len([line for line in told if "joined" in line]) == 1
 
 
+@pytest.mark.long
 def test_locusts_page_shows_the_load_and_can_only_be_looked_at(tmp_path: Path) -> None:
     port = free_port()
     seen: list[dict[str, object]] = []

@@ -163,6 +163,7 @@ def test_one_whose_process_breaks_says_what_it_said(monkeypatch: pytest.MonkeyPa
         timeline.begin(fragmented(), Stage())
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_large_blocks_are_fewer_and_what_is_taken_is_given_back() -> None:
     available = fragments.available_bytes()

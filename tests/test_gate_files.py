@@ -160,6 +160,7 @@ def carried_out(folder: Path, *argv: str, **more: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.jvm
 @pytest.mark.netns
 @pytest.mark.processes
@@ -179,6 +180,7 @@ def test_the_nightly_script_keeps_its_first_good_night_and_judges_the_next_by_it
     assert (bench / "baseline").read_text().strip() == str(baseline.relative_to(bench))
 
 
+@pytest.mark.long
 @pytest.mark.jvm
 @pytest.mark.netns
 @pytest.mark.processes

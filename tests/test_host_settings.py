@@ -303,6 +303,7 @@ def test_a_setting_that_somebody_else_changes_meanwhile_makes_the_run_invalid() 
         overtaken()
 
 
+@pytest.mark.long
 @NEEDS_ROOT
 @pytest.mark.jvm
 @pytest.mark.netns

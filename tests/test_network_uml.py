@@ -444,6 +444,7 @@ with link(Profile(name="x", to_server=Impairment(delay_ns=10**6)), netem="uml"):
         assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.long
 @pytest.mark.netem
 @pytest.mark.usefixtures("_uml")
 def test_an_ordinary_user_gets_the_same_box() -> None:

@@ -390,6 +390,7 @@ def test_a_file_goes_by_every_protocol(speech: Spoken, tmp_path: Path) -> None:
     assert body.documents == (speech.protocol.most_documents or 4)
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_a_whole_load_is_accounted_for_whatever_the_server_does(speech: Spoken, tmp_path: Path) -> None:
     if speech.is_repeatable or speech.by_a_library:

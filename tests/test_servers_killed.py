@@ -73,6 +73,7 @@ def test_no_process_that_a_command_started_outlives_the_harness(tmp_path: Path, 
             left.kill()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGINT], ids=lambda sent: sent.name)
 @pytest.mark.parametrize(
     ("name", "version"),
