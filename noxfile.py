@@ -1,4 +1,4 @@
-"""The project's checks: `nox` runs what takes minutes, `nox -s NAME` one."""
+"""The project's checks: `nox` runs those that take minutes, `nox -s NAME` one."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 
 import nox
 
-# What a change is tried with before it is sent: minutes. CI takes the long tests as well: `nox -s real netem ordinary`.
-nox.options.sessions = ["lint", "quick", "slow", "real(brief)", "netem(brief)", "newcomer", "ordinary(brief)"]
+# What a change is tried with before it is sent. CI runs the long tests as well: `real`, `netem`, `ordinary`.
+nox.options.sessions = ["lint", "quick", "slow", "real-brief", "netem-brief", "newcomer", "ordinary-brief"]
 # CI keeps the environments where an ordinary user can read them, wherever its checkout is.
 nox.options.envdir = os.environ.get("NOX_ENVDIR", ".nox")
 # An environment is made in seconds where uv is there.
@@ -34,10 +34,8 @@ PLAIN = ("--plain", "-n", "2")
 BESIDE = ("-n", "3", "--dist", "loadfile")
 # A box on its way takes a processor.
 IN_PAIRS = ("-n", "2", "--dist", "loadfile")
-# With or without the tests that take long.
-EACH_LENGTH = nox.parametrize("length", ["not long", "long"], ids=["brief", "long"])
-# pytest says 5 where there is none to run.
-OR_NONE = (0, 5)
+# What a session whose name ends with "-brief" leaves out.
+BRIEF = " and not long"
 # Only what failed; nothing, where nothing did.
 ONCE_MORE = ("--last-failed", "--last-failed-no-failures=none")
 
@@ -75,28 +73,48 @@ def slow(session: nox.Session) -> None:
 
 
 @nox.session
-@EACH_LENGTH
-def real(session: nox.Session, length: str) -> None:
+def real(session: nox.Session) -> None:
     """The tests with real processes, namespaces, sockets and servers. What measures rates is alone, all else is not."""
+    on_real_parts(session)
+
+
+@nox.session(name="real-brief")
+def real_brief(session: nox.Session) -> None:
+    """The same without the long ones."""
+    on_real_parts(session, BRIEF)
+
+
+def on_real_parts(session: nox.Session, length: str = "") -> None:
+    """Session `real`, or what `length` leaves of it."""
     install(session, *TESTS)
-    promise, real = promised(PROMISED), f"({REAL}) and not netem and {length}"
+    promise, real = promised(PROMISED), f"({REAL}) and not netem{length}"
     if session.posargs:
-        session.run(*PYTEST, *promise, "-m", real, *session.posargs, success_codes=OR_NONE)
+        session.run(*PYTEST, *promise, "-m", real, *session.posargs)
         return
     twice_at_most(session, PYTEST, *promise, "-m", f"{real} and alone", *with_mark("alone"))
     twice_at_most(session, PYTEST, *promise, "-m", f"{real} and not alone", first=BESIDE)
 
 
 @nox.session
-@EACH_LENGTH
-def netem(session: nox.Session, length: str) -> None:
+def netem(session: nox.Session) -> None:
     """The tests on real netem: the kernel's, or User-Mode Linux where it has none."""
+    on_netem(session)
+
+
+@nox.session(name="netem-brief")
+def netem_brief(session: nox.Session) -> None:
+    """The same without the long ones."""
+    on_netem(session, BRIEF)
+
+
+def on_netem(session: nox.Session, length: str = "") -> None:
+    """Session `netem`, or what `length` leaves of it."""
     install(session, *TESTS)
-    promise, files, netem = promised(PROMISED), with_mark("netem"), f"netem and {length}"
+    promise, files, netem = promised(PROMISED), with_mark("netem"), f"netem{length}"
     if session.posargs:
-        session.run(*PYTEST, *promise, "-m", netem, *session.posargs, success_codes=OR_NONE)
+        twice_at_most(session, PYTEST, *promise, "-m", netem, *session.posargs)
         return
-    twice_at_most(session, PYTEST, *promise, "-m", f"{netem} and alone", *files, or_none=length == "long")
+    twice_at_most(session, PYTEST, *promise, "-m", f"{netem} and alone", *files)
     twice_at_most(session, PYTEST, *promise, "-m", f"{netem} and not alone", *files, first=IN_PAIRS)
 
 
@@ -129,9 +147,19 @@ def newcomer(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none")
-@EACH_LENGTH
-def ordinary(session: nox.Session, length: str) -> None:
+def ordinary(session: nox.Session) -> None:
     """As an ordinary user: the first line of the README, then the tests that go another way for who is not root."""
+    as_ordinary_user(session)
+
+
+@nox.session(name="ordinary-brief", venv_backend="none")
+def ordinary_brief(session: nox.Session) -> None:
+    """The same without the long ones."""
+    as_ordinary_user(session, BRIEF)
+
+
+def as_ordinary_user(session: nox.Session, length: str = "") -> None:
+    """Session `ordinary`, or what `length` leaves of it."""
     if os.geteuid() != 0:
         session.skip("we are an ordinary user already: the other sessions are this one")
     folder = Path(tempfile.mkdtemp(prefix="ordinary-", dir="/var/tmp"))
@@ -148,14 +176,13 @@ def ordinary(session: nox.Session, length: str) -> None:
         as_nobody = ("setpriv", "--reuid", NOBODY, "--regid", NOBODY, "--clear-groups", "env", f"HOME={home}")
         with session.chdir(checkout):
             command = str(python.with_name("ingest-bench"))
-            if length != "long":
-                short = ("--warm-up", "1s", "--measure", "2s")
-                session.run(*as_nobody, command, "run", "quickstart", *short, external=True)
+            short = ("--warm-up", "1s", "--measure", "2s")
+            session.run(*as_nobody, command, "run", "quickstart", *short, external=True)
             # The tests of networks repeat themselves as an ordinary user, in `real` and `netem`.
             files, chosen = session.posargs, "not bpf"
             if not files:
                 files, chosen = with_mark("ordinary"), "ordinary"
-            options = ("-m", f"({REAL}) and {chosen} and {length}", *promised(PROMISED_TO_ANYBODY), *files)
+            options = ("-m", f"({REAL}) and {chosen}{length}", *promised(PROMISED_TO_ANYBODY), *files)
             twice_at_most(session, (*as_nobody, str(python), "-m", *PYTEST), *options, first=BESIDE)
     finally:
         shutil.rmtree(folder)
@@ -206,21 +233,15 @@ def bench(session: nox.Session) -> None:
         session.run("python", f"benchmarks/{name}.py", *options, success_codes=(0, 3))
 
 
-def twice_at_most(
-    session: nox.Session,
-    pytest: tuple[str, ...],
-    *options: str,
-    first: tuple[str, ...] = (),
-    or_none: bool = False,
-) -> None:
+def twice_at_most(session: nox.Session, pytest: tuple[str, ...], *options: str, first: tuple[str, ...] = ()) -> None:
     """What fails is tried once more, alone: what measures times and rates is disturbed by whatever runs beside it.
 
     Both are told. A test that fails twice fails the session.
     """
     cache = ("-o", f"cache_dir=.pytest_cache/{session.name}")
-    passed_or_not = (1, *OR_NONE) if or_none else (0, 1)
-    session.run(*pytest, *cache, "--cache-clear", *first, *options, external=True, success_codes=passed_or_not)
-    session.run(*pytest, *cache, *ONCE_MORE, *options, external=True, success_codes=OR_NONE)
+    session.run(*pytest, *cache, "--cache-clear", *first, *options, external=True, success_codes=(0, 1))
+    # 5: there is none.
+    session.run(*pytest, *cache, *ONCE_MORE, *options, external=True, success_codes=(0, 5))
 
 
 def with_mark(name: str) -> list[str]:
