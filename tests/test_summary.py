@@ -17,6 +17,7 @@ from ingest_bench.analysis.run.sample_columns import Samples, Window
 from ingest_bench.analysis.run.summary import summarise
 from ingest_bench.inputs.rates import parse_arrivals
 from ingest_bench.model.experiment import Cell, RunState
+from ingest_bench.model.load import LoadOptions
 from ingest_bench.model.network import Profile, Promise
 from ingest_bench.model.results import Happened, Summary
 
@@ -279,13 +280,24 @@ def test_a_request_an_hour_is_proposed_so_that_it_can_be_read_again() -> None:
     assert parse_arrivals("1/h").rate is not None
 
 
-@pytest.mark.parametrize(("length_ms", "said"), [(3.25, "lasted 3.25ms, and one of less than 100ms"), (100, "")])
-def test_a_measurement_that_documents_ended_at_once_says_that_it_shows_nothing(length_ms: float, said: str) -> None:
-    end_ns = made.START + made.WARM_UP_S * made.SECOND + round(length_ms * 10**6)
-    told = [
-        remark.text for remark in summary(report={"measure_end_ns": end_ns}).remarks if "shows nothing" in remark.text
-    ]
-    assert [said in text for text in told] == [True] * bool(said)
+@pytest.mark.parametrize(
+    ("length_ms", "documents", "state", "said"),
+    [
+        (3.25, 1000, "measured", ["the measurement lasted 3.25ms, and one of less than 100ms shows nothing"]),
+        (100, 1000, "measured", []),
+        (3.25, None, "measured", []),
+        (3.25, 1000, "oom", []),
+    ],
+)
+def test_a_measurement_that_documents_ended_at_once_says_that_it_shows_nothing(
+    length_ms: float, documents: int | None, state: RunState, said: list[str]
+) -> None:
+    row = summary(
+        record=OUT_OF_MEMORY if state == "oom" else {"state": state},
+        report={"measure_end_ns": made.START + made.WARM_UP_S * made.SECOND + round(length_ms * 10**6)},
+        cell=made.cell(load=LoadOptions(measure_documents=documents)),
+    )
+    assert [remark.text.partition(":")[0] for remark in row.remarks if "shows nothing" in remark.text] == said
 
 
 def test_a_measurement_that_ends_a_moment_before_its_first_second_is_full_is_measured() -> None:

@@ -138,11 +138,14 @@ class Work:
         self.stop()
 
     def end_after(self, documents: int, start_ns: int) -> None:
-        """There are no more tickets once so many are acknowledged from then on."""
+        """There are no more tickets once so many are acknowledged from then on.
+
+        The moment is told beforehand: a worker on a busy machine wakes up long after it, and answers have come by then.
+        """
         self._counts_from_ns, self._left = start_ns, documents
 
     def acknowledge(self, documents: int, done_ns: int) -> None:
-        """So many more are acknowledged, at that time: who hears of the measurement's start may hear of it late."""
+        """So many more are acknowledged, by an answer of that moment."""
         self.acked += documents
         if done_ns >= self._counts_from_ns:
             self._left -= documents

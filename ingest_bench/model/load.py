@@ -29,7 +29,7 @@ ArrivalShape = Literal["closed", "constant", "poisson", "ramp", "steps", "sine",
 RateUnit = Literal["requests", "documents", "bytes"]
 # More than one machine of today can do: wrk's million of requests, and the bytes of 800 Gbit/s.
 MOST_PER_S: Mapping[RateUnit, float] = {"requests": 1e6, "documents": 1e8, "bytes": 1e11}
-# Of a measurement.
+# The shortest measurement.
 LEAST_NS = 100 * MS
 # Less than one in a day would be none in any measurement.
 LEAST_PER_S = 1 / 86_400

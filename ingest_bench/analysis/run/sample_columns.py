@@ -10,11 +10,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from ingest_bench.analysis.numbers import quantiles
-from ingest_bench.model.load import LEAST_NS, WorkerReport
+from ingest_bench.model.load import WorkerReport
 from ingest_bench.model.results import Remark, Value
 from ingest_bench.model.samples import OUTCOMES
 from ingest_bench.nearest_rank import rank
-from ingest_bench.units import format_time
 
 Samples = np.ndarray[Any, np.dtype[Any]]
 
@@ -180,15 +179,6 @@ def _counts(tickets: Tickets, window: Window) -> dict[str, int]:
         found["requests_sent"] += int((counted & (samples["bytes_sent"] > 0)).sum())
         found["attempts"] += int(samples["attempts"][counted].sum())
     return found
-
-
-def too_short(window: Window) -> Iterator[Remark]:
-    """That a measurement which a number of documents ended shows nothing."""
-    length_ns = window.end_ns - window.start_ns
-    if length_ns < LEAST_NS:
-        lasted, shortest = format_time(length_ns), format_time(LEAST_NS)
-        text = f"the measurement lasted {lasted}, and one of less than {shortest} shows nothing: measure more documents"
-        yield Remark(probe="load", text=text)
 
 
 def differing_addresses(tickets: Tickets, report: WorkerReport) -> Iterator[Remark]:

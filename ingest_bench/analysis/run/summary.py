@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePath
 
 from ingest_bench.analysis.numbers import histogram
@@ -21,10 +21,10 @@ from ingest_bench.analysis.run import (
 from ingest_bench.analysis.run import sample_columns as load
 from ingest_bench.analysis.run.columns import COLUMNS
 from ingest_bench.analysis.run.nodes import stacks
-from ingest_bench.analysis.run.sample_columns import Samples, Tickets
+from ingest_bench.analysis.run.sample_columns import Samples, Tickets, Window
 from ingest_bench.analysis.stalls import attribution, phases, sentences, sources
 from ingest_bench.model.experiment import Cell
-from ingest_bench.model.load import LoadOptions, WorkerReport
+from ingest_bench.model.load import LEAST_NS, LoadOptions, WorkerReport
 from ingest_bench.model.network import Profile
 from ingest_bench.model.results import (
     Counters,
@@ -40,6 +40,7 @@ from ingest_bench.model.results import (
     Value,
 )
 from ingest_bench.model.target import TargetOptions
+from ingest_bench.units import format_time
 
 _NAMES = frozenset(column.name for column in COLUMNS)
 _CANNOT_BE_COUNTED = "cannot be counted"
@@ -107,7 +108,7 @@ def summarise(
         found = attribution.of_load(samples, report, values["response_ms_p50"], causes, reads)
         values |= {**attribution.values(found), **phases.values(samples, report, reads)}
         remarks += (
-            *load.too_short(load.window_of(report)),
+            *_ended_at_once(record, cell, load.window_of(report)),
             *load.differing_addresses(samples, report),
             *generator_health.remarks(report, values["response_ms_p50"]),
             *closed_loop.remarks(values, load.window_of(report)),
@@ -280,6 +281,15 @@ def _out_of_memory(record: RunRecord, report: WorkerReport) -> dict[str, Value]:
     started_ns = report.started_monotonic_ns + report.realtime_minus_monotonic_ns
     after_s = (record.out_of_memory_realtime_ns - started_ns) / 1e9
     return {"out_of_memory": record.out_of_memory, "out_of_memory_after_s": after_s}
+
+
+def _ended_at_once(record: RunRecord, cell: Cell, window: Window) -> Iterator[Remark]:
+    """That a measurement shows nothing which a number of documents ended that soon."""
+    length_ns = window.end_ns - window.start_ns
+    if record.state == "measured" and cell.load.measure_documents is not None and length_ns < LEAST_NS:
+        lasted, shortest = format_time(length_ns), format_time(LEAST_NS)
+        text = f"the measurement lasted {lasted}, and one of less than {shortest} shows nothing: measure more documents"
+        yield Remark(probe="load", text=text)
 
 
 def _survived(record: RunRecord) -> tuple[str, ...]:
