@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from shared_out import marks_of, together
 from stolen import REAL, TriedAgain
+from time_limit import REASON, TimeLimit
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -43,6 +44,7 @@ def pytest_configure(config: pytest.Config) -> None:
         plain, asked = f"not ({' or '.join(sorted(REAL))})", config.option.markexpr
         config.option.markexpr = f"({asked}) and {plain}" if asked else plain
     config.pluginmanager.register(TriedAgain())
+    config.pluginmanager.register(TimeLimit())
     # A job that runs in the background may start with these ignored; the programs under test would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -58,13 +60,14 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
         report.skipped
         and not hasattr(report, "wasxfail")
         and promised & markers
-        and not _for_root(str(report.longrepr))
+        and not _is_no_want(str(report.longrepr))
     ):
         report.outcome = "failed"
         report.longrepr = f"promised here, but skipped: {report.longrepr}"
     return report
 
 
-def _for_root(reason: str) -> bool:
-    """Whether an ordinary user skips what only root can try; that is no promise broken."""
-    return os.geteuid() != 0 and any(words in reason for words in ("needs root", "this is the ordinary user"))
+def _is_no_want(reason: str) -> bool:
+    """Whether nothing is lacking: there was no time left, or an ordinary user skips what only root can try."""
+    for_root = os.geteuid() != 0 and any(words in reason for words in ("needs root", "this is the ordinary user"))
+    return for_root or REASON in reason

@@ -70,7 +70,7 @@ def test_it():
 def test_what_the_machine_has_in_common_has_one_process_and_a_file_of_its_own_tests_has_two(
     pytester: pytest.Pytester,
 ) -> None:
-    for name in ("conftest", "shared_out", "stolen"):
+    for name in ("conftest", "shared_out", "stolen", "time_limit"):
         pytester.makepyfile(**{name: Path(__file__).with_name(f"{name}.py").read_text(encoding="utf-8")})
     pytester.makeini("[pytest]\nmarkers = machine\n")
     pytester.makepyfile(test_free=FREE, test_one=OF_ALL, test_other=OF_ALL)
