@@ -15,7 +15,7 @@ from ingest_bench.lab.runner import RunOptions
 from ingest_bench.results import layout
 from ingest_bench.results.facts import facts
 
-# The load generator itself was the limit from here on (`analysis.health`).
+# The load generator itself was the limit from here on (`analysis.run.generator_health`).
 _BUSY_PERCENT = 90
 
 

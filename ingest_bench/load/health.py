@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import resource
 import struct
 import time
 from typing import TYPE_CHECKING
 
 import gevent
 
+from ingest_bench.load.live.figures import cpu_mark
 from ingest_bench.model.samples import CpuMark, Standstill
 
 if TYPE_CHECKING:
@@ -54,12 +54,6 @@ class Lateness:
                 shift, value = step >> 8, step & 255
                 return ((value + 1) << shift) - 1 if shift else value
         return 0
-
-
-def cpu_mark() -> CpuMark:
-    """What this process has used until now."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return CpuMark(time.monotonic_ns(), round(used.ru_utime * 1e9), round(used.ru_stime * 1e9))
 
 
 class Watch:

@@ -31,6 +31,7 @@ from ingest_bench.model.samples import OUTCOMES
 from ingest_bench.model.target import Endpoint, Tls
 from ingest_bench.protocols.bulk import Bulk
 from ingest_bench.protocols.http1.http_user import Poster
+from ingest_bench.protocols.way import way_to
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -131,7 +132,8 @@ def _shared(user: type[BulkIndexUser], environment: Environment) -> _Shared:
         )
         work.end_ns = sys.maxsize
         bulk = Bulk.of(plan.path, plan.workload.index, plan.options)
-        made[user] = work, plan.way(), bulk, work.source.for_user(plan.worker)
+        way = way_to(*plan.places, headers=plan.headers, first=plan.worker)
+        made[user] = work, way, bulk, work.source.for_user(plan.worker)
     return made[user]
 
 

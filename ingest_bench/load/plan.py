@@ -21,7 +21,6 @@ from ingest_bench.model.track import Step
 from ingest_bench.model.workload import Workload
 from ingest_bench.protocols import Protocol, spoken
 from ingest_bench.protocols.queries import Search
-from ingest_bench.protocols.way import Way, way_to
 
 # A load that no time ends, and that takes longer than this, is not a benchmark.
 _UNTIL_SENT_LIMIT_NS = 24 * 3600 * 10**9
@@ -123,10 +122,6 @@ class LoadPlan:
     def queries(self) -> Search:
         """How queries go there."""
         return Search(self.search_path)
-
-    def way(self) -> Way:
-        """How users get there. The names of hosts are looked up."""
-        return way_to(*self.places, headers=self.headers, first=self.worker)
 
     @property
     def places(self) -> tuple[Place, ...]:

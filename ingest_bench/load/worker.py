@@ -29,6 +29,7 @@ from ingest_bench.load.users.ingest import TicketUser
 from ingest_bench.load.users.query_user import SearchUser
 from ingest_bench.load.work import Work
 from ingest_bench.model.load import WorkerReport
+from ingest_bench.protocols.way import way_to
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -93,7 +94,8 @@ def _recorder_of_queries(plan: LoadPlan) -> AbstractContextManager[Recorder | No
 
 
 def _load(plan: LoadPlan, source: Source, recorder: Recorder, queries: Recorder | None, lead: Lead) -> None:
-    work, way = Work(source=source, recorder=recorder, users=plan.own_users), plan.way()
+    work = Work(source=source, recorder=recorder, users=plan.own_users)
+    way = way_to(*plan.places, headers=plan.headers, first=plan.worker)
     if plan.tells_figures:
         files = plan.samples, plan.query_samples
         work.reader = Reader(plan.worker, *files, way.deadlines.pending, plan.options.timeout_ns)

@@ -6,6 +6,7 @@ are added, and what happened between two moments is the difference.
 
 from __future__ import annotations
 
+import resource
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -13,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ingest_bench.load.health import cpu_mark
-from ingest_bench.model.samples import OUTCOMES, SAMPLE
+from ingest_bench.model.samples import OUTCOMES, SAMPLE, CpuMark
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -184,6 +184,12 @@ def to_line(seen: Seen) -> dict[str, Any]:
         "oldest_ns": seen.oldest_ns,
         "cpu_ns": dict(seen.cpu_ns),
     }
+
+
+def cpu_mark() -> CpuMark:
+    """What this process has used until now."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return CpuMark(time.monotonic_ns(), round(used.ru_utime * 1e9), round(used.ru_stime * 1e9))
 
 
 def from_lines(lines: Iterable[Mapping[str, Any]]) -> Seen:
