@@ -667,6 +667,36 @@ def test_a_load_is_hopeless_once_each_user_has_failed_and_not_while_one_waits_fo
     assert work.hopeless == "every request failed (11): 11 x 429"
 
 
+@pytest.mark.parametrize("ended_by_documents", [True, False])
+def test_a_load_that_documents_shall_end_is_given_up_once_all_has_failed_for_minutes(
+    monkeypatch: pytest.MonkeyPatch, *, ended_by_documents: bool
+) -> None:
+    now = SimpleNamespace(s=1)
+    monkeypatch.setattr(work_of_users, "time", SimpleNamespace(monotonic_ns=lambda: now.s * 10**9))
+    source: Any = None
+    work = Work(source=source, recorder=Kept(), users=range(2))
+    if ended_by_documents:
+        work.end_after(1000, start_ns=0)
+
+    def failed_at(*seconds: int) -> bool:
+        for now.s in seconds:
+            work.failed(0, "503", {})
+        return work.stopped
+
+    work.acknowledge(100, now.s * 10**9)
+    # As at a request in two hours: one failure is not minutes of failures.
+    assert not failed_at(7200, 7500)
+    work.acknowledge(1, now.s * 10**9)
+    assert not failed_at(7600, 7900)
+    # An answer that took no document ends nothing.
+    work.acknowledge(0, now.s * 10**9)
+    assert failed_at(7901) == ended_by_documents
+    assert ended_by_documents == (
+        work.hopeless
+        == "no document was acknowledged for 5min, and 899 more shall end what this load worker sends: 5 x 503"
+    )
+
+
 def test_a_rate_of_bytes_goes_by_the_bodies_and_not_by_what_is_written_already() -> None:
     source: Any = SimpleNamespace(for_user=lambda _user: iter([Body(b"x" * 1000, 4), Body(b"x" * 3000, 8)]))
     for unit, expected, means in (("bytes", 500.0, [1000.0, 2000.0]), ("documents", 2.0, [4.0, 6.0])):

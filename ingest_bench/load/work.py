@@ -12,6 +12,7 @@ from gevent.event import Event
 from ingest_bench.errors import IngestBenchError
 from ingest_bench.load.live import figures
 from ingest_bench.load.tickets import ClosedLoop
+from ingest_bench.units import format_time
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -27,6 +28,8 @@ _KINDS_OF_ERRORS = 50
 # A load in which nothing succeeds is ended after this time, once each user that has begun has failed.
 _HOPELESS_NS = 2 * 10**9
 _NEVER_NS = 2**63
+# One that a number of documents shall end, when all has failed for so long: a server that gets over a fault needs less.
+_NO_MORE_NS = 300 * 10**9
 
 
 class Work:
@@ -44,7 +47,7 @@ class Work:
         self.documents_repeated = 0
         self.item_failures: Counter[str] = Counter()
         self.hopeless = ""
-        """Why the load was given up: every request failed."""
+        """Why the load was given up; empty: it was not."""
         self.numbers = iter(users)
         """The number of each user, taken as it starts."""
         self.reader: Reader | None = None
@@ -61,6 +64,8 @@ class Work:
         self._counts_from_ns = _NEVER_NS
         self._left = 0
         """Of the documents that end the measurement."""
+        self._failing_since_ns = 0
+        """The first failure after the last acknowledgement; 0: there was none."""
         self._unit: RateUnit = "requests"
         self._taken = 0
         self._taken_units = 0
@@ -97,9 +102,13 @@ class Work:
         """A bulk of that user failed, or some of its items did."""
         self.item_failures.update(failures)
         self.note(said)
-        if self.acked:
-            return
         now_ns = time.monotonic_ns()
+        self._failing_since_ns = self._failing_since_ns or now_ns
+        if self.acked:
+            if self._left > 0 and now_ns - self._failing_since_ns > _NO_MORE_NS:
+                missing = f"{self._left:,} more shall end what this load worker sends"
+                self._give_up(f"no document was acknowledged for {format_time(_NO_MORE_NS)}, and {missing}")
+            return
         self._failed_requests += 1
         self._failed_users.add(user)
         self._first_failure_ns = self._first_failure_ns or now_ns
@@ -120,9 +129,12 @@ class Work:
 
     def give_up(self) -> None:
         """No more tickets: nothing has succeeded."""
+        self._give_up(f"every request failed ({self._failed_requests})")
+
+    def _give_up(self, why: str) -> None:
         items = tuple(f"{count} x item {kind}" for kind, count in self.item_failures.most_common(3))
         most = "; ".join(self.errors()[:3] or items)
-        self.hopeless = f"every request failed ({self._failed_requests}): {most}"
+        self.hopeless = f"{why}: {most}"
         self.stop()
 
     def abort(self, planned_ns: int, which: str, said: str) -> None:
@@ -147,6 +159,8 @@ class Work:
     def acknowledge(self, documents: int, done_ns: int) -> None:
         """So many more are acknowledged, by an answer of that moment."""
         self.acked += documents
+        if documents:
+            self._failing_since_ns = 0
         if done_ns >= self._counts_from_ns:
             self._left -= documents
             if self._left <= 0:

@@ -171,7 +171,8 @@ class LoadOptions:
     measure_ns: Annotated[int, Between(LEAST_NS, 24 * HOUR, "shorter shows nothing, longer is no benchmark")] = 10 * S
     """How long the measurement is."""
     measure_documents: Annotated[int, Between(1, 10**11, "a day at a million a second")] | None = None
-    """The measurement ends once so many documents are acknowledged, however long that takes, in place of `measure`."""
+    """The measurement ends once so many documents are acknowledged, however long that takes, in place of `measure`.
+    It is given up when every request has failed for 5 minutes."""
     abort: Annotated[tuple[Abort, ...], Several(0, 10, separator=",")] = ()
     """The load is given up as soon as one of them is broken; the run is then "aborted"."""
     seed: Seed = 1
