@@ -264,13 +264,25 @@ def test_what_a_closed_loop_did_not_send_is_said_with_the_open_loop_that_would_s
 
 
 @pytest.mark.parametrize(
-    ("requests", "rate"), [(60_059, "1000/s"), (630, "10/s"), (150, "2.5/s"), (12, "0.2/s"), (1, "0.017/s")]
+    ("requests", "rate"),
+    [
+        (60_059, "1000/s"),
+        (630, "10/s"),
+        (598, "9.96/s"),
+        (154, "2.56/s"),
+        (150, "2.5/s"),
+        (17, "0.283/s"),
+        (12, "0.2/s"),
+        (1, "0.0166/s"),
+    ],
 )
 def test_the_open_loop_that_is_proposed_asks_for_no_more_than_was_answered(requests: int, rate: str) -> None:
     values = {"idle_while_waiting_s": 8.0, "requests": requests}
     (said,) = closed_loop.remarks(values, Window(0, 60 * made.SECOND))
     assert said.text.endswith(f"arrivals={rate}")
-    assert parse_arrivals(rate).rate is not None
+    asked = parse_arrivals(rate).rate
+    assert asked is not None
+    assert asked.per_s <= requests / 60
 
 
 def test_a_request_an_hour_is_proposed_so_that_it_can_be_read_again() -> None:

@@ -6,6 +6,7 @@ meanwhile (Gil Tene's "coordinated omission").
 
 from __future__ import annotations
 
+import decimal
 from collections.abc import Mapping
 
 from ingest_bench.analysis.run.sample_columns import Tickets, Window, pieces, under_way
@@ -18,6 +19,8 @@ _SLOW = 10
 _WORTH = 0.02
 # From so many requests a second on a rate has no fraction.
 _WHOLE = 10
+# Of a lower one, this many digits.
+_DOWN = decimal.Context(prec=3, rounding=decimal.ROUND_FLOOR)
 
 
 def values(tickets: Tickets, window: Window, report: WorkerReport, median_ms: Value) -> dict[str, Value]:
@@ -71,10 +74,11 @@ def _much(values: Mapping[str, Value], length_s: float) -> tuple[float, str] | N
 
 
 def _rate(per_s: float) -> str:
-    """As arrivals have it: what was answered, rounded down where it is many.
+    """As arrivals have it: what was answered, rounded down.
 
     A server that was busy all the time falls behind for ever above it. At it, it has caught up at the end of the run.
     """
     if per_s >= _WHOLE:
         return f"{int(per_s)}/s"
-    return f"{per_s:.2g}/s" if per_s >= 1 / 60 else f"{per_s * 3600:.2g}/h"
+    number, unit = (per_s, "s") if per_s >= 1 / 60 else (per_s * 3600, "h")
+    return f"{_DOWN.create_decimal(repr(number)).normalize():f}/{unit}"
