@@ -65,7 +65,7 @@ def levels(before: int, after: int, step: float = 0.8) -> list[float]:
 
 
 def seen(nights: Sequence[Night], *columns: str) -> Trend:
-    return trend.trend(nights, columns or ("docs_per_s_mean",))
+    return trend.trend(iter(nights), columns or ("docs_per_s_mean",))
 
 
 def test_a_change_has_its_night_its_size_and_what_changed_with_it() -> None:

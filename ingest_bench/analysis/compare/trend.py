@@ -97,8 +97,9 @@ def trend(nights: Iterable[Night], columns: Sequence[str] = comparison.COMPARED)
     """The histories of these columns in every cell that has 6 nights of them, in the order of the columns."""
     found: dict[tuple[str, _Key], _Points] = {}
     columns = list(dict.fromkeys(map(per_gb.compared, columns)))
+    ordered = together(nights)
     for column in columns:
-        for night in together(nights):
+        for night in ordered:
             _add(found, column, night)
     enough = {key: points for key, points in found.items() if len(points.values) >= level_changes.FEWEST_NIGHTS}
     level = level_changes.LEVEL / max(1, len(enough))
