@@ -53,6 +53,10 @@ def test_a_read_that_fills_its_buffer_is_in_the_bin_that_ends_there(size: int) -
     assert histogram.bins({size + 1: 5})[0][0] == size + 1
 
 
+def test_a_bin_may_be_a_whole_octave() -> None:
+    assert histogram.bins({1: 2, 3: 1, 4: 1}, per_octave=1) == [(1, 1, 2), (2, 2, 0), (3, 4, 2)]
+
+
 def test_a_size_of_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match="size of 0"):
         histogram.bins({0: 1})

@@ -101,6 +101,30 @@ def test_an_end_of_stream_takes_a_buffer_and_brings_nothing() -> None:
     assert (cost.allocations, cost.ingested_bytes) == (2, 100)
 
 
+def test_a_read_that_found_nothing_has_a_buffer_of_its_own_also_behind_one_that_was_filled() -> None:
+    buffers = Fixed(4096)
+    for sizes, allocations in (((4096, -1), 2), ((4096, 0, 4096, 100), 4), ((4096, 4096, 0), 3)):
+        (cost,) = receive_buffers.what_if(reads(*sizes), buffers, candidates=[buffers])
+        assert (cost.allocations, cost.ingested_bytes) == (len(sizes), sum(size for size in sizes if size > 0))
+        assert allocations == len(sizes)
+
+
+def test_a_port_that_serves_one_connection_after_another_has_a_predictor_for_each() -> None:
+    buffers, real = Adaptive(64, 2048, 65536), list[int]()
+    recorded: list[int] = []
+    for sizes in (
+        [2048, 32768, 65536, 65536, 65536, 30720, *[65536] * 12, -1],
+        [2048, 3952, 6000, 6000, 6000, 6000, -1],
+    ):
+        predictor = buffers.predictor()
+        for size in sizes:
+            real.append(predictor.next_bytes)
+            predictor.read(size)
+        recorded += sizes
+    (cost,) = receive_buffers.what_if(reads(*recorded), buffers, candidates=[buffers])
+    assert (cost.allocations, cost.allocated_bytes) == (len(real), sum(real))
+
+
 def test_requests_of_one_size_are_not_taken_for_filled_buffers() -> None:
     (cost,) = receive_buffers.what_if(reads(61_078, 61_078, 61_078), candidates=[Fixed(1 << 20)])
     assert cost.allocations == 3

@@ -174,7 +174,10 @@ def test_a_goal_without_a_limit_for_errors_has_the_usual_one_and_says_so() -> No
     assert goals.parse("errors < 2%").text == "errors < 2%"
 
 
-@pytest.mark.parametrize("text", ["p99 < 500ms", "p99.9<2s, errors < 0.1%", "service  p99 < 10ms, max < 3s"])
+@pytest.mark.parametrize(
+    "text",
+    ["p99 < 500ms", "p99.9<2s, errors < 0.1%", "service  p99 < 10ms, max < 3s", "p99 < 1496ms, errors < 0.4994%"],
+)
 def test_a_goal_reads_as_it_is_written(text: str) -> None:
     assert goals.parse(goals.parse(text).text) == goals.parse(text)
 

@@ -269,6 +269,84 @@ def test_a_cause_that_goes_on_after_the_measurement_fits_what_waits_at_its_end(
     assert named(one) == set()
 
 
+def served(rows: list[tuple[float, float]], length_s: float, median_ms: float = 10) -> tuple[Stall, ...]:
+    """The stalls of these requests (begin and end, in seconds), of which nobody watched a cause."""
+    samples = made.samples([made.sample(begin, end, user=number % USERS) for number, (begin, end) in enumerate(rows)])
+    window = Window(made.START, made.START + round(length_s * SECOND))
+    return attribution.find(samples, window, median_ms, [], made.OFFSET)
+
+
+def open_loop(pause: tuple[float, float], answer_s: float, length_s: float) -> Samples:
+    """A request each 10 ms, for four users. Each that is due in the pause is answered after it, and later ones late."""
+    rows, free = [], [0.0] * USERS
+    for number in range(round(length_s * 100)):
+        due = number / 100
+        user = min(range(USERS), key=free.__getitem__)
+        sent = max(due, free[user])
+        done = sent + (answer_s if due > pause[0] else 0.01)
+        if sent < pause[1] and done > pause[0]:
+            done = pause[1] + 0.01
+        free[user] = done
+        sent_ns = made.START + round(sent * SECOND)
+        rows.append(made.sample(due, done, sent_ns=sent_ns, user=user, local_port=40000 + user))
+    return made.samples(rows)
+
+
+def test_what_an_open_loop_sends_after_the_measurement_waited_for_a_user_within_it() -> None:
+    rows = open_loop((4.5, 5.5), 0.08, 7)
+    window, pause = Window(made.START + 2 * SECOND, made.START + 5 * SECOND), {"garbage collection": [(4.5, 5.5)]}
+    (one,) = attribution.find(rows, window, 10, watched(pause), made.OFFSET)
+    assert (named(one), one.unexplained_ns) == ({"garbage collection"}, 0)
+
+
+@pytest.mark.parametrize("sent_s", [6.5, 7.0, 7.2])
+def test_a_request_that_is_sent_after_the_measurement_breaks_nothing(sent_s: float) -> None:
+    rows = [made.sample(number / 100, number / 100 + 0.01, user=number % USERS) for number in range(700)]
+    late = made.sample(6.4, 7.6, sent_ns=made.START + round(sent_s * SECOND), user=1)
+    window = Window(made.START + 2 * SECOND, made.START + 7 * SECOND)
+    stalls = attribution.find(
+        made.samples([*rows, made.sample(6, 6.5), late]), window, 10, watched({"quota": [(6.2, 6.3)]}), made.OFFSET
+    )
+    assert attribution.values(stalls)["stalled_s"] == pytest.approx(1, abs=0.02)
+
+
+def test_a_request_that_is_answered_when_the_measurement_begins_breaks_nothing() -> None:
+    rows = [made.sample(number / 100, number / 100 + 0.01) for number in range(500)]
+    window = Window(made.START + 2 * SECOND, made.START + 5 * SECOND)
+    found = attribution.find(made.samples([*rows, made.sample(1, 2)]), window, 10, watched({}), made.OFFSET)
+    assert attribution.values(found)["stalled_s"] == pytest.approx(0, abs=0.02)
+
+
+@pytest.mark.parametrize("longest_s", [0.19, 0.25])
+def test_one_slow_request_does_not_hide_that_the_rate_fell(longest_s: float) -> None:
+    rows = []
+    for user in range(USERS):
+        at = 0.0
+        while at < 30:
+            took = 0.02 if not 12 <= at < 17 else longest_s if user == 0 and 15 <= at < 15.19 else 0.19
+            rows.append((at, at + took))
+            at += took
+    assert attribution.values(served(rows, 30, median_ms=20))["stalled_s"] == pytest.approx(5.1, abs=0.2)
+
+
+def test_two_falls_of_the_rate_around_a_good_second_are_no_time_twice() -> None:
+    rows = [
+        (at / 100, at / 100 + 0.01)
+        for at in range(3000)
+        if not (1000 <= at < 1135 or 1165 <= at < 1300)
+        for _ in range(2 if 1100 <= at < 1200 else 1)
+    ]
+    first, second = served(rows, 30)
+    ends_s = [(moment - ZERO) / SECOND for one in (first, second) for moment in (one.start_ns, one.end_ns)]
+    assert ends_s == pytest.approx([10, 11.35, 11.65, 13], abs=0.1)
+
+
+def test_of_few_requests_a_second_a_gap_is_as_long_as_it_was() -> None:
+    rows = [(at / 5, at / 5 + 0.01) for at in range(150) if not 50 <= at < 60]
+    (one,) = served(rows, 30)
+    assert [(moment - ZERO) / SECOND for moment in (one.start_ns, one.end_ns)] == pytest.approx([9.9, 12], abs=0.11)
+
+
 def test_stalls_that_are_hardly_apart_are_one() -> None:
     both = load([(5, 6), (6.1, 7)], 20)
     (one,) = found(both, {"quota": [(5, 7)]})

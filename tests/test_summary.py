@@ -9,7 +9,7 @@ import made_runs as made
 import numpy as np
 import pytest
 
-from ingest_bench.analysis.run import closed_loop
+from ingest_bench.analysis.run import closed_loop, recovery
 from ingest_bench.analysis.run import sample_columns as load
 from ingest_bench.analysis.run.column import Column, once
 from ingest_bench.analysis.run.columns import COLUMNS
@@ -19,7 +19,7 @@ from ingest_bench.inputs.rates import parse_arrivals
 from ingest_bench.model.experiment import Cell, RunState
 from ingest_bench.model.load import LoadOptions
 from ingest_bench.model.network import Profile, Promise
-from ingest_bench.model.results import Happened, Summary
+from ingest_bench.model.results import READ_FIELDS, Happened, Series, Summary
 
 # A server that ended four seconds after the load began.
 OUT_OF_MEMORY: dict[str, Any] = {
@@ -495,6 +495,25 @@ def test_what_a_killed_server_does_not_have_any_more_is_a_result(missing: int, s
     assert (row.state, row.values["lost_documents"]) == (state, max(0, missing))
 
 
+def test_a_load_that_stood_still_before_a_fault_does_not_come_back_to_that() -> None:
+    begin = made.START + made.OFFSET
+    still = Series("docs_per_s", tuple(begin + second * made.SECOND for second in range(10)), (0.0,) * 10)
+    fault = Happened(kind="partition", started=begin + 5 * made.SECOND, ended=begin + 6 * made.SECOND)
+    assert recovery.recovery_s(still, [fault], begin, begin + 10 * made.SECOND) is None
+
+
+def test_bulks_of_a_million_documents_that_take_hours_have_their_rate() -> None:
+    slow = made.samples([made.sample(0, 10_000, documents=10**6, documents_acked=10**6)])
+    values = load.measured(slow, Window(made.START, made.START + 20_000 * made.SECOND))
+    assert values["docs_per_s_mean"] == pytest.approx(50)
+
+
+def test_reads_that_gave_nothing_are_no_reads_of_a_request() -> None:
+    nothing = np.array([(made.OFFSET + made.START + 3 * made.SECOND, -1, 40000)], dtype=list(READ_FIELDS))
+    row = summarise(made.record(), made.cell(), made.steady(), made.report(), made.measured(), reads=nothing)
+    assert (row.state, row.values["slowest_wire_ms"]) == ("measured", None)
+
+
 def test_overrides_of_the_profile_stand_beside_its_name() -> None:
     levels = {"network": "ethernet", "network.mtu": "1400", "gso_max_segs": "1", "heap": "2g", "name": "x"}
     row = summary(cell=made.cell(levels=levels, network=Profile(name="ethernet", mtu_bytes=1400)))
@@ -615,6 +634,12 @@ def test_addresses_that_differ_are_told_apart_and_those_that_do_alike_are_not_me
     (said,) = told(**addresses)
     assert "a.example:9200: 2,500 documents in 25 requests, service time p50 10.0 ms; b.example" in said
     assert said.endswith("c.example:9200: 0 documents in 0 requests")
+    # Of a few requests, which went to the addresses in turn, no median is known.
+    few, two = rows[30:33].copy(), addresses["addresses"][:2]
+    assert [remark.text for remark in load.differing_addresses(few, made.report(addresses=two))] == []
+    few["address"] = 0
+    (remark,) = load.differing_addresses(few, made.report(addresses=two))
+    assert remark.text.endswith("b.example:9200: 0 documents in 0 requests")
     # A ticket that nobody took went nowhere.
     unsent = made.samples([made.sample(5.0, 6.0, outcome="cut-off", address=-1, attempts=0, bytes_sent=0)])
     rows = np.concatenate([rows, unsent])

@@ -91,8 +91,12 @@ NO_LIMITS = Limits()
 def sequences(reads: np.ndarray[Any, np.dtype[Any]]) -> list[Bytes]:
     """The bytes of each read in order, for each connection, from records of `model.results.READ_FIELDS`."""
     ordered = reads[np.argsort(reads["end_ns"], kind="stable")]
-    # A port may serve one connection after another: the end of a stream (-1) keeps them apart.
-    return [ordered["bytes"][ordered["port"] == port].astype(np.int64) for port in np.unique(ordered["port"])]
+    found = []
+    for port in np.unique(ordered["port"]):
+        sequence = ordered["bytes"][ordered["port"] == port].astype(np.int64)
+        # A port may serve one connection after another: the end of a stream (-1) keeps them apart.
+        found += np.split(sequence, np.flatnonzero(sequence < 0) + 1)
+    return [sequence for sequence in found if len(sequence)]
 
 
 def recorded_size(reads: Iterable[Bytes]) -> int:
@@ -111,6 +115,8 @@ def available(sequence: Bytes, recorded: Buffers) -> Bytes:
         short = sequence < recorded.size_bytes
     else:
         short = _short_reads(sequence, recorded.predictor())
+    # A read that found nothing has a buffer of its own, whatever was left to find before it.
+    short[:-1] |= sequence[1:] <= 0
     if len(short):
         short[-1] = True
     ends = np.flatnonzero(short)

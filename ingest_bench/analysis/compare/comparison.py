@@ -206,7 +206,7 @@ def judged(family: Sequence[Comparison]) -> list[Comparison]:
 
 
 def _differing(one: CellRuns, other: CellRuns) -> list[str]:
-    return [key for key in one.levels if one.levels[key] != other.levels.get(key)]
+    return [key for key in {**one.levels, **other.levels} if one.levels.get(key) != other.levels.get(key)]
 
 
 def _least_variance(column: str, one: CellRuns, other: CellRuns) -> float:

@@ -74,7 +74,7 @@ def bins(counts: Mapping[int, int], per_octave: int = BINS_PER_OCTAVE) -> list[t
 def upper_edge(number: int, per_octave: int) -> int:
     """The largest value of a bin, exact at the powers of two."""
     octave, part = divmod(number, per_octave)
-    return 1 << octave if part == 0 else int(2 ** (number / per_octave))
+    return 1 << octave if part == 0 and octave >= 0 else int(2 ** (number / per_octave))
 
 
 def _bin_of(value: int, per_octave: int) -> int:

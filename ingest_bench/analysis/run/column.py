@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 Together = Literal["sum", "max", "min", "machine", ""]
-# What a name has that is no count of events: a unit, or a mean.
-_UNITS = frozenset({"s", "ms", "bytes", "ppm", "percent", "share", "per", "mean", "mss"})
+# What a name has that is no count of events: a unit, a mean, or a largest number of things that are there at once.
+_UNITS = frozenset({"s", "ms", "seconds", "bytes", "ppm", "percent", "share", "per", "mean", "max", "min", "mss"})
 
 
 @dataclass(frozen=True, slots=True)

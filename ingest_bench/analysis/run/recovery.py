@@ -15,7 +15,7 @@ BACK_SHARE = 0.9
 def recovery_s(docs_per_s: Series, faults: Sequence[Happened], start_ns: int, end_ns: int) -> float | None:
     """Seconds from the end of the last fault to the end of the first second at the earlier throughput.
 
-    None when there was no fault, nothing before it to compare with, or throughput did not come back within the
+    None when there was no fault, no throughput before it to compare with, or throughput did not come back within the
     measurement (`silent_s` and the picture show that).
     """
     if not faults:
@@ -27,6 +27,8 @@ def recovery_s(docs_per_s: Series, faults: Sequence[Happened], start_ns: int, en
     if not before:
         return None
     enough = BACK_SHARE * median(before)
+    if not enough:
+        return None
     after = (at for at, value in seconds if at + 10**9 > last_ns and at + 10**9 <= end_ns and value >= enough)
     back_ns = next(after, None)
     return None if back_ns is None else (back_ns + 10**9 - last_ns) / 1e9

@@ -158,7 +158,8 @@ def _acked(tickets: Tickets, window: Window) -> float:
     for samples, _ in pieces(tickets):
         begin_ns, end_ns = np.minimum(samples["sent_ns"], samples["done_ns"] - 1), samples["done_ns"]
         inside_ns = np.minimum(end_ns, window.end_ns) - np.maximum(begin_ns, window.start_ns)
-        documents += float((samples["documents_acked"] * inside_ns.clip(min=0) / (end_ns - begin_ns)).sum())
+        # Not times the nanoseconds: a million documents in three hours are too many for 64 bits.
+        documents += float((samples["documents_acked"] * (inside_ns.clip(min=0) / (end_ns - begin_ns))).sum())
     return documents
 
 
@@ -202,6 +203,9 @@ def differing_addresses(tickets: Tickets, report: WorkerReport) -> Iterator[Rema
     medians = [known[name, 50] for name in names if (name, 50) in known]
     all_answer = len(medians) == len(names) and not failed.any()
     if all_answer and max(medians) <= _ALIKE * min(medians):
+        return
+    # Of a few requests nobody knows a median: the addresses are taken in turn.
+    if len(medians) < len(names) and not failed.any() and np.ptp(requests) <= 1:
         return
     told = []
     for index, name in enumerate(names):

@@ -21,7 +21,7 @@ _TIMES = {
     "service p99": "service_ms_p99",
 }
 # A server that refuses what it cannot take is fast: without a limit for errors the search would call that met.
-_ERRORS_BELOW = 0.001
+_USUAL = f"{ERRORS} < 0.1%"
 _ALLOWED = (
     'write it like "p99 < 500ms, errors < 0.1%"; allowed are '
     f"{', '.join(_TIMES)} (times of the response unless they say service) and {ERRORS} (a share of the requests)"
@@ -35,16 +35,13 @@ class Limit:
     name: str
     below: float
     """Milliseconds; for errors a share, 0 to 1."""
+    text: str
+    """As it is written: to write it anew would round it."""
 
     @property
     def column(self) -> str:
         """The column that it limits; "" for errors, which are two columns."""
         return _TIMES.get(self.name, "")
-
-    @property
-    def text(self) -> str:
-        """As it is written."""
-        return f"{self.name} < {thresholds.shown(self.name, self.below)}"
 
     def found(self, values: Mapping[str, Value]) -> float | None:
         """The number of that run, in the limit's unit; None when the run has none."""
@@ -97,7 +94,7 @@ def parse(text: str) -> Goal:
     twice = {limit.name for limit in limits if [other.name for other in limits].count(limit.name) > 1}
     if twice:
         raise ValueError(f"{text!r} limits {', '.join(sorted(twice))} twice: keep one")
-    usual = () if ERRORS in {limit.name for limit in limits} else (Limit(ERRORS, _ERRORS_BELOW),)
+    usual = () if ERRORS in {limit.name for limit in limits} else (_limit(_USUAL),)
     return Goal(limits + usual)
 
 
@@ -105,4 +102,4 @@ def _limit(text: str) -> Limit:
     name, below = thresholds.condition(text, "<", _TIMES, _ALLOWED)
     if below <= 0:
         raise ValueError(f"{text.strip()!r} can never be met: nothing is below 0")
-    return Limit(name, below)
+    return Limit(name, below, " ".join(text.split()))

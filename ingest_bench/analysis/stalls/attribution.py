@@ -85,10 +85,11 @@ def find(
 
 def _judged(seen: Waiting, span: Span, spans: Sequence[Span], found: Sequence[Suspect]) -> Stall:
     """One stall with its causes, on the clock of the samples."""
-    waits, ports = _waits(span, seen.window), _ports(span, seen.slow_ns)
+    waits, ports = _waits(span, seen.window), _ports(span, seen)
     leads = np.flatnonzero(_leads(waits, ports))
     own, own_ports = _on_connection(span, waits, ports)[leads], ports[leads]
-    whole = int((own[:, 1] - own[:, 0]).sum())
+    # One that was answered when the measurement began has none of it.
+    whole = max(1, int((own[:, 1] - own[:, 0]).sum()))
     shares = [int((one.covered_ns(own[:, 1]) - one.covered_ns(own[:, 0])).sum()) / whole for one in found]
     against = [_against(one, seen, span, spans) for one in found]
     held = [not held_none(one, span.slow, ports) for one in found]
@@ -176,12 +177,18 @@ def _waits(span: Span, window: Window) -> Samples:
     return ends.clip(window.start_ns, window.end_ns)
 
 
-def _ports(span: Span, slow_ns: float) -> Samples:
-    """On which connection each slow request waited; 0: it waited for a user that was free (of a rate that fell: -1)."""
+def _ports(span: Span, seen: Waiting) -> Samples:
+    """On which connection each slow request waited; 0: it waited for a user that was free (of a rate that fell: -1).
+
+    What was sent after the measurement waited for a user within it.
+    """
     slow = span.slow
     if not len(slow):
         return np.full(1, -1)
-    ports: Samples = np.where(slow["done_ns"] - slow["sent_ns"] > slow_ns / 2, slow["local_port"], 0)
+    is_on_its_connection = (slow["done_ns"] - slow["sent_ns"] > seen.slow_ns / 2) & (
+        slow["sent_ns"] < seen.window.end_ns
+    )
+    ports: Samples = np.where(is_on_its_connection, slow["local_port"], 0)
     return ports
 
 
@@ -256,7 +263,11 @@ def _of_all_threads(causes: Iterable[Cause]) -> tuple[Cause, ...]:
 
 def values(stalls: Sequence[Stall]) -> dict[str, Value]:
     """The columns about them."""
-    unexplained_ns = sum(stall.unexplained_ns for stall in stalls)
+    # While a rate has fallen single requests may wait longer still: that is no time more.
+    ends_ns = np.array([(stall.start_ns, stall.end_ns) for stall in stalls]).reshape(-1, 2)
+    starts_ns, ends_ns = joined(*ends_ns.T)
+    stalled_ns = int((ends_ns - starts_ns).sum())
+    unexplained_ns = min(sum(stall.unexplained_ns for stall in stalls), stalled_ns)
     totals = Counter[str]()
     for stall in stalls:
         for cause in {one.cause for one in stall.causes}:
@@ -265,7 +276,7 @@ def values(stalls: Sequence[Stall]) -> dict[str, Value]:
         totals["unexplained"] = unexplained_ns
     return {
         "stalls": len(stalls),
-        "stalled_s": sum(stall.end_ns - stall.start_ns for stall in stalls) / 1e9,
+        "stalled_s": stalled_ns / 1e9,
         "stall_cause_top": max(totals, key=lambda cause: totals[cause], default=None),
         "stalled_unexplained_s": unexplained_ns / 1e9,
     }

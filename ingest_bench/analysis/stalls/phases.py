@@ -56,6 +56,8 @@ def by_port(reads: Samples | None, realtime_minus_monotonic_ns: int) -> Mapping[
     if reads is None or not len(reads):
         return {}
     full = reads[reads["bytes"] > 0]
+    if not len(full):
+        return {}
     full = full[np.lexsort((full["end_ns"], full["port"]))]
     ports, starts = np.unique(full["port"], return_index=True)
     ends = np.split(full["end_ns"] - realtime_minus_monotonic_ns, starts[1:])

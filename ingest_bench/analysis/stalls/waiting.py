@@ -21,6 +21,8 @@ _STEP_NS, _MOST_STEPS = 10_000_000, 1 << 23
 _MOST_KEPT = 1 << 19
 # What is less than so many slow requests apart, and no more than so much, is one stall.
 _APART, _MOST_APART_NS = 2, 250_000_000
+# A rate that fell is a stall of its own where slow requests waited for less of it.
+_MOSTLY = 0.5
 # Where the rate fell is looked at so closely.
 _CLOSE_NS = 100_000_000
 
@@ -132,13 +134,17 @@ def spans(waiting: Waiting, tickets: Tickets) -> list[Span]:
     ]
     for first_ns, last_ns in _low_rate(tickets, waiting.window):
         first, last = waiting.step(np.array([first_ns, last_ns])).tolist()
-        if not waiting.counts[first : last + 1].any():
+        if (waiting.counts[first : last + 1] > 0).mean() < _MOSTLY:
             found.append(Span(first_ns, last_ns, waiting.slow[:0], 0))
     return sorted(found, key=lambda span: span.start_ns)
 
 
 def _low_rate(tickets: Tickets, window: Window) -> list[tuple[int, int]]:
-    """The ends of each run of seconds whose rate is below half of its moving median, to a tenth of a second."""
+    """The ends of each run of seconds whose rate is below half of its moving median, to a tenth of a second.
+
+    It reaches into the second before it and after it as far as each tenth of these is low. Of a rate of a few requests
+    a second most tenths have none: what is low further away is none of it.
+    """
     seconds = window.seconds
     if seconds < 3:
         return []
@@ -153,11 +159,16 @@ def _low_rate(tickets: Tickets, window: Window) -> list[tuple[int, int]]:
     close = load.acked_each(tickets, window.start_ns, seconds * each, _CLOSE_NS)
     found = []
     for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
-        first, last = max(begin - 1, 0) * each, min(end + 1, seconds) * each
-        low = np.flatnonzero(close[first:last] < _LOW * around[begin:end].max() / each)
-        if len(low):
-            ends_of = (first + int(low[0]), first + int(low[-1]) + 1)
-            found.append((window.start_ns + ends_of[0] * _CLOSE_NS, window.start_ns + ends_of[1] * _CLOSE_NS))
+        is_low = close < _LOW * around[begin:end].max() / each
+        low = begin * each + np.flatnonzero(is_low[begin * each : end * each])
+        if not len(low):
+            continue
+        first, last = int(low[0]), int(low[-1]) + 1
+        while first > max(begin - 1, 0) * each and is_low[first - 1]:
+            first -= 1
+        while last < min(end + 1, seconds) * each and is_low[last]:
+            last += 1
+        found.append((window.start_ns + first * _CLOSE_NS, window.start_ns + last * _CLOSE_NS))
     return found
 
 
