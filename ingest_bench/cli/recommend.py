@@ -62,7 +62,7 @@ def _limits(limits: Limits) -> list[str]:
         known.append("TLABs of the network's threads are not known: the probe allocations has them")
     if limits.region_bytes is not None:
         region = format_bytes(limits.region_bytes)
-        known.append(f"a region of the heap has {region}: a buffer of half of that or more is a humongous object")
+        known.append(f"a region of the heap has {region}: a buffer larger than half of that is a humongous object")
     else:
         known.append("regions of the heap are not known: the probe gc has those of G1")
     return known
