@@ -294,6 +294,29 @@ def test_a_damaged_copy_of_what_a_recording_said_is_made_anew(
     assert json.loads((tmp_path / "recording.json").read_text())["content"] == json.loads(anew)
 
 
+@pytest.mark.parametrize("old", ['"pauses": [1]', '"last_ns": 1'])
+def test_a_copy_of_what_a_recording_said_that_was_changed_is_made_anew(
+    old: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "recording.jfr").write_bytes(b"x")
+    said = '{"events": 3, "last_ns": 1, "lost_bytes": 0, "files": [], "pauses": [1]}'
+    asked: list[Any] = []
+
+    def run(*argv: Any, **_: Any) -> str:
+        asked.append(argv)
+        return said
+
+    monkeypatch.setattr(system, "run", run)
+    context = ReadContext(raw=tmp_path, start_ns=0, end_ns=1, ports=frozenset(), reader=tuple)
+    kept = tmp_path / "recording.json"
+    assert recording.load(context).content == recording.load(context).content == json.loads(said)
+    assert len(asked) == 1
+    assert old in kept.read_text()
+    kept.write_text(kept.read_text().replace(old, old.replace("1", "7").replace("[7]", "7")))
+    assert recording.load(context).content == json.loads(said)
+    assert len(asked) == 2
+
+
 @pytest.mark.parametrize("line", ["7", "null", '"text"', '["a"]', "[" * 10_000, "{}"])
 def test_a_line_of_the_host_that_cannot_be_one_is_left_out(tmp_path: Path, line: str) -> None:
     good = json.dumps([1.0] * len(proc.FIELDS))

@@ -192,6 +192,19 @@ def test_every_kind_is_used_by_a_workload_or_a_test() -> None:
     assert [kind for kind in KINDS if f'kind = "{kind}"' not in text and f'"kind": "{kind}"' not in text] == []
 
 
+def test_documents_are_written_to_a_device_and_behind_a_link_and_never_take_their_place(tmp_path: Path) -> None:
+    one = workload({"name": "n", "kind": "id"})
+    device, link, far = tmp_path / "null", tmp_path / "link.ndjson", tmp_path / "far.ndjson"
+    device.symlink_to("/dev/null")
+    link.symlink_to(far)
+    assert export.write(one, 2, device, 1) == export.write(one, 2, link, 1) == far.stat().st_size
+    assert (device.readlink(), link.readlink()) == (Path("/dev/null"), far)
+    assert Path("/dev/null").is_char_device()
+    with pytest.raises(SpecError, match=f"^{tmp_path}: cannot be written: it is a folder$"):
+        export.write(one, 2, tmp_path, 1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["far.ndjson", "link.ndjson", "null"]
+
+
 def test_write_packs_by_suffix_and_writes_exactly_as_many_documents(tmp_path: Path) -> None:
     taxis = workload({"name": "n", "kind": "id"}, {"name": "m", "kind": "constant", "value": "." * 40})
     plain = tmp_path / "a.json"

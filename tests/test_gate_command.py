@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import made_summaries as made
 import pytest
 from typer.testing import CliRunner
 
+from ingest_bench.cli import screen
 from ingest_bench.cli.app import app
 from ingest_bench.errors import SpecError
 from ingest_bench.experiment import order, spec
@@ -47,6 +49,39 @@ def test_results_above_the_threshold_pass_and_below_it_fail(written: Path, tmp_p
     code, output = gate(written, "--thresholds", str(tmp_path / "high.toml"))
     assert code == 1
     assert "verdict: fail" in output
+
+
+def test_what_is_written_goes_to_a_pipe_and_behind_a_link_and_never_takes_their_place(
+    written: Path, tmp_path: Path
+) -> None:
+    low = ("--thresholds", str(tmp_path / "low.toml"))
+    pipe, link, far = tmp_path / "pipe", tmp_path / "link.xml", tmp_path / "far" / "junit.xml"
+    os.mkfifo(pipe)
+    far.parent.mkdir()
+    link.symlink_to(far)
+    read = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        assert gate(written, *low, "--markdown", str(pipe), "--junit", str(link))[0] == 0
+        assert os.read(read, 100).startswith(b"## ")
+    finally:
+        os.close(read)
+    assert pipe.is_fifo()
+    assert link.is_symlink()
+    assert far.read_text().startswith("<?xml")
+
+
+@pytest.mark.parametrize(("name", "said"), [(".", "it is a folder"), ("/proc/x.xml", "No such file or directory")])
+def test_a_place_where_nothing_can_be_written_is_one_sentence(
+    name: str, said: str, written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SpecError, match=f"^{name}: cannot be written: {said}$"):
+        gate(written, "--thresholds", "low.toml", "--junit", name)
+
+
+def test_a_name_of_a_file_that_is_no_utf_8_is_written_with_its_bytes_escaped(tmp_path: Path) -> None:
+    screen.keep(tmp_path / "page.html", os.fsdecode(b"a\xff.csv"))
+    assert (tmp_path / "page.html").read_text() == "a\\udcff.csv"
 
 
 @pytest.mark.slow

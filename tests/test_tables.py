@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
+import math
 
 import made_summaries as made
 import pytest
@@ -154,8 +156,49 @@ def test_a_summary_csv_is_read_again_with_the_same_numbers_and_states() -> None:
 def test_a_file_that_is_no_summary_is_refused_with_its_reason() -> None:
     with pytest.raises(ValueError, match=r"no summary.csv: the column experiment is missing"):
         text_tables.read_summary_csv("a,b\n1,2\n")
-    with pytest.raises(ValueError, match='"great" is no state'):
-        text_tables.read_summary_csv(text_tables.summary_csv(FOUR[:1]).replace("measured", "great"))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("measured", "great", 'line 2: "great" is no state'),
+        (",1,measured", ",x,measured", 'line 2: replicate: "x" is no whole number'),
+    ],
+)
+def test_a_row_that_cannot_be_one_is_refused_with_its_line(old: str, new: str, said: str) -> None:
+    text = text_tables.summary_csv(FOUR[:1])
+    assert old in text
+    with pytest.raises(ValueError, match=said):
+        text_tables.read_summary_csv(text.replace(old, new))
+
+
+def test_a_run_that_is_there_twice_is_refused_for_the_last_one_would_hide_the_others() -> None:
+    head, row = text_tables.summary_csv(FOUR[:1]).splitlines()
+    with pytest.raises(ValueError, match=f'line 3: the run "{FOUR[0].run}" is there twice'):
+        text_tables.read_summary_csv(f"{head}\n{row}\n{row}\n")
+
+
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [
+        ("7", 7),
+        ("-7", -7),
+        ("7.5", 7.5),
+        ("5e3", 5000.0),
+        ("1.5E-3", 0.0015),
+        ("9" * 4000, float("inf")),
+        ("1_000", "1_000"),
+        ("nan", "nan"),
+        ("\u0667", "\u0667"),
+    ],
+)
+def test_a_number_is_read_as_a_spreadsheet_writes_it(written: str, value: float | str) -> None:
+    head, row = csv.reader(io.StringIO(text_tables.summary_csv(FOUR[:1])))
+    row[head.index("docs_per_s_mean")] = written
+    (run,) = text_tables.read_summary_csv(text_tables.csv_text([head, row]))
+    assert run.values["docs_per_s_mean"] == value
+    is_number = isinstance(value, (int, float)) and math.isfinite(value)
+    assert cells.group([run])[0].numbers("docs_per_s_mean") == ([value] if is_number else [])
 
 
 def test_what_a_probe_remarks_is_shown_and_what_makes_a_run_invalid_is_its_reason_alone() -> None:

@@ -29,6 +29,8 @@ from rich.progress import (
 from rich.table import Column, Table
 from rich.text import Text
 
+from ingest_bench.errors import SpecError
+from ingest_bench.inputs import files
 from ingest_bench.inputs.visible import one_line, visible
 from ingest_bench.load import Progress as LoadProgress
 from ingest_bench.results import whole_files
@@ -99,9 +101,20 @@ def table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], number
 
 
 def keep(file: Path, content: str | bytes) -> None:
-    """Write what somebody asked for in a file, whole or not at all; its folder is made."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    whole_files.replace(file, content.encode() if isinstance(content, str) else content)
+    """Write what somebody asked for in a file, whole or not at all; its folder is made.
+
+    What is there and no file (`/dev/stdout`, a pipe) is written to. SpecError where nothing can be written.
+    """
+    # A name of a file that is no UTF-8 may stand in it.
+    data = content.encode(errors="backslashreplace") if isinstance(content, str) else content
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if files.is_special(file):
+            file.write_bytes(data)
+        else:
+            whole_files.replace(files.behind_links(file), data)
+    except OSError as error:
+        raise SpecError(f"{file}: cannot be written: {error.strerror}") from None
 
 
 def names(title: str, rows: Sequence[tuple[str, str]]) -> None:

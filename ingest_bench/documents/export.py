@@ -16,6 +16,7 @@ from ingest_bench.documents.lines import packing
 from ingest_bench.documents.pool import first
 from ingest_bench.documents.synthetic import Documents, example
 from ingest_bench.errors import SpecError
+from ingest_bench.inputs import files
 from ingest_bench.model.workload import DocumentField, Workload
 
 
@@ -40,21 +41,29 @@ def describe(workload: Workload) -> list[tuple[str, str]]:
 
 
 def write(workload: Workload, documents: int, out: Path, seed: int) -> int:
-    """The size of the text that was written: so many documents as NDJSON, packed by the suffix (.gz .bz2 .zst)."""
+    """The size of the text that was written: so many documents as NDJSON, packed by the suffix (.gz .bz2 .zst).
+
+    The file is whole or not there. What is no file (`/dev/stdout`, a pipe) is written to.
+    """
     if documents < 1:
         raise SpecError(f"{documents} documents: at least 1 is needed")
-    part = out.with_name(out.name + ".part")
-    total = 0
+    total, part = 0, None
     try:
-        with _open(part, packing(out.name)) as file:
+        to = out
+        if not files.is_special(out):
+            to = files.behind_links(out)
+            part = to.with_name(to.name + ".part")
+        with _open(part or to, packing(out.name)) as file:
             for block in first(Documents(workload, seed).blocks(), documents):
                 text = b"\n".join((*block, b""))
                 file.write(text)
                 total += len(text)
+        if part is not None:
+            part.replace(to)
     except OSError as error:
-        part.unlink(missing_ok=True)
+        if part is not None:
+            part.unlink(missing_ok=True)
         raise SpecError(f"{out}: cannot be written: {error.strerror}") from None
-    part.replace(out)
     return total
 
 

@@ -29,6 +29,19 @@ def trouble(path: Path) -> str:
     return next((what for is_kind, what in _KINDS if is_kind(mode)), "")
 
 
+def is_special(path: Path) -> bool:
+    """Whether a device, a pipe or a socket is there: what is written goes to it, and never takes its place."""
+    return path.exists() and bool(trouble(path))
+
+
+def behind_links(path: Path) -> Path:
+    """Where a file is that shall be replaced: a link goes on leading to it. IsADirectoryError for a folder."""
+    found = path.resolve()
+    if found.is_dir():
+        raise IsADirectoryError(errno.EISDIR, "it is a folder", str(path))
+    return found
+
+
 def check(path: Path) -> None:
     """OSError for what is not a plain file, before it is opened: opening a device or a pipe may wait, or act."""
     if what := trouble(path):

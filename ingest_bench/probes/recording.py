@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -12,6 +13,7 @@ from xml.sax.saxutils import quoteattr
 
 from ingest_bench import jvm, system
 from ingest_bench.errors import MissingCapability, SpecError
+from ingest_bench.inputs import files as plain_files
 from ingest_bench.inputs import records
 from ingest_bench.inputs.files import sha256
 from ingest_bench.jvm.compile import classes
@@ -142,6 +144,10 @@ class Recording:
         return max(end_ns - context.start_ns, 0) / 1e9
 
 
+# Before what was read, the last part of what is kept.
+_CONTENT = ', "content": '
+
+
 def files(raw: Path) -> tuple[list[Path], bool]:
     """The recording's files in order, and whether the JVM ended the recording itself.
 
@@ -166,8 +172,9 @@ def load(context: ReadContext) -> Recording:
     if content is None:
         content = _read(context, found)
         reads = _reads(context)
-        made = {"key": key, "reads_sha256": sha256(reads) if reads.exists() else None, "content": content}
-        kept.write_text(json.dumps(made), encoding="utf-8")
+        text = json.dumps(content)
+        made = {"key": key, "reads_sha256": sha256(reads) if reads.exists() else None, "content_sha256": _sha256(text)}
+        kept.write_text(f"{json.dumps(made)[:-1]}{_CONTENT}{text}}}", encoding="utf-8")
     return _judge(content, ended_well=ended_well)
 
 
@@ -175,6 +182,8 @@ def load(context: ReadContext) -> Recording:
 class _Kept:
     key: tuple[Any, ...]
     reads_sha256: str | None = None
+    content_sha256: str | None = None
+    """Of the text of `content`."""
     content: dict[str, Any]
 
 
@@ -185,11 +194,18 @@ def _reads(context: ReadContext) -> Path:
 def _kept(path: Path, key: list[Any], reads: Path) -> Mapping[str, Any] | None:
     """What was read before, with that key; None: nothing, or it or its reads are damaged, and all is read anew."""
     try:
-        kept: _Kept = records.from_file(_Kept, path)
-    except (FileNotFoundError, SpecError):
+        text = plain_files.text(path)
+        kept = records.from_json(_Kept, json.loads(text))
+    except (OSError, ValueError, RecursionError):
+        return None
+    if kept.content_sha256 not in (None, _sha256(text.partition(_CONTENT)[2][:-1])):
         return None
     found = sha256(reads) if reads.exists() else None
     return kept.content if list(kept.key) == key and kept.reads_sha256 == found else None
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def opened(context: ReadContext, probe: str) -> Generator[Remark, None, Recording]:

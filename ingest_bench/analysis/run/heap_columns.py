@@ -41,7 +41,7 @@ COLUMNS: tuple[Column, ...] = (
     ),
     Column("gc_allocation_stalls", "threads that had to wait for memory (ZGC)", "sum"),
     Column("gc_humongous_collections", "collections caused by an allocation larger than half a region (G1)", "sum"),
-    Column("g1_region_bytes", "size of a region of the heap (G1): what is larger than half of it is a humongous object", "max"),
+    Column("g1_region_bytes", "size of a region of the heap (G1): larger than half of it is humongous", "max"),
     Column("humongous_regions_max", "most humongous regions in use before a collection (G1)", "max"),
     Column("direct_buffers_max", "most direct buffers of the JVM's own pool; Java 17 and later", "max"),
     Column("direct_buffer_used_max_bytes", "most memory in them", "max"),

@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import io
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -72,9 +73,15 @@ def read_summary_csv(text: str) -> list[Summary]:
     columns = {column.name for column in COLUMNS}
     levels = [name for name in head if name not in columns and name not in (*_HEAD, _INSTRUMENTED)]
     found = []
+    seen = set[str]()
     for number, row in rows:
         if row["state"] not in get_args(RunState):
             raise ValueError(f'line {number}: "{row["state"]}" is no state of a run')
+        if not row["replicate"].isdecimal():
+            raise ValueError(f'line {number}: replicate: "{row["replicate"]}" is no whole number')
+        if row["run"] in seen:
+            raise ValueError(f'line {number}: the run "{row["run"]}" is there twice')
+        seen.add(row["run"])
         found.append(
             Summary(
                 run=row["run"],
@@ -261,6 +268,10 @@ def _ending(run: Summary) -> str:
     return run.state if run.state != "oom" else f"OOM ({what})" if what else "OOM"
 
 
+# No count is above 64 bits.
+_WHOLE, _NUMBER = re.compile(r"-?[0-9]{1,19}"), re.compile(r"-?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+)?")
+
+
 def _cell(value: Value) -> str:
     if value is None:
         return ""
@@ -269,9 +280,9 @@ def _cell(value: Value) -> str:
 
 
 def _value(text: str) -> Value:
+    """A number as `_cell` writes it, or as a spreadsheet does; else a text."""
     if not text:
         return None
-    try:
-        return float(text) if "." in text else int(text)
-    except ValueError:
-        return text
+    if _WHOLE.fullmatch(text):
+        return int(text)
+    return float(text) if _NUMBER.fullmatch(text) else text
