@@ -251,7 +251,7 @@ def _for_users(record: type, text: str) -> str:
     """What a field means in the words of TOML: keys in place of fields, and a missing key in place of None."""
     for key, name in records.keys(record).items():
         text = text.replace(f"`{name}`", f"`{key}`")
-    return text.replace("None:", "Without it:")
+    return text.replace("; None:", "; without it:").replace("None:", "Without it:")
 
 
 def _is_text(node: ast.stmt) -> typing.TypeGuard[ast.Expr]:

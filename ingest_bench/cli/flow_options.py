@@ -28,7 +28,7 @@ OwnPorts = Annotated[
         "--port",
         metavar="PORTS",
         help=screen.literal(
-            "The server is here: connections to these ports of ours, of all or of each --to HOST[/BITS]."
+            "On the server's machine: connections to these ports of it, from anybody, or from each --to HOST[/BITS]."
         ),
     ),
 ]
@@ -46,8 +46,8 @@ SharedSettings = Annotated[
 SshLimit = Annotated[
     str | None,
     typer.Option(
-        help="How long at most where your SSH connection runs over the interface; 10min unless it is given. It is "
-        "spared, and that is proven first."
+        help="The longest time where your own SSH connection runs over the interface; 10min unless it is given. That "
+        "connection is left as it is, which is proven first."
     ),
 ]
 

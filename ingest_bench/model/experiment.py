@@ -57,7 +57,7 @@ class Fault:
         "exhausted-ports",
         "dns-failure",
     ]
-    """What happens, a key of `faults.FAULTS`."""
+    """What happens."""
     name: Name | None = None
     """Where `fault` is a factor, it happens in the cells whose level has this name; without a name in all."""
     at_ns: Moment
@@ -81,7 +81,7 @@ class Fault:
     iops: Annotated[int, Between(2, 10**6, "io.max takes no 1; a loop device does no more")] | None = None
     """How many reads, and how many writes, a slow disk does a second."""
     delay_ns: Delay | None = None
-    """The same; of a slow disk how long each read and write waits, of a slow fsync each sync."""
+    """Of a throttle: the link's delay; of a slow disk how long each read and write waits, of a slow fsync each sync."""
     mtu_bytes: Annotated[int, Between(68, 9216, "IPv4 needs 68 (RFC 791); larger ones are rare")] | None = None
     """The largest IP packet that passes an MTU black hole."""
     icmp: Literal["eaten", "sent"] = "eaten"

@@ -140,7 +140,7 @@ class Profile:
     offloads: Annotated[dict[Feature, bool], Several(0, 64)] = field(default_factory=dict)
     """Features by ethtool's names ("tso", "gso", "gro", "lro" …) or the kernel's ("rx-udp-gro-forwarding" …)."""
     congestion_control: CongestionControl | None = None
-    """None: on a link of ours `LINK_CONGESTION_CONTROL`, on a real interface what the host has for this way."""
+    """None: on a link of ours cubic, on a real interface what the host has for this way."""
     tcp_rmem_bytes: BufferSizes | None = None
     """Least, default, most, as net.ipv4.tcp_rmem: "4096 131072 6291456"."""
     tcp_wmem_bytes: BufferSizes | None = None

@@ -104,7 +104,7 @@ class Start:
     heap_bytes: Heap = GIB
     """Unless the experiment says another one."""
     gc: Collector = "default"
-    """The same."""
+    """Unless the experiment says another one."""
 
     @property
     def ways(self) -> tuple[str, ...]:

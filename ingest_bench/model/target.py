@@ -61,7 +61,7 @@ class TargetOptions:
     """The `[target]` of an experiment: the factors that concern the server."""
 
     name: Name = "opensearch"
-    """The kind of server, a key of `targets.TARGETS`."""
+    """The kind of server: a name that `ingest-bench list` shows."""
     file: FilePath | None = None
     """A server of the user's own in place of one by name: its TOML file."""
     server: Server | None = None
@@ -91,11 +91,11 @@ class TargetOptions:
     setting: Annotated[dict[SettingName, Line], Several(0, 500)] = field(default_factory=dict)
     """More settings of the server, as `-Ename=value`."""
     url: Url | None = None
-    """A server that runs already. It is what it is: no other key than `attach` and `ca_file` can be chosen then."""
+    """A server that runs already. It is what it is: hardly another key can be chosen then."""
     attach: Annotated[int, Between(1, 4_194_304, "PID_MAX_LIMIT of Linux")] | None = None
     """The pid of its JVM, so that all probes can watch it. Without a URL: where this process listens."""
     attach_started: Label | None = None
-    """When that process began, as `jvm.attach.began` tells it; a plan has it. No other process is measured for it."""
+    """When that process began; a plan has it. No other process is measured for it."""
     interface: RealLink | None = None
     """The real interface that leads there, shaped for each run as the cell's network says; None: it is as it is."""
     more_urls: Annotated[tuple[Url, ...], Several(0, 255)] = ()

@@ -57,7 +57,7 @@ class JsonArrayKeys:
     again: Annotated[tuple[Status, ...], Several(0, 100)] = ("429",)
     """Those that say that nothing was done with any of them, and that the request may be tried again."""
     refused: Annotated[tuple[Status, ...], Several(0, 100)] = ("4xx",)
-    """Those that say the same, for good. After any other status nobody knows what became of the documents."""
+    """Those that say that none of the documents was stored, for good. After any other status it is unknown."""
 
     @property
     def meanings(self) -> Mapping[str, Meaning]:

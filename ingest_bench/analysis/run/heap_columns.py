@@ -52,8 +52,8 @@ COLUMNS: tuple[Column, ...] = (
     Column("direct_allocations_per_s", "the same by the length of the measurement", "sum"),
     Column("direct_allocation_ms_mean", "mean time that such an allocation took, waiting included"),
     Column("direct_allocation_ms_p50", "median of it; the percentiles have three digits", of="direct_allocations"),
-    Column("direct_allocation_ms_p99", "99th percentile of it", of="direct_allocations"),
-    Column("direct_allocation_ms_max", "longest of them", "max"),
+    Column("direct_allocation_ms_p99", "99th percentile of the same", of="direct_allocations"),
+    Column("direct_allocation_ms_max", "the longest of the same", "max"),
     Column(
         "system_gcs",
         "calls of System.gc() within the measurement; of Java before 17 the collections that they led to",
