@@ -168,7 +168,7 @@ def be_workers(port: int, folder: Path, count: int) -> None:
         own = folder / f"worker-{number}"
         own.mkdir()
         own_keys = keys.read_worker(folder / "keys" / f"worker-{number}.key")
-        setup = json_child.sender(
+        setup = json_child.worker_setup(
             {"host": "127.0.0.1", "port": port},
             own_keys,
             patience_s=300.0,

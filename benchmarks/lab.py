@@ -73,7 +73,7 @@ class Bench:
 
 @contextlib.contextmanager
 def opened(users: int, seconds: float, *, profile: str = "loopback", **setting: str) -> Iterator[Bench]:
-    """The sink, with settings such as `stall="1s"` (targets/sink.py), ready behind a link."""
+    """The sink, with settings such as `stall="1s"` (targets/small/sink.py), ready behind a link."""
     chosen = {f"sink.{name}": value for name, value in setting.items()}
     with served(TargetOptions(name="sink", heap_bytes=512 << 20, setting=chosen), profile) as here:
         yield Bench(here.link, here.listen, here.http, here.folder, users, seconds)

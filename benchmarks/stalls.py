@@ -252,7 +252,7 @@ def stop_generator(process: subprocess.Popen[bytes], plan: Plan, out: Path, done
         time.sleep(max(0.0, begun + at_s - time.monotonic()))
         if process.poll() is not None:
             return
-        pids = [pid for pid, command in descendants(process.pid) if "load.fleet.sender" in command]
+        pids = [pid for pid, command in descendants(process.pid) if "load.fleet.fleet_worker" in command]
         start_ns = time.time_ns()
         try:
             for pid in pids:

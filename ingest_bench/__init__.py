@@ -27,7 +27,7 @@ The rooms, each with its words on its front page:
 Imports run downward only (tests/test_architecture.py holds the whole list):
 
     cli          -> everything
-    lab          -> report analysis | targets network host faults probes load | jvm ledger results experiment inputs
+    lab          -> report analysis | targets network host faults probes load | jvm documents results experiment inputs
     faults       -> network host experiment (a layer of a link is made of the link's own verbs)
     targets, network, host, probes, load -> jvm ledger system inputs, never each other
     load         -> protocols documents experiment          protocols -> documents idl          documents -> experiment

@@ -35,7 +35,7 @@ with pytest.MonkeyPatch.context() as patched:
 
     from ingest_bench.load import worker
     from ingest_bench.load.fleet import fleet_worker
-    from ingest_bench.load.fleet.fleet_worker import Sender
+    from ingest_bench.load.fleet.fleet_worker import FleetWorker
     from ingest_bench.load.users.ingest import TicketUser
     from ingest_bench.load.work import Work
 
@@ -166,7 +166,7 @@ def test_a_user_has_its_bodies_before_the_load_begins() -> None:
 
 
 def test_a_user_that_fails_before_it_is_ready_ends_the_load_with_its_text() -> None:
-    lead = Sender({"seat": 0})
+    lead = FleetWorker({"seat": 0})
     lead.runner = Environment().create_local_runner()
     with pytest.raises(RunFailed, match="no memory is left"):
         lead.spawned([type("User", (TicketUser,), {"fixed_count": 1})], lambda: "no memory is left")
@@ -177,7 +177,7 @@ def test_a_worker_does_not_look_all_the_time_whether_its_users_may_start(monkeyp
         raise AssertionError("it looks again after a moment")
 
     monkeypatch.setattr(fleet_worker, "gevent", SimpleNamespace(sleep=look_again))
-    lead = Sender({"seat": 0})
+    lead = FleetWorker({"seat": 0})
     lead.runner = Environment().create_local_runner()
     waits = gevent.spawn(lead.spawned, [type("User", (TicketUser,), {"fixed_count": 1})], str)
     gevent.sleep(0.001)

@@ -133,7 +133,7 @@ def test_what_tc_shows_of_a_queue_is_compared_with_what_it_was_told() -> None:
     alone = replace(FAIR, delay_ns=0, ecn=True)
     shown = f"[{HFSC},{CODEL}]"
     assert qdiscs.differences(shown, alone, 1500) == []
-    assert qdiscs.counters(shown) == qdiscs.Counters(5, 9, 2, 1)
+    assert qdiscs.counters(shown) == qdiscs.Counters(5, 9, 2)
     assert qdiscs.marks(shown) == 7
     assert qdiscs.differences(shown, replace(alone, ecn=False), 1500) == ["fq_codel ecn is 1.0, not 0"]
     assert qdiscs.differences(f"[{HFSC}]", alone, 1500) == ["fq_codel is missing"]

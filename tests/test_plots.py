@@ -257,7 +257,7 @@ def test_a_short_label_is_drawn_as_it_is() -> None:
         long = plots_style.fitted(drawn, "a" * 100 + "z" * 100, 17, 4.0)
         assert long[0] == "a"
         assert long[-1] == "z"
-        assert plots_style.text_width_in(drawn, long, 17, bold=True) <= 4.0
+        assert plots_style.text_width_in(drawn, long, 17) <= 4.0
 
 
 @pytest.mark.slow

@@ -2,7 +2,7 @@
 
 `settings` has the settings that an experiment may change for the time of a run, each with the file that it is, and how
 they are put back. `shares` is what a node has of the machine for itself, so that faults can take it away: `cgroups`, a
-file system (`disk`) with rules for it (`throttle`) or a device that is late (`latency`), its `syncs` of files.
+file system (`disk`) with rules for it (`io_limits`) or a device that is late (`latency`), its `syncs` of files.
 `neighbours` are busy on its CPUs. `machine` reads what this machine is, and `advice` judges what of it is known to hurt
 such servers.
 """

@@ -20,6 +20,7 @@ from ingest_bench import system
 from ingest_bench.errors import MissingCapability, RunFailed
 from ingest_bench.ledger import Action, Step, Undo, session
 from ingest_bench.model.capability import Capability
+from ingest_bench.model.load import LONGEST_LOAD_S
 from ingest_bench.trials import Trial, tried
 
 Controller = Literal["cpu", "memory", "io"]
@@ -31,8 +32,6 @@ _SHOWN_BY: Mapping[tuple[Controller, int], str] = {
     ("cpu", 1): "cpu.cfs_quota_us",
     ("memory", 1): "memory.limit_in_bytes",
 }
-# A server's run may be as long as the longest load; whoever dies is noticed by the watchdog at once.
-_LONGEST_S = 30 * 24 * 3600
 # Each folder's list of processes, then a word, then the command: 0 is who writes.
 _JOIN = 'while [ "$1" != in ]; do echo 0 > "$1" || exit 1; shift; done; shift; exec "$@"'
 # Who is killed leaves it within a moment, and who lives on goes where it came from.
@@ -126,7 +125,7 @@ def groups(controllers: Set[Controller], nodes: int) -> Iterator[tuple[Group, ..
         for node in range(1, nodes + 1)
     ]
     folders = {place.folder: place.own for group in made for place in group.places.values()}
-    with session(f"cgroups-{name}", "cgroups of a run", time_limit_s=_LONGEST_S, within=("mnt",)) as opened:
+    with session(f"cgroups-{name}", "cgroups of a run", time_limit_s=LONGEST_LOAD_S, within=("mnt",)) as opened:
         opened.change([_making(folder, own) for folder, own in folders.items()])
         yield tuple(made)
 

@@ -22,6 +22,7 @@ from ingest_bench.host import latency
 from ingest_bench.host.latency import Latency
 from ingest_bench.ledger import Action, Session, Step, Undo, session
 from ingest_bench.model.capability import Capability
+from ingest_bench.model.load import LONGEST_LOAD_S
 from ingest_bench.trials import Trial, tried
 
 _PROGRAMS = {"mkfs.ext4": "e2fsprogs", "mount": "mount", "umount": "mount", "findmnt": "util-linux"}
@@ -30,7 +31,6 @@ _LOOPS = Path("/dev/loop-control")
 _LARGEST_BYTES = 16 << 30
 _SMALLEST_BYTES = 256 << 20
 _IMAGE = ".disk"
-_LONGEST_S = 30 * 24 * 3600
 _LOOK_S = 0.02
 # No blocks for root alone, few inodes, and none of them written before it is used: the file stays sparse.
 _MAKE = ("mkfs.ext4", "-q", "-F", "-m0", "-i", "65536", "-J", "size=64", "-E", "lazy_itable_init=1,nodiscard")
@@ -88,7 +88,7 @@ def own(home: Path, *, may_wait: bool = False) -> Iterator[Own]:
             raise MissingCapability(f"{home}: a file system of its own needs 256 MiB, {size_bytes:,} bytes are free")
         image = home / _IMAGE
         key = f"disk-{hashlib.sha256(str(home).encode()).hexdigest()[:16]}"
-        with session(key, f"file system of {home}", time_limit_s=_LONGEST_S, within=("mnt",)) as opened:
+        with session(key, f"file system of {home}", time_limit_s=LONGEST_LOAD_S, within=("mnt",)) as opened:
             late = Latency(latency.name_for(home)) if may_wait else None
             opened.change((_making(image, size_bytes), *_mounting(image, home, late)))
             os.unlink(_IMAGE, dir_fd=below)

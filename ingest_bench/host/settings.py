@@ -20,6 +20,7 @@ from ingest_bench.host import machine
 from ingest_bench.inputs import records
 from ingest_bench.ledger import session
 from ingest_bench.ledger.steps import Step, chosen, setting_step
+from ingest_bench.model.load import LONGEST_LOAD_S
 from ingest_bench.trials import Trial, tried
 
 if TYPE_CHECKING:
@@ -28,10 +29,6 @@ if TYPE_CHECKING:
     from ingest_bench.ledger import Kind
     from ingest_bench.model.capability import Capability
     from ingest_bench.model.host_settings import HostSettings
-
-# The longest load that a results folder may have (`store.LONGEST_LOAD_NS`). Whoever dies is noticed by the watchdog at
-# once: the limit is for a process that stands still for ever.
-_LONGEST_S = 30 * 24 * 3600
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,7 +158,7 @@ def _held(key: str, value: str) -> Iterator[None]:
     key = "host" + str(setting.path).replace("/", "-")
     # Of TCP's settings those of the machine stand in its first network namespace alone.
     within: tuple[Kind, ...] = ("net",) if setting.path.is_relative_to("/proc/sys/net") else ()
-    with session(key, what, time_limit_s=_LONGEST_S, resources=files, within=within) as opened:
+    with session(key, what, time_limit_s=LONGEST_LOAD_S, resources=files, within=within) as opened:
         if _now(setting) != value:
             opened.change((change(setting, value),))
         if (now := _now(setting)) != value:

@@ -23,7 +23,7 @@ _WORDS: Mapping[Any, str] = {bool: "true or false", int: "a whole number", float
 
 def decoded(hint: Any, value: Any, where: str = "") -> Any:
     """The value as that type has it; ValueError says where (`runs[0].cell`) something else stands, and what."""
-    options = _options(hint)
+    options = options_of(hint)
     if hint is Any or (value is None and types.NoneType in options):
         return value
     *others, last = [option for option in options if option is not types.NoneType]
@@ -68,11 +68,15 @@ def _record(kind: type, value: Any, where: str) -> Any:
         if key not in hints:
             raise ValueError(f"{_at(where)}the key {_shown(key)} is not known here")
     for field in dataclasses.fields(kind):
-        optional = field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
-        if not optional and field.name not in table:
+        if is_required(field) and field.name not in table:
             raise ValueError(f'{_at(where)}the key "{field.name}" is missing')
     prefix = f"{where}." if where else ""
     return kind(**{name: decoded(hints[name], item, f"{prefix}{name}") for name, item in table.items()})
+
+
+def is_required(field: dataclasses.Field[Any]) -> bool:
+    """Whether a record has no value of its own for it."""
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
 @functools.cache
@@ -80,7 +84,8 @@ def _hints(kind: type) -> dict[str, Any]:
     return get_type_hints(kind)
 
 
-def _options(hint: Any) -> tuple[Any, ...]:
+def options_of(hint: Any) -> tuple[Any, ...]:
+    """The types that a value of this type may have: those of a union, or it alone."""
     return get_args(hint) if get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
 
 

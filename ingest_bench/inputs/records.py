@@ -21,6 +21,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_t
 from ingest_bench import units
 from ingest_bench.errors import SpecError
 from ingest_bench.inputs import decoding, files, rates, rules, thresholds, urls
+from ingest_bench.inputs.decoding import is_required, options_of
 from ingest_bench.model.load import Abort, Arrivals, Rate, TrackChoice
 from ingest_bench.model.network import FarEnd, PortRange, RealLink
 from ingest_bench.model.target import Endpoint, Url
@@ -57,7 +58,7 @@ _CHECKS: Mapping[type, Callable[[Any], None]] = {
 
 
 def _types(hint: Any) -> list[tuple[Any, tuple[Any, ...]]]:
-    options = get_args(hint) if get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+    options = options_of(hint)
     return [
         (option.__origin__, option.__metadata__) if get_origin(option) is Annotated else (option, ())
         for option in options
@@ -173,8 +174,7 @@ def _known(record: type, key: str, where: str) -> str:
 
 def _require(record: type, values: Mapping[str, Any], where: str) -> None:
     for field in dataclasses.fields(record):
-        optional = field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
-        if not optional and field.name not in values:
+        if is_required(field) and field.name not in values:
             raise SpecError(f'{where}: the key "{key_of(field.name)}" is missing')
 
 
@@ -287,7 +287,7 @@ def _enforce(ruled: tuple[Any, ...], made: Any, found: Any, suffix: str, where: 
 
 def _check(hint: Any, value: Any, suffix: str, where: str) -> None:
     """The same of a value that is in its record already."""
-    options = get_args(hint) if get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+    options = options_of(hint)
     if value is None and types.NoneType in options:
         return
     kind, ruled = next(((kind, ruled) for kind, ruled in _kinds(hint) if _is_a(kind, value)), (None, ()))

@@ -105,8 +105,8 @@ def is_here(artifact: Artifact) -> bool:
     return cache.has(f"artifacts/{artifact.group}/{artifact.file_name}")
 
 
-def unpack_zip(archive: Path, into: Path, wanted: Callable[[str], bool] = lambda _: True) -> None:
-    """The archive's files in a folder, with the mode bits that the archive gives them."""
+def unpack_zip(archive: Path, into: Path, wanted: Callable[[str], bool]) -> None:
+    """The archive's wanted files in a folder, with the mode bits that the archive gives them."""
     with zipfile.ZipFile(archive) as opened:
         for entry in opened.infolist():
             if wanted(entry.filename):

@@ -153,7 +153,7 @@ def environment(plan: LaunchPlan) -> dict[str, str]:
     return {"PATH": system.PATH, "LANG": "C.UTF-8", "HOME": str(plan.cwd), **plan.env}
 
 
-def last_lines(log: Path, count: int = 20) -> str:
+def last_lines(log: Path) -> str:
     """The end of a log, for an error; of the frames of a stack only the first, so that what was said is among it."""
     with suppress(OSError):
         with log.open("rb") as file:
@@ -161,7 +161,7 @@ def last_lines(log: Path, count: int = 20) -> str:
             lines = file.read().decode("utf-8", "replace").splitlines()
         before = ["", *lines]
         told = [line for line, last in zip(lines, before, strict=False) if not (_is_frame(line) and _is_frame(last))]
-        return "\n".join(line[:400] for line in told[-count:]) or "(it wrote nothing)"
+        return "\n".join(line[:400] for line in told[-20:]) or "(it wrote nothing)"
     return f"({log} could not be read)"
 
 

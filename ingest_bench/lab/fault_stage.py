@@ -19,7 +19,7 @@ from ingest_bench.results.run_folder import RunFolder
 
 def flush(server: RunningServer, indices: Sequence[str]) -> None:
     """What a server of ours has in memory of these indices is written to files, all of it at once."""
-    assert server.target.flush is not None, server.target.name  # noqa: S101 - `procedure.check` refused it
+    assert server.target.flush is not None, server.target.name  # noqa: S101 - `steps` and `checks` refused it
     server.target.flush(server.nodes, [ours(pid, server.java) for pid in server.jvm_pids], indices)
 
 

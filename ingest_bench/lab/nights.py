@@ -15,7 +15,7 @@ from ingest_bench.lab import evaluation
 from ingest_bench.model.results import RunRecord
 from ingest_bench.results import layout
 
-# As `store.create` names them; the second of one second has a number.
+# As `layout.create` names them; the second of one second has a number.
 _START = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}-[0-9]{2}-[0-9]{2}Z(-[0-9]+)?")
 
 

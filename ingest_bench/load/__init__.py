@@ -5,11 +5,11 @@
     supervisor.py    one start, one report, for all workers    plan.py         what a worker is told
     together.py      several loads at the same time
     fleet/           Locust's master and workers, anywhere     worker.py       what a worker does
-    work.py          what the users of a worker share          users/          who sends; sender.py: a ticket to its end
+    work.py          what the users of a worker share          users/tries.py  a ticket to its end
     arrivals.py      when requests are due (pure)              tickets.py      who gives them to users; alarm.py
     recorder.py      every sample on disk                      health.py       how the generator itself is
-    figures.py       what it has done so far                   exporter.py     figures for a dashboard
-    giving_up.py     whether it is hopeless (pure)
+    live/figures.py  what it has done so far                   live/exporter.py    figures for a dashboard
+    reports.py       several reports as one                    live/giving_up.py   whether it is hopeless (pure)
     locustfile.py    the user for anybody's locustfile
 
 How a body goes over the wire and what an answer means, `protocols/` knows.

@@ -58,7 +58,7 @@ class LoadPlan:
     step: Step | None = None
     """A bulk step of a track: its files are sent, each once, in place of the workload's documents."""
     tells_figures: bool = False
-    """Whether each worker tells its figures while it sends (`load.figures`)."""
+    """Whether each worker tells its figures while it sends (`load.live.figures`)."""
     pool_bytes: int = POOL_BYTES
     """How much each worker holds in memory."""
     first_id: int = 0

@@ -1,6 +1,6 @@
 """What a load worker does: prepares a load, sends it, and leaves its samples and its report on its disk.
 
-Who leads it (`fleet.sender`) brings Locust's runner, lets the users start, and says when the load begins.
+Who leads it (`fleet.fleet_worker`) brings Locust's runner, lets the users start, and says when the load begins.
 """
 
 from __future__ import annotations

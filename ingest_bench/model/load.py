@@ -27,6 +27,9 @@ from ingest_bench.model.workload import BulkAction, BulkDocuments, Users
 
 ArrivalShape = Literal["closed", "constant", "poisson", "ramp", "steps", "sine", "recorded"]
 RateUnit = Literal["requests", "documents", "bytes"]
+# A measurement ends after a day (load.plan), the longest warm-up too; tracks have several of them. What was changed for
+# a run is taken back after that time at the latest; when somebody dies, the watchdog does so at once.
+LONGEST_LOAD_S = 30 * 24 * 3600
 # More than one machine of today can do: wrk's million of requests, and the bytes of 800 Gbit/s.
 MOST_PER_S: Mapping[RateUnit, float] = {"requests": 1e6, "documents": 1e8, "bytes": 1e11}
 # The shortest measurement.

@@ -29,7 +29,6 @@ Scheme = Literal["http", "https"]
 VantageName = Literal["started", "attached", "outside"]
 # AdaptiveRecvByteBufAllocator.DEFAULT_MINIMUM of Netty, and net.core.rmem_max of hosts that are tuned for 100 Gbit/s.
 ReceiveBuffer = Annotated[int, Between(64, 64 * MIB, "Netty's least; more than one read of a socket gives")]
-SocketBuffer = Annotated[int, Between(2048, GIB, "what a socket of Linux has at least and at most")]
 SettingName = Annotated[
     str,
     Form(

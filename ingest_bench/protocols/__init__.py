@@ -3,7 +3,8 @@
     bulk.py        action lines and documents, an answer for each (Elasticsearch, OpenSearch, the sink)
     json_array.py  documents alone over HTTP, an answer for all: an array, lines, or one a request
     kafka/         records for a topic by librdkafka, an answer for each   held.py   bytes of a library's connections
-    search.py      queries beside the indexing
+    queries.py     queries beside the indexing              rows.py        what CQL and Thrift have in common
+    lookups.py     where a name leads, asked anew
     verdict.py     an answer, and what became of each document
     way.py         where the server is, and what all connections did        deadlines.py   requests that take too long
     channel.py     a plain socket to one of the addresses       connection.py  the exchange on it

@@ -1,7 +1,7 @@
 """From summaries to files: tables, pictures and a page. Pure: no input or output.
 
-A report is a function from summaries (in the order in which they are to be shown, `analysis.cells.in_order`) to files:
-name below the results folder -> content. To add one: write the function, add a line to `REPORTS`.
+A report is a function from summaries (in the order in which they are to be shown, `cells.in_order`) to files: name
+below the results folder -> content. To add one: write the function, add a line to `REPORTS`.
 """
 
 from __future__ import annotations

@@ -12,15 +12,14 @@ import numpy as np
 from ingest_bench.errors import SpecError
 from ingest_bench.inputs import records
 from ingest_bench.inputs.files import sha256
-from ingest_bench.model.load import WorkerReport
+from ingest_bench.model.load import LONGEST_LOAD_S, WorkerReport
 from ingest_bench.model.network import LinkName
 from ingest_bench.model.results import READ_FIELDS, FileMark, RunRecord
 from ingest_bench.model.samples import CPU_MARK, SAMPLE, SAMPLE_3, STANDSTILL
 from ingest_bench.results import folder_names, whole_files
 from ingest_bench.results.sample_files import SampleFiles
 
-# A measurement ends after a day (load.plan), the longest warm-up too; tracks have several of them.
-LONGEST_LOAD_NS = 30 * 24 * 3600 * 10**9
+LONGEST_LOAD_NS = LONGEST_LOAD_S * 10**9
 READ = np.dtype(list(READ_FIELDS))
 
 
@@ -34,7 +33,7 @@ class NodeFolder:
         self.home = self.path / "home"
         self.log = self.path / "server.log"
         self.delivered_file = self.raw / "delivered.bin"
-        """Which documents it has, by their numbers (`analysis.delivery`); not there where nobody can tell."""
+        """Which documents it has, by their numbers (`analysis.run.delivery`); not there where nobody can tell."""
         self.last_frames = self.raw / "last-frames.pcap"
         """The headers that crossed the clients' link to it last; only of a run that did not go well."""
 

@@ -104,7 +104,7 @@ class Target(Protocol):
         """What the nodes counted themselves on each connection, added up as a table; empty where they do not."""
 
     def read_back(self, nodes: Sequence[Http]) -> tuple[bytes, ...] | None:
-        """Of each node which documents it has, by their numbers, as `analysis.delivery` reads it.
+        """Of each node which documents it has, by their numbers, as `analysis.run.delivery` reads it.
 
         Asked last of all. None where it cannot be read back by number.
         """

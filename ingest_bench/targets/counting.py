@@ -30,7 +30,7 @@ def number(count: Count, body: bytes) -> int:
 
 
 def numbered(body: bytes) -> bytes:
-    """Which documents it has, a number a line, as `analysis.delivery` reads it; ValueError says what else is there."""
+    """Which documents it has, a number a line, as `run.delivery` reads it; ValueError says what else is there."""
     try:
         numbers = np.array(body.split(), dtype=np.int64)
     except (ValueError, OverflowError):

@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING
 
 from ingest_bench.errors import SpecError
 from ingest_bench.inputs import records
+from ingest_bench.jvm import options
 
 if TYPE_CHECKING:
     from ingest_bench.jvm.artifacts import Artifact
+    from ingest_bench.model.target import TargetOptions
+    from ingest_bench.targets import Target
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,3 +31,10 @@ def chosen(name: str, versions: Mapping[str, Requirements], asked: str | None, d
     if version not in versions:
         raise SpecError(f'target.version: {name} has no "{version}"; {records.nearest(version, versions)}')
     return version
+
+
+def needed_by(target: Target, asked: TargetOptions) -> Requirements:
+    """What the chosen version needs; SpecError when there is no such version, or its Java has no such collector."""
+    needed = target.versions[chosen(target.name, target.versions, asked.version, target.default_version)]
+    options.collector(asked.gc, needed.java_version)
+    return needed

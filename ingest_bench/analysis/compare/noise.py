@@ -1,4 +1,4 @@
-"""What differs between runs of one cell: of an A/A test, in which each cell ran on two sides (`plan.against_itself`).
+"""What differs between runs of one cell: of an A/A test, in which each cell ran on two sides (`order.against_itself`).
 
 A change that is smaller than this cannot be told from the machine's noise, with so many replicates.
 """

@@ -141,6 +141,6 @@ class AtAddress:
         return sum(len(samples) for samples, _ in self.pieces())
 
     def pieces(self) -> Iterator[tuple[Samples, int | None]]:
-        """As `samples.InPieces`."""
+        """As `sample_columns.InPieces`."""
         for samples, settled_ns in load.pieces(self.tickets):
             yield samples[samples["address"] == self.address], settled_ns

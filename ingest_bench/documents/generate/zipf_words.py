@@ -76,12 +76,12 @@ def vocabulary(size: int, seed: int, style: Style = "papers") -> tuple[str, ...]
 
 
 @lru_cache(maxsize=8)
-def zipf(size: int, exponent: float = 1.07) -> NDArray[np.float64]:
-    """The cumulated shares of the ranks 1 to `size` by Zipf and Mandelbrot: 1 / (rank + 2.7) ** exponent.
+def zipf(size: int) -> NDArray[np.float64]:
+    """The cumulated shares of the ranks 1 to `size` by Zipf and Mandelbrot: 1 / (rank + 2.7) ** 1.07.
 
     2.7 is Mandelbrot's correction for English: without it the first word alone would be 9% of the text.
     """
-    total = np.cumsum(1.0 / (np.arange(1, size + 1) + 2.7) ** exponent)
+    total = np.cumsum(1.0 / (np.arange(1, size + 1) + 2.7) ** 1.07)
     shares: NDArray[np.float64] = total / total[-1]
     return shares
 

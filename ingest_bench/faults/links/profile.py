@@ -14,7 +14,7 @@ from ingest_bench.network import Direction
 
 
 def _changed(_profile: Profile, fault: Fault, _directions: Sequence[Direction]) -> Profile:
-    assert fault.profile is not None  # noqa: S101 - `faults.check` refused it
+    assert fault.profile is not None  # noqa: S101 - `checks.check` refused it
     return catalog.profile(fault.profile, {})
 
 

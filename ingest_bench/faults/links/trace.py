@@ -28,6 +28,7 @@ from ingest_bench.inputs import files
 from ingest_bench.model.experiment import Cell, Fault
 from ingest_bench.model.network import Impairment, Profile
 from ingest_bench.network import Direction, Link
+from ingest_bench.network.plan.link_plan import impairment_of
 
 # mm-link(1): each line is an opportunity for a packet of 1500 bytes.
 _PACKET_BYTES = 1500
@@ -122,7 +123,7 @@ def _complaint(cell: Cell, fault: Fault) -> str:
         return 'a loopback link has one device for both directions; use medium = "veth"'
     # Between nodes each end may be the one that the direction leads to.
     ways = (fault.direction,) if fault.link == "clients" and fault.direction != "both" else network.DIRECTIONS
-    without = [way for way in ways if _towards(profile, way).rate_bps is None]
+    without = [way for way in ways if impairment_of(profile, way).rate_bps is None]
     if without:
         return (
             f'a link of profile "{profile.name}" has no rate {" and ".join(without)} that could change; choose one '
@@ -132,15 +133,11 @@ def _complaint(cell: Cell, fault: Fault) -> str:
     return ""
 
 
-def _towards(profile: Profile, direction: Direction) -> Impairment:
-    return profile.to_server if direction == "to-server" else profile.to_client
-
-
 def with_rate(profile: Profile, rate_bps: int, directions: Sequence[Direction]) -> Profile:
     """The profile with that rate in those directions."""
 
     def towards(direction: Direction) -> Impairment:
-        found = _towards(profile, direction)
+        found = impairment_of(profile, direction)
         return dataclasses.replace(found, rate_bps=rate_bps, burst_bytes=None) if direction in directions else found
 
     return dataclasses.replace(profile, to_server=towards("to-server"), to_client=towards("to-client"))

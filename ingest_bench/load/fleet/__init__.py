@@ -3,8 +3,9 @@
 Whoever measures imports `roster` alone: it starts the processes in which Locust and gevent are.
 
     keys.py      who may join: key files             curve.py     Locust's sockets, encrypted and authenticated
-    roster.py    the fleet as `run` sees it          member.py    one worker of it; told.py what starts its processes
-    master.py    that child: Locust's MasterRunner   sender.py    a worker: Locust's WorkerRunner, one load
+    roster.py    the fleet as `run` sees it          member.py    one worker of it
+    json_child.py   what starts its processes        fleet_worker.py   a worker: Locust's WorkerRunner, one load
+    master.py    that child: Locust's MasterRunner
     join.py      the fleet as another machine does   transfer.py  samples on their way, and clocks
     web.py       Locust's page, to look at           dispatch.py   which users each worker has
 """

@@ -52,7 +52,7 @@ _SPAWN_S = 300.0
 _ABANDONED = "is gone, it ended before its experiment did"
 
 
-class Sender:
+class FleetWorker:
     """Leads one load of this process (`worker.Lead`)."""
 
     def __init__(self, setup: dict[str, Any]) -> None:
@@ -295,25 +295,25 @@ def main() -> None:
     os.set_blocking(1, False)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s: %(message)s")
     locust.runners.WORKER_REPORT_INTERVAL = 1.0
-    # We hear it ourselves, on a clock that nobody sets, and sooner (`Sender._watch`); nor does the master want our log.
+    # We hear it ourselves, on a clock that nobody sets, and sooner (`_watch`); nor does the master want our log.
     locust.runners.MASTER_HEARTBEAT_TIMEOUT = sys.maxsize // 10**9
     locust.runners.WORKER_LOG_REPORT_INTERVAL = -1
     locust.runners.CONNECT_RETRY_COUNT = sys.maxsize
-    sender = Sender(setup)
-    gevent.signal_handler(signal.SIGTERM, sender.terminated)
+    own = FleetWorker(setup)
+    gevent.signal_handler(signal.SIGTERM, own.terminated)
     try:
-        sender.join()
+        own.join()
         tell(joined=True)
-        kind = sender.serve()
+        kind = own.serve()
     except IngestBenchError as error:
-        sender.end(3, error=str(error))
+        own.end(3, error=str(error))
     except Exception as error:
         logging.exception("the worker ends")
-        if sender.runner is not None:
-            sender.say(phase="failed", error=f"{type(error).__name__}: {error}")
-        sender.end(3, error=f"{type(error).__name__}: {error}")
+        if own.runner is not None:
+            own.say(phase="failed", error=f"{type(error).__name__}: {error}")
+        own.end(3, error=f"{type(error).__name__}: {error}")
     else:
-        sender.end(0, last=kind)
+        own.end(0, last=kind)
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ def join(joining: Joining, folder: Path, tell: Callable[[str], None]) -> None:
         own = folder / f"load-{loads + 1}"
         own.mkdir(parents=True)
         try:
-            with _sender(joining, own, loads) as lines:
+            with _worker(joining, own, loads) as lines:
                 last = ""
                 for line in lines:
                     if "joined" in line and not loads:
@@ -85,9 +85,9 @@ def endpoint(text: str) -> Endpoint:
 
 
 @contextlib.contextmanager
-def _sender(joining: Joining, folder: Path, loads: int) -> Iterator[Iterator[dict[str, Any]]]:
+def _worker(joining: Joining, folder: Path, loads: int) -> Iterator[Iterator[dict[str, Any]]]:
     """What a worker process says, line by line; RunFailed where it ends without a last word. It ends with the block."""
-    setup = json_child.sender(
+    setup = json_child.worker_setup(
         {"host": joining.master.host, "port": joining.master.port},
         joining.keys,
         patience_s=_AGAIN_S if loads else joining.patience_s,

@@ -119,7 +119,7 @@ class MasterProcess:
         self._child.close(_FAREWELL_S)
 
 
-def sender(
+def worker_setup(
     address: Mapping[str, Any],
     own: WorkerKeys,
     *,
@@ -130,7 +130,7 @@ def sender(
     credentials_to: str | None = None,
     knows_master: bool = False,
 ) -> dict[str, Any]:
-    """What the process of a worker is told (`fleet.sender`). Without a seat it is one of another machine."""
+    """What the process of a worker is told (`fleet_worker`). Without a seat it is one of another machine."""
     return {
         "address": dict(address),
         "keys": keys.table(own),

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from ingest_bench import system
 from ingest_bench.errors import RunFailed
 from ingest_bench.load.fleet import keys
-from ingest_bench.load.fleet.json_child import JsonChild, MasterProcess, sender
+from ingest_bench.load.fleet.json_child import JsonChild, MasterProcess, worker_setup
 from ingest_bench.load.fleet.member import Member, who
 from ingest_bench.load.fleet.transfer import LIMIT_BYTES, Clock
 
@@ -218,7 +218,7 @@ class Fleet:
         seat = len(self._sitting)
         self._sitting[seat] = member
         address, own = self.seats
-        setup = sender(address, own, patience_s=_MASTER_LIMIT_S, seat=seat)
+        setup = worker_setup(address, own, patience_s=_MASTER_LIMIT_S, seat=seat)
         argv = enter(system.python("ingest_bench.load.fleet.fleet_worker"))
         member.child = JsonChild(argv, setup, plan.log.open("w+b"))
         self._selector.register(member.child.stdout, selectors.EVENT_READ, member)

@@ -19,7 +19,8 @@ from ingest_bench.network.measure import expected, qdiscs
 from ingest_bench.network.measure.lanes import Lane, tried
 from ingest_bench.network.measure.probing import Way, meters
 from ingest_bench.network.measure.readings import start
-from ingest_bench.network.plan import netem
+from ingest_bench.network.plan import netem, queues
+from ingest_bench.network.plan.link_plan import impairment_of
 from ingest_bench.network.plan.places import DIRECTIONS, NOBODY_MAC
 
 if TYPE_CHECKING:
@@ -134,10 +135,10 @@ def _qdisc(link: Link, direction: Direction, impairment: Impairment) -> Promise:
 
 def _wrong_queues(link: Link, direction: Direction) -> tuple[list[str], str]:
     """What the queues of a direction have otherwise than the link's profile says, and what they are, in words."""
-    impairment = link.profile.to_server if direction == "to-server" else link.profile.to_client
+    impairment = impairment_of(link.profile, direction)
     place, device = link.shaper(direction)
     shown = place.run(qdiscs.show(device))
-    classes = place.run(qdiscs.show_classes(device)) if qdiscs.needs_classes(impairment) else ""
+    classes = place.run(qdiscs.show_classes(device)) if queues.has_class(impairment) else ""
     by_netem = link.layout.rate_by_netem
     wrong = qdiscs.differences(shown, impairment, link.profile.mtu_bytes, rate_by_netem=by_netem)
     return wrong + qdiscs.class_differences(classes, impairment), qdiscs.words(shown, classes)

@@ -22,6 +22,7 @@ from ingest_bench.network.measure import diag, expected, qdiscs
 from ingest_bench.network.measure.check import typical_rtt
 from ingest_bench.network.measure.lanes import fastest_bps
 from ingest_bench.network.plan import losses
+from ingest_bench.network.plan.link_plan import impairment_of
 from ingest_bench.network.plan.places import DIRECTIONS
 
 if TYPE_CHECKING:
@@ -101,11 +102,6 @@ class OneEnd:
             yield _loss(f"loss {direction}", share, impairment, self._counted(direction))
         if rate_bps is not None:
             yield rate(f"rate {direction}", rate_bps, self.points.get(direction, []))
-
-
-def impairment_of(profile: Profile, direction: Direction) -> Impairment:
-    """What the profile does to that direction."""
-    return profile.to_server if direction == "to-server" else profile.to_client
 
 
 @contextlib.contextmanager

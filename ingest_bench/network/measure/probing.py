@@ -102,7 +102,7 @@ class Way:
 
 
 @contextmanager
-def meters(link: Link, *, pairs: int = 1) -> Iterator[list[tuple[Remote, Remote]]]:
+def meters(link: Link, *, pairs: int) -> Iterator[list[tuple[Remote, Remote]]]:
     """Pairs of a meter in the client's and one in the server's namespace."""
     with ExitStack() as stack:
         started = [(end, stack.enter_context(_meter(end))) for _ in range(pairs) for end in link.ends]

@@ -42,7 +42,6 @@ class Counters:
     packets: int = 0
     bytes: int = 0
     drops: int = 0
-    backlog_packets: int = 0
 
 
 def show(device: str) -> tuple[str, ...]:
@@ -53,11 +52,6 @@ def show(device: str) -> tuple[str, ...]:
 def show_classes(device: str) -> tuple[str, ...]:
     """The argv that reads a device's classes: where hfsc has its rate, and only as text."""
     return ("tc", "class", "show", "dev", device)
-
-
-def needs_classes(impairment: Impairment) -> bool:
-    """Whether its rate is a class's."""
-    return queues.has_class(impairment)
 
 
 def words(shown: str, classes: str) -> str:
@@ -125,7 +119,7 @@ def counters(shown: str) -> Counters:
     """The root's counters: a classful root counts what its child sends and drops."""
     for qdisc in _read(shown):
         if qdisc.get("root"):
-            return Counters(qdisc["packets"], qdisc["bytes"], qdisc["drops"], qdisc["qlen"])
+            return Counters(qdisc["packets"], qdisc["bytes"], qdisc["drops"])
     return Counters()
 
 

@@ -24,6 +24,11 @@ OFFLOADS = "offloads"
 _NOTHING: Mapping[str, bool] = {}
 
 
+def impairment_of(profile: Profile, direction: places.Direction) -> Impairment:
+    """What the profile does to that direction."""
+    return profile.to_server if direction == "to-server" else profile.to_client
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndPlan:
     """One end of a link, and whom it sends to."""

@@ -107,7 +107,6 @@ class GcLog:
     """(end_ns, regions before, regions after) of each G1 collection."""
     cycle_ends: dict[int, int] = field(default_factory=dict)
     """When a cycle beside the program had ended (CLOCK_REALTIME, cut to milliseconds), by its number."""
-    evacuation_failures: int = 0
     unrecognised: list[str] = field(default_factory=list)
     """Lines of a collection that this reader does not know. Reported, never guessed."""
 
@@ -208,7 +207,6 @@ class _Reader:
             self.log.unrecognised.append(match.string)
         if tags == "gc" and (_CYCLE_END.fullmatch(text) or ((cycle := _CYCLE.fullmatch(text)) and cycle["before"])):
             self.log.cycle_ends[int(match["gc"])] = _realtime_ns(match["time"])
-        self.log.evacuation_failures += text == "To-space exhausted" or "(Evacuation Failure" in text
 
     def _add_cpu(self, gc: int, text: str) -> None:
         """The line follows the one of its pause."""

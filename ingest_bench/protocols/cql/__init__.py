@@ -1,6 +1,6 @@
 """CQL over Cassandra's native protocol: each document is a row, many rows an unlogged batch of a prepared INSERT.
 
-frames.py   what an answer says        user.py   a Locust user on one connection
+cql_frames.py   what an answer says        cql_user.py   a Locust user on one connection
 
 Bodies are made ahead: of a batch only the keys of its rows change, which are written in place. So a batch that is sent
 costs no encoding, and a user has a connection of its own whose bytes are counted. With the public library it has

@@ -83,7 +83,7 @@ class Poster(User):
         return self._heads[size_bytes]
 
 
-def request_head(path: str, address: Address, headers: Mapping[str, str], method: str = "POST") -> bytes:
+def request_head(path: str, address: Address, headers: Mapping[str, str], method: str) -> bytes:
     """The head of each request, up to and with "content-length: "."""
     lines = "".join(f"{name}: {value}\r\n" for name, value in {"host": address.name, **headers}.items())
     return f"{method} {path} HTTP/1.1\r\n{lines}content-length: ".encode()

@@ -1,6 +1,6 @@
 """Kafka's own protocol, by librdkafka: each document is a record, and each record is acknowledged by itself.
 
-user.py   a Locust user with a producer, and so a connection, of its own
+kafka_user.py   a Locust user with a producer, and so a connection, of its own
 
 Records are gathered into batches by the library, across its partitions; a request of ours is done once each of its
 records is. Bytes are what the kernel counted on the producer's connections (`protocols.held`).

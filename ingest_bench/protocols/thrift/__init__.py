@@ -1,6 +1,7 @@
 """Thrift, as Cassandra 0.7 speaks it: each document is a row with one column, many rows a call (batch_mutate).
 
-frames.py   where an answer begins and ends, and what it says        user.py   a Locust user on one connection
+thrift_frames.py   where an answer begins and ends, and what it says
+thrift_user.py     a Locust user on one connection
 
 Bodies are made ahead: of a call only the keys of its rows change, which are written in place. So a call that is sent
 costs no encoding.

@@ -16,7 +16,7 @@ Of a total, such as `gc_pause_ms_total`, the share of a GB is compared with the 
 quicker server has more of everything.
 
 Two results are compared where they are of the same experiment, workload and network, on machines that agree in what
-decides how fast a server is (`analysis.comparable`). How else they differ is said in notes.
+decides how fast a server is (`analysis.compare.comparable`). How else they differ is said in notes.
 """
 
 from __future__ import annotations

@@ -93,6 +93,14 @@ def row_labels(rows: Sequence[CellRuns], keys: Sequence[str]) -> list[str]:
     return ["" if len(rows) == 1 else textwrap.shorten(row.name, 24, placeholder="…") for row in rows]
 
 
+def label_column(
+    made: Figure, rows: Sequence[CellRuns], keys: Sequence[str], most_in: float
+) -> tuple[list[str], float]:
+    """The rows' labels as they are written beside panels, and the inches from the left edge at which these begin."""
+    labels = [fitted(made, label, 14, most_in) for label in row_labels(rows, keys)]
+    return labels, 0.5 + max(text_width_in(made, label, 14) for label in labels)
+
+
 def _height_in(rows: int) -> float:
     return {1: 4.9, 2: 6.0}.get(rows, max(HEIGHT_IN, 2.4 + 0.52 * rows))
 
@@ -129,12 +137,12 @@ def _labels(
     """Write the rows' labels; the inches from the left edge at which the panels begin."""
     labels = row_labels(rows, keys)
     for size in (17, 15, 13, 11, 9):
-        wanted_in = max((text_width_in(made, label, size, bold=True) for label in labels), default=0.0)
+        wanted_in = max((text_width_in(made, label, size) for label in labels), default=0.0)
         if wanted_in <= 2.6 and (len(rows) < 12 or size <= 13):
             break
     if wanted_in > _LABELS_IN:
         labels = [fitted(made, label, size, _LABELS_IN) for label in labels]
-        wanted_in = max(text_width_in(made, label, size, bold=True) for label in labels)
+        wanted_in = max(text_width_in(made, label, size) for label in labels)
     right = (_MARGIN_IN + wanted_in) / WIDTH_IN
     for number, (row, label) in enumerate(zip(rows, labels, strict=True)):
         at = top - (top - bottom) * (number + 0.5) / len(rows)

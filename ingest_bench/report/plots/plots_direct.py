@@ -12,7 +12,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from ingest_bench.analysis.compare import cells
 from ingest_bench.analysis.compare.cells import CellRuns
 from ingest_bench.model.results import Summary
-from ingest_bench.report.plots.plots import conditions, notes, row_labels
+from ingest_bench.report.plots.plots import conditions, label_column, notes
 from ingest_bench.report.plots.plots_panels import missing
 from ingest_bench.report.plots.plots_style import (
     FAINT,
@@ -22,7 +22,6 @@ from ingest_bench.report.plots.plots_style import (
     WIDTH_IN,
     bare,
     figure,
-    fitted,
     footed,
     headed,
     saved,
@@ -56,8 +55,7 @@ def waits(summaries: Sequence[Summary], published: Sequence[Published] = ()) -> 
         height_in = made.get_figheight()
         top = headed(made, _headline(told), conditions(summaries)) - 0.45 / height_in
         bottom = footed(made, notes(summaries)) + 0.75 / height_in
-        labels = [fitted(made, label, 14, _LABELS_IN) for label in row_labels(rows, keys)]
-        left_in = 0.5 + max(text_width_in(made, label, 14, bold=True) for label in labels)
+        labels, left_in = label_column(made, rows, keys, _LABELS_IN)
         place = (left_in / WIDTH_IN, bottom, 1 - (left_in + _NUMBERS_IN) / WIDTH_IN, top - bottom)
         axes = made.add_axes(place)
         bare(axes)
@@ -81,7 +79,7 @@ def waits(summaries: Sequence[Summary], published: Sequence[Published] = ()) -> 
         known = (*_KEY, ("◇ published mean", INK)) if theirs else _KEY
         for text, colour in known:
             made.text(at_in / WIDTH_IN, top + 0.12 / height_in, text, color=colour, fontsize=14, fontweight="bold")
-            at_in += text_width_in(made, text, 14, bold=True) + 0.35
+            at_in += text_width_in(made, text, 14) + 0.35
         return saved(made)
 
 

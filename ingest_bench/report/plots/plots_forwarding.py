@@ -12,14 +12,13 @@ from ingest_bench.analysis.compare import cells
 from ingest_bench.analysis.compare.cells import CellRuns
 from ingest_bench.model.results import Summary
 from ingest_bench.report.plots import plots_panels
-from ingest_bench.report.plots.plots import conditions, notes, row_labels
+from ingest_bench.report.plots.plots import conditions, label_column, notes
 from ingest_bench.report.plots.plots_style import (
     PALETTE,
     RULE,
     WIDTH_IN,
     bare,
     figure,
-    fitted,
     footed,
     headed,
     saved,
@@ -60,7 +59,7 @@ def _lines(summaries: Sequence[Summary], rows: Sequence[CellRuns], delay: str) -
     for row in rows:
         name = " · ".join(row.levels.get(key, "") for key in keys) or "delivered/s"
         lines.setdefault(name, {})[trips.index(row.levels[delay])] = row.typical(DELIVERED) or 0.0
-    right_in = 0.4 + max(text_width_in(made, f"{name}  00,000", 14, bold=True) for name in lines)
+    right_in = 0.4 + max(text_width_in(made, f"{name}  00,000", 14) for name in lines)
     axes = made.add_axes((1.0 / WIDTH_IN, bottom, 1 - (1.0 + right_in) / WIDTH_IN, top - bottom))
     bare(axes, left=True)
     axes.set_yscale("log")
@@ -105,8 +104,7 @@ def _rows(summaries: Sequence[Summary], rows: Sequence[CellRuns]) -> bytes:
     height_in = made.get_figheight()
     top = headed(made, _nearest_cap(rows), conditions(summaries)) - 0.5 / height_in
     bottom = footed(made, notes(summaries)) + 0.6 / height_in
-    labels = [fitted(made, label, 14, _LABELS_IN) for label in row_labels(rows, keys)]
-    left_in = 0.5 + max(text_width_in(made, label, 14, bold=True) for label in labels)
+    labels, left_in = label_column(made, rows, keys, _LABELS_IN)
     width_in = (WIDTH_IN - left_in - 0.3) / (len(_PANELS) + 1)
     panels = [
         made.add_axes(((left_in + number * width_in) / WIDTH_IN, bottom, (width_in - 0.35) / WIDTH_IN, top - bottom))

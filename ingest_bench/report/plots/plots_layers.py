@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ingest_bench.analysis.compare import cells
 from ingest_bench.model.results import Summary
-from ingest_bench.report.plots.plots import conditions, notes, row_labels
+from ingest_bench.report.plots.plots import conditions, label_column, notes
 from ingest_bench.report.plots.plots_style import (
     FAINT,
     INK,
@@ -14,7 +14,6 @@ from ingest_bench.report.plots.plots_style import (
     WIDTH_IN,
     bare,
     figure,
-    fitted,
     footed,
     headed,
     saved,
@@ -46,8 +45,7 @@ def layers(summaries: Sequence[Summary]) -> bytes | None:
         height_in = made.get_figheight()
         top = headed(made, headline.allocation(summaries), conditions(summaries)) - 0.45 / height_in
         bottom = footed(made, notes(summaries)) + 0.6 / height_in
-        labels = [fitted(made, label, 14, _LABELS_IN) for label in row_labels(rows, keys)]
-        left_in = 0.5 + max(text_width_in(made, label, 14, bold=True) for label in labels)
+        labels, left_in = label_column(made, rows, keys, _LABELS_IN)
         axes = made.add_axes((left_in / WIDTH_IN, bottom, 1 - (left_in + 1.3) / WIDTH_IN, top - bottom))
         bare(axes)
         axes.set_xticks([])
@@ -73,7 +71,7 @@ def layers(summaries: Sequence[Summary]) -> bytes | None:
                 at_in / WIDTH_IN, top + 0.12 / height_in, name, color=colour if name != "the rest" else FAINT,
                 fontsize=15, fontweight="bold",
             )  # fmt: skip
-            at_in += text_width_in(made, name, 15, bold=True) + 0.35
+            at_in += text_width_in(made, name, 15) + 0.35
         return saved(made)
 
 

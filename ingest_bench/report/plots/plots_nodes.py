@@ -11,19 +11,17 @@ from ingest_bench.analysis.compare import cells
 from ingest_bench.analysis.compare.cells import CellRuns
 from ingest_bench.model.results import Summary
 from ingest_bench.report.plots import plots_panels
-from ingest_bench.report.plots.plots import conditions, notes, row_labels
+from ingest_bench.report.plots.plots import conditions, label_column, notes
 from ingest_bench.report.plots.plots_style import (
     FAINT,
     PALETTE,
     RULE,
     WIDTH_IN,
     figure,
-    fitted,
     footed,
     headed,
     saved,
     style,
-    text_width_in,
 )
 from ingest_bench.report.tables.words import short, whole
 
@@ -52,8 +50,7 @@ def nodes(summaries: Sequence[Summary]) -> bytes | None:
         height_in = made.get_figheight()
         top = headed(made, _headline(rows), conditions(summaries)) - 0.5 / height_in
         bottom = footed(made, notes(summaries)) + 0.6 / height_in
-        labels = [fitted(made, label, 14, _LABELS_IN) for label in row_labels(rows, keys)]
-        left_in = 0.5 + max(text_width_in(made, label, 14, bold=True) for label in labels)
+        labels, left_in = label_column(made, rows, keys, _LABELS_IN)
         width_in = (WIDTH_IN - left_in - 0.4) / (len(_PANELS) + 1)
         panels = []
         for number in range(len(_PANELS) + 1):

@@ -120,11 +120,11 @@ def bare(axes: Axes, *, left: bool = False) -> None:
         axes.set_yticks([])
 
 
-def text_width_in(made: Figure, text: str, size: int, *, bold: bool = False) -> float:
-    """How wide that text will be, in inches; "" is 0."""
+def text_width_in(made: Figure, text: str, size: int) -> float:
+    """How wide that text will be in bold, in inches; "" is 0."""
     if not text:
         return 0.0
-    probe = made.text(0, 0, text, fontsize=size, fontweight="bold" if bold else "normal")
+    probe = made.text(0, 0, text, fontsize=size, fontweight="bold")
     width_px = float(probe.get_window_extent().width)
     probe.remove()
     return width_px / made.dpi
@@ -133,7 +133,7 @@ def text_width_in(made: Figure, text: str, size: int, *, bold: bool = False) -> 
 def fitted(made: Figure, text: str, size: int, most_in: float) -> str:
     """The text, without its middle where it would be wider in bold: a level may be a path, or a list of options."""
     shown, letters = text, len(text)
-    while letters > 2 and (width_in := text_width_in(made, shown, size, bold=True)) > most_in:
+    while letters > 2 and (width_in := text_width_in(made, shown, size)) > most_in:
         letters = max(2, min(letters - 1, int(letters * most_in / width_in)))
         shown = f"{text[: (letters + 1) // 2]}…{text[-(letters // 2) :]}"
     return shown
@@ -145,9 +145,7 @@ def _wrapped(made: Figure, title: str) -> str:
     title = " ".join(fitted(made, word, TITLE_SIZE, 0.48 * WIDTH_IN) for word in title.split(" "))
     wrapped = [textwrap.wrap(title, characters) for characters in range(90, 30, -2)]
     fitting = [
-        lines
-        for lines in wrapped
-        if all(text_width_in(made, line, TITLE_SIZE, bold=True) <= 0.96 * WIDTH_IN for line in lines)
+        lines for lines in wrapped if all(text_width_in(made, line, TITLE_SIZE) <= 0.96 * WIDTH_IN for line in lines)
     ]
     if not fitting:
         return "\n".join(wrapped[-1])

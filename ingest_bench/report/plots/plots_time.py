@@ -188,7 +188,7 @@ def _spans(made: Figure, axes: Axes, run: Summary, start_ns: int, ends: tuple[fl
         # The longest of each cause is named, where its name hides no other and does not leave the picture.
         if not labelled or cause in texts or cause.removeprefix("fault ") in named:
             continue
-        wide_in = text_width_in(made, f"{cause}  ", _LABEL_PT, bold=True)
+        wide_in = text_width_in(made, f"{cause}  ", _LABEL_PT)
         room = (left, left + wide_in / (axes.bbox.width / made.dpi) * (ends[1] - ends[0]))
         if room[1] <= ends[1] and all(room[1] < begin or end < room[0] for begin, end in texts.values()):
             _label(axes, left, cause, FAINT, down=16)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ingest_bench import idl
 from ingest_bench.errors import InvalidRun, RunFailed
 from ingest_bench.inputs import files
-from ingest_bench.jvm import artifacts, mbeans, options
+from ingest_bench.jvm import artifacts, mbeans
 from ingest_bench.model.load import Wire
 from ingest_bench.model.target import LaunchPlan, Listens, Preparation
 from ingest_bench.model.track import AdminRequest
@@ -22,7 +22,7 @@ from ingest_bench.targets.cassandra import log
 from ingest_bench.targets.cassandra.cql import Cql
 from ingest_bench.targets.cassandra.thrift import Thrift
 from ingest_bench.targets.plain import Plain
-from ingest_bench.targets.version import Requirements, chosen
+from ingest_bench.targets.version import Requirements, needed_by
 
 if TYPE_CHECKING:
     from ingest_bench.jvm.artifacts import Artifact
@@ -105,8 +105,7 @@ class Cassandra(Plain):
 
     def requirements(self, asked: TargetOptions) -> Requirements:
         """What the chosen version needs; SpecError when there is no such version or a choice that it cannot have."""
-        needed = self.versions[chosen(self.name, self.versions, asked.version, self.default_version)]
-        options.collector(asked.gc, needed.java_version)
+        needed = needed_by(self, asked)
         self._generation(asked).check(asked)
         return needed
 
@@ -209,7 +208,7 @@ class Cassandra(Plain):
 
 
 def answer(http: Http, limit_s: float, **question: Any) -> dict[str, Any]:
-    """The node's answer to a question of its `asker.py`; RunFailed without one."""
+    """The node's answer to a question of its generation's asker; RunFailed without one."""
     return asking.answer("cassandra", _generation_of(http).asker, http, limit_s, question)
 
 

@@ -1,6 +1,6 @@
 """The server `data-prepper`: a Data Prepper of the user's own, whose nodes forward documents to each other.
 
-configuration.py   what a node is told: settings, its two files        account.py   what became of its documents
+data_prepper_files.py   what a node is told: settings, its two files        account.py   what became of its documents
 
 Nothing is fetched but Java: `home` says where its archive is unpacked. A node has an HTTP source, its buffer, the
 smallest processor that needs the peer forwarder, and a file as sink, which is read back.
@@ -38,7 +38,7 @@ from ingest_bench.targets.data_prepper.data_prepper_files import (
 )
 from ingest_bench.targets.plain import Plain
 from ingest_bench.targets.small import java_properties
-from ingest_bench.targets.version import Requirements, chosen
+from ingest_bench.targets.version import Requirements, needed_by
 
 if TYPE_CHECKING:
     from ingest_bench.jvm.java import Java
@@ -60,8 +60,7 @@ class DataPrepper(Plain):
 
     def requirements(self, asked: TargetOptions) -> Requirements:
         """What it needs beside its home; SpecError when that is not there or for a choice that it cannot have."""
-        needed = self.versions[chosen(self.name, self.versions, asked.version, self.default_version)]
-        options.collector(asked.gc, needed.java_version)
+        needed = needed_by(self, asked)
         java_properties.refuse(asked, _NO_CHOICE, f"{self.name} has no such choice")
         if "home" not in parsed(asked):
             raise SpecError(
@@ -150,7 +149,7 @@ class DataPrepper(Plain):
         return account.at_rest(nodes)
 
     def read_back(self, nodes: Sequence[Http]) -> tuple[bytes, ...]:
-        """The numbers in each node's sink, as `analysis.delivery` reads them."""
+        """The numbers in each node's sink, as `analysis.run.delivery` reads them."""
         return tuple(map(account.delivered, nodes))
 
     def describe(self, http: Http, asked: TargetOptions) -> dict[str, Value]:

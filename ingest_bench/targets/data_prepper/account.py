@@ -104,7 +104,7 @@ def metrics(http: Http) -> dict[str, float]:
 
 
 def delivered(http: Http) -> bytes:
-    """Which documents a node's sink has, as `analysis.delivery` reads it."""
+    """Which documents a node's sink has, as `analysis.run.delivery` reads it."""
     with _sink(http).open("rb") as file:
         return counting.numbered(b"\n".join(_number(line) for line in file))
 

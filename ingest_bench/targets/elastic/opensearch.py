@@ -8,7 +8,7 @@ from ingest_bench.targets.elastic.node import Node
 from ingest_bench.targets.elastic.node_options import Version
 
 # What OpenSearch's start script gives a JVM beside heap and collector (SystemJvmOptions), and config/jvm.options
-# without its GC log and heap dumps. tests/test_targets_real.py compares this with the script's own words.
+# without its GC log and heap dumps. tests/test_nodes.py compares this with the script's own words.
 _COMMON = (
     "-Xshare:auto",
     "-XX:+AlwaysPreTouch",

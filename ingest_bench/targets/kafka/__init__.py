@@ -1,6 +1,6 @@
 """Apache Kafka: brokers that are their own controllers (KRaft). It speaks its own protocol and no HTTP.
 
-jars.py    what it is made of         asker.py   a child that asks it
+kafka_jars.py    what it is made of         kafka_asker.py   a child that asks it
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ingest_bench.targets import asking
 from ingest_bench.targets.kafka import kafka_jars
 from ingest_bench.targets.plain import Plain
 from ingest_bench.targets.small import java_properties
-from ingest_bench.targets.version import Requirements, chosen
+from ingest_bench.targets.version import Requirements, needed_by
 
 if TYPE_CHECKING:
     from ingest_bench.jvm.java import Java
@@ -36,8 +36,6 @@ _ASKING_S = 60.0
 _PORT = 9092
 # Settings of a load's producers, and not of the server.
 _PRODUCER = "producer."
-# How many partitions a topic has; the server's own default is one.
-_PARTITIONS = "num.partitions"
 _OURS = (
     "process.roles",
     "node.id",
@@ -71,8 +69,7 @@ class Kafka(Plain):
 
     def requirements(self, asked: TargetOptions) -> Requirements:
         """What the chosen version needs; SpecError when there is no such version or a choice that it cannot have."""
-        needed = self.versions[chosen(self.name, self.versions, asked.version, self.default_version)]
-        options.collector(asked.gc, needed.java_version)
+        needed = needed_by(self, asked)
         for key in _settings(asked):
             if key.startswith(_OURS):
                 raise SpecError(
@@ -159,7 +156,7 @@ class Kafka(Plain):
 
 
 def answer(http: Http, **question: Any) -> dict[str, Any]:
-    """The broker's answer to a question of `asker.py`; RunFailed without one."""
+    """The broker's answer to a question of `kafka_asker.py`; RunFailed without one."""
     return asking.answer("kafka", _ASKER, http, _ASKING_S, question)
 
 

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from ingest_bench import units
 from ingest_bench.errors import SpecError
-from ingest_bench.jvm import options
 from ingest_bench.model.load import Wire
 from ingest_bench.model.target import LaunchPlan
 from ingest_bench.targets.plain import Plain
 from ingest_bench.targets.small import counters, java_properties, ours
 from ingest_bench.targets.small.java_properties import Settings, one_of, whole_number
-from ingest_bench.targets.version import Requirements, chosen
+from ingest_bench.targets.version import Requirements, needed_by
 
 if TYPE_CHECKING:
     from ingest_bench.jvm.java import Java
@@ -48,8 +47,7 @@ class DirectMemory(Plain):
 
     def requirements(self, asked: TargetOptions) -> Requirements:
         """What the chosen version needs; SpecError when there is no such version or a choice that it cannot have."""
-        needed = self.versions[chosen(self.name, self.versions, asked.version, self.default_version)]
-        options.collector(asked.gc, needed.java_version)
+        needed = needed_by(self, asked)
         values = java_properties.parsed(self.name, SETTINGS, asked)
         if values.get(_MAX) == "0":
             raise SpecError(f"target.setting.{_MAX}: to the JVM 0 means as much as the heap; leave it out for that")

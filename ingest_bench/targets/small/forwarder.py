@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ingest_bench.errors import RunFailed
-from ingest_bench.jvm import options
 from ingest_bench.model.load import Wire
 from ingest_bench.model.target import LaunchPlan
 from ingest_bench.targets import peer_forwarder
 from ingest_bench.targets.plain import Plain
 from ingest_bench.targets.small import counters, java_properties, ours
 from ingest_bench.targets.small.java_properties import Settings, name_of_field, one_of, time_between
-from ingest_bench.targets.version import Requirements, chosen
+from ingest_bench.targets.version import Requirements, needed_by
 
 if TYPE_CHECKING:
     from ingest_bench.jvm.java import Java
@@ -53,8 +52,7 @@ class Forwarder(Plain):
 
     def requirements(self, asked: TargetOptions) -> Requirements:
         """What the chosen version needs; SpecError when there is no such version or a choice that it cannot have."""
-        needed = self.versions[chosen(self.name, self.versions, asked.version, self.default_version)]
-        options.collector(asked.gc, needed.java_version)
+        needed = needed_by(self, asked)
         java_properties.parsed(self.name, SETTINGS, asked)
         java_properties.refuse(asked, _NO_CHOICE, f"{self.name} has no such choice")
         return needed
@@ -108,7 +106,7 @@ class Forwarder(Plain):
         return counters.added_up(nodes)
 
     def read_back(self, nodes: Sequence[Http]) -> tuple[bytes, ...]:
-        """What each node says of the numbers of its documents, as `analysis.delivery` reads it."""
+        """What each node says of the numbers of its documents, as `analysis.run.delivery` reads it."""
         return tuple(http.request("GET", "/_delivered").body for http in nodes)
 
     def describe(self, http: Http, asked: TargetOptions) -> dict[str, Value]:

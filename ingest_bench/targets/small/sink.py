@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from ingest_bench import units
 from ingest_bench.errors import MissingCapability, SpecError
 from ingest_bench.inputs import urls
-from ingest_bench.jvm import options
 from ingest_bench.jvm.artifacts import Artifact
 from ingest_bench.model.load import Wire
 from ingest_bench.model.target import LaunchPlan
@@ -21,7 +20,7 @@ from ingest_bench.targets.plain import Plain
 from ingest_bench.targets.small import counters, java_properties, ours
 from ingest_bench.targets.small.java_properties import Settings, one_of, whole_number
 from ingest_bench.targets.small.ours import EPOLL
-from ingest_bench.targets.version import Requirements, chosen
+from ingest_bench.targets.version import Requirements, needed_by
 
 if TYPE_CHECKING:
     from ingest_bench.jvm.java import Java
@@ -64,8 +63,7 @@ class Sink(Plain):
 
     def requirements(self, asked: TargetOptions) -> Requirements:
         """What the chosen version needs; SpecError when there is no such version or a choice that it cannot have."""
-        needed = self.versions[chosen(self.name, self.versions, asked.version, self.default_version)]
-        options.collector(asked.gc, needed.java_version)
+        needed = needed_by(self, asked)
         properties(asked)
         return dataclasses.replace(needed, artifacts=(*needed.artifacts, *native(asked)))
 

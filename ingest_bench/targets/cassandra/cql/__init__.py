@@ -1,6 +1,6 @@
 """Cassandra 5 on Java 17: CQL over its native protocol.
 
-jars.py    what it is made of       configuration.py   what it is told      asker.py   a child that asks it
+cql_jars.py    what it is made of       cql_files.py   what it is told      cql_asker.py   a child that asks it
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The child process that asks a node of Cassandra 5 inside a namespace. `idl.node` says how."""
+"""The child process that asks a node of Cassandra 5 inside a namespace. `idl.thrift_node` says how."""
 
 from __future__ import annotations
 

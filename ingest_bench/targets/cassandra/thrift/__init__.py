@@ -1,6 +1,8 @@
 """Cassandra 0.7.4 and 0.7.5 on Java 11: CASSANDRA-2463 lies between the two. They speak Thrift.
 
-jars.py    what they are made of       configuration.py   what they are told      asker.py   a child that asks them
+thrift_jars.py    what they are made of
+thrift_files.py   what they are told
+thrift_asker.py   a child that asks them
 """
 
 from __future__ import annotations
