@@ -235,6 +235,8 @@ def carried_out(plan: Plan, folder: Path) -> tuple[Path, list[Injected]]:
         driver.start()
         process.wait()
         driver.join()
+    if not done and any(kind == GENERATOR for kind, _, _ in plan.events):
+        raise SystemExit(f"{out}: no load worker was found that could be stopped")
     # Beside the results, so that these can be judged again.
     out.with_suffix(".done.json").write_text(json.dumps([dataclasses.astuple(one) for one in done]))
     found = sorted(path.parent for path in out.rglob("plan.json"))
