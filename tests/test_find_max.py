@@ -52,7 +52,7 @@ def test_a_search_begins_with_the_estimate_of_each_cell(tmp_path: Path) -> None:
 def test_a_search_keeps_its_goal_in_full(tmp_path: Path) -> None:
     began = find_max.plan_of(ordered(tmp_path, SLOW), Search(goal="p99 <  400 ms"))
     assert began.search is not None
-    assert began.search.goal == "p99 < 400ms, errors < 0.1%"
+    assert began.search.goal == "p99 < 400 ms, errors < 0.1%"
 
 
 @pytest.mark.parametrize(
