@@ -12,12 +12,12 @@ import signal
 import sys
 from pathlib import Path
 
-from ingest_bench.ledger import Kind, namespaces, watchdog
+from ingest_bench.ledger import Kind, watchdog
 from ingest_bench.ledger.steps import setting_step
 
 
 def main(file: str, value: str, *within: Kind) -> None:
-    key = "-".join(("driver", *(f"{kind}-{namespaces.own(kind).inode}" for kind in within))) + file.replace("/", "-")
+    key = "driver" + file.replace("/", "-")
     with watchdog.session(key, f"driver {file}", time_limit_s=60, resources=(file,), within=within) as opened:
         opened.change((setting_step(Path(file), value),))
         if os.environ.get("DRIVER") == "alone":

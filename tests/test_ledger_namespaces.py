@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import subprocess
@@ -16,9 +17,9 @@ import pytest
 from readied import ready
 
 from ingest_bench.errors import RunFailed
-from ingest_bench.ledger import namespaces, sessions, watchdog
+from ingest_bench.ledger import book, namespaces, sessions, watchdog
 from ingest_bench.ledger.namespaces import Namespace
-from ingest_bench.ledger.steps import setting_step
+from ingest_bench.ledger.steps import Action, Step, Undo, setting_step
 
 pytestmark = [
     pytest.mark.netns,
@@ -49,6 +50,11 @@ def swappiness() -> Iterator[int]:
 
 def says(path: Path) -> list[int]:
     return [*map(int, path.read_text(encoding="ascii").split())]
+
+
+def most(enter: Sequence[str]) -> str:
+    """The largest buffer for reads there."""
+    return subprocess.run((*enter, "cat", str(RMEM)), capture_output=True, text=True, check=True).stdout.split()[2]
 
 
 @contextmanager
@@ -141,6 +147,44 @@ def test_the_same_setting_of_two_network_namespaces_is_two_and_none_is_undone_in
         ):
             pass
         assert says(RMEM) == ours
+
+
+def test_what_is_left_in_one_network_namespace_outlives_the_same_session_of_another() -> None:
+    with namespace() as first, namespace() as second:
+        ours = most(first)
+        left_behind(first, str(RMEM), "4096 65536 262144", "net")
+        own = ("sh", "-c", 'echo "4096 65536 393216" > "$0"', str(RMEM))
+        subprocess.run((*second, *own), check=True)
+        with setting(second, str(RMEM), "4096 65536 524288", "net") as driver:
+            driver.communicate("\n", timeout=60)
+        assert (most(first), most(second)) == ("262144", "393216")
+        subprocess.run((*first, *RESTORE), capture_output=True, check=True)
+        assert (most(first), most(second)) == (ours, "393216")
+
+
+def test_a_session_does_not_begin_before_what_is_left_of_it_in_another_mount_namespace_is_put_back(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("theirs\n", encoding="ascii")
+    undo = Undo(action=Action(path=str(file), value="old"))
+    with ready(("unshare", "--mount", "sh", "-c", "echo ready; exec sleep 600")) as holder:
+        inode = Path(f"/proc/{holder.pid}/ns/mnt").stat().st_ino
+        within = (Namespace(kind="mnt", inode=inode),)
+        header = dataclasses.replace(book.new_header("theirs", 60), within=within)
+        ledger = book.Ledger.create(sessions.state_folder() / "key.jsonl", header)
+        ledger.change(Step(name="file", do=Action(argv=("true",)), undo=(undo,)), lambda _: None)
+        ledger.close()
+        told = rf"left of it must be put back first, in the mount namespace mnt:\[{inode}\]: nsenter --mount="
+        with pytest.raises(RunFailed, match=told), watchdog.session("key", "ours", time_limit_s=60, within=("mnt",)):
+            pass
+        assert file.read_text(encoding="ascii") == "theirs\n"
+        assert ledger.path.exists()
+        holder.kill()
+        holder.wait()
+    # Its files are there, also when it is gone.
+    with watchdog.session("key", "ours", time_limit_s=60, within=("mnt",)):
+        assert file.read_text(encoding="ascii") == "old\n"
 
 
 def test_restore_names_what_it_cannot_look_at_and_how_to_get_there_and_not_once_that_is_gone() -> None:

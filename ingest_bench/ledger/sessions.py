@@ -54,6 +54,12 @@ def state_folder() -> Path:
     return _own_folder(folder, "set INGEST_BENCH_STATE to a folder that you alone can write")
 
 
+def file_of(key: str, within: Sequence[Kind] = ()) -> Path:
+    """A session's file; one for each network namespace, where the key names another thing in each."""
+    place = f"-{namespaces.own('net').inode}" if "net" in within else ""
+    return state_folder() / f"{key}{place}.jsonl"
+
+
 @contextlib.contextmanager
 def locked(
     key: str, what: str = "", resources: Sequence[str] = (), within: Sequence[Kind] = ()
@@ -75,11 +81,18 @@ def locked(
 
 
 def finish_leftovers(key: str, resources: Sequence[str]) -> None:
-    """Put back what dead sessions left behind of what we have the locks on."""
-    finish(state_folder() / f"{key}.jsonl")
+    """Put back what dead sessions left behind of what we have the locks on.
+
+    RunFailed when one of the same key did so where it cannot be put back from here.
+    """
+    own = state_folder() / f"{key}.jsonl"
+    header = header_of(own)
+    if header and (elsewhere := _elsewhere(header)):
+        raise RunFailed(f"{header.what}: what pid {header.pid} left of it must be put back first, {elsewhere}")
+    finish(own)
     for path in sorted(state_folder().glob("*.jsonl")):
         header = header_of(path)
-        if header and _is_here(header) and path.stem != key and set(resources) & {*header.resources}:
+        if header and _is_here(header) and set(resources) & {*header.resources}:
             with _file_lock(path.stem):
                 finish(path)
 
@@ -149,7 +162,7 @@ def restore() -> Restored:
     undone, left, failed = [], [], []
     for path in sorted(state_folder().glob("*.jsonl")):
         header = header_of(path)
-        if header is not None and header.boot_id == boot_id() and (elsewhere := _elsewhere(header)):
+        if header is not None and (elsewhere := _elsewhere(header)):
             left.append(f"{header.what} (pid {header.pid}): {elsewhere}")
             continue
         try:
@@ -168,7 +181,7 @@ def _is_here(header: Header) -> bool:
 def _elsewhere(header: Header) -> str:
     """From where it can be undone, in words; empty: from here, or the kernel has undone it."""
     others = [one for one in header.within if not one.is_ours()]
-    if not others or any(map(is_forgotten, others)):
+    if not others or header.boot_id != boot_id() or any(map(is_forgotten, others)):
         return ""
     # Its files may still be seen from here.
     others = [one for one in others if not one.is_gone()]

@@ -80,13 +80,14 @@ def session(
     """A session of changes to what `key` names; nobody else can have one on the same key, or on one of the resources.
 
     A file that a change writes to is a resource. The changes are the whole machine's, but for the kinds of namespaces
-    that they are `within`: only there can they be taken back, and only there are the resources the same. Leftovers of
-    an earlier session are put back first. InvalidRun at the end of the block when the time was over before.
+    that they are `within`: only there can they be taken back, and only there are the resources the same. In another
+    network namespace the key is another one, too. Leftovers of an earlier session are put back first. InvalidRun at
+    the end of the block when the time was over before.
     """
     _refuse_no_limit(time_limit_s)
-    with sessions.locked(key, what, resources, within) as locks:
-        path = sessions.state_folder() / f"{key}.jsonl"
-        sessions.finish_leftovers(key, resources)
+    path = sessions.file_of(key, within)
+    with sessions.locked(path.stem, what, resources, within) as locks:
+        sessions.finish_leftovers(path.stem, resources)
         on_stage("locked")
         header = book.new_header(what, time_limit_s, resources, within)
         with _watched(path, header.until_boottime_ns, locks, on_stage):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ingest_bench import system
 from ingest_bench.errors import MissingCapability, RunFailed, SpecError
-from ingest_bench.ledger import Applied, book, namespaces, restore, session, sessions, show
+from ingest_bench.ledger import Applied, book, restore, session, sessions, show
 from ingest_bench.network.act import interface_facts, ssh
 from ingest_bench.network.plan import features, interface_plan, netem, spared
 from ingest_bench.network.plan.interface_rules import Asked, Found, shapes, tcp_words
@@ -63,7 +63,7 @@ def plan(link: RealLink, profile: Profile) -> tuple[Step, ...]:
 
     RunFailed when a session has it: what stands on it then is not what it had, and the session's to remove.
     """
-    taken = book.header_of(sessions.state_folder() / f"{_key(interface_facts.index_of(link.name))}.jsonl")
+    taken = book.header_of(sessions.file_of(_key(interface_facts.index_of(link.name)), ("net",)))
     if taken is not None:
         raise RunFailed(
             f"{link.name}: in use by pid {taken.pid}: {taken.what}; see `ingest-bench net show`. Is it dead? "
@@ -148,7 +148,7 @@ def _spare(opened: Session, found: Found, marks: interface_plan.Marks, profile: 
 
 
 def _key(index: int) -> str:
-    return f"net-{namespaces.own('net').inode}-{index}"
+    return f"net-{index}"
 
 
 def require(profile: Profile) -> None:
