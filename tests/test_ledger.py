@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import resource
 import socket
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from ingest_bench import system
 from ingest_bench.errors import RunFailed, SpecError
 from ingest_bench.ledger import book, sessions, watchdog
 from ingest_bench.ledger.steps import Action, Step, Undo, chosen, setting_step
@@ -112,6 +114,71 @@ def test_one_undo_that_fails_does_not_stop_the_others_and_can_be_tried_again(sta
     assert "net restore" in str(caught.value)
     assert first.read_text(encoding="ascii") == second.read_text(encoding="ascii") == "old\n"
     assert ledger.path.exists()
+
+
+def test_a_command_that_cannot_be_started_does_not_stop_the_others(
+    state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setting = tmp_path / "setting"
+    setting.write_text("old", encoding="ascii")
+    ledger = made(state)
+    ledger.change(writes(setting, "new"), lambda _: None)
+    undo = (Undo(action=Action(argv=("true",))),)
+    ledger.change(Step(name="a command", do=Action(argv=("true",)), undo=undo), lambda _: None)
+
+    def refused(*_: object, **__: object) -> str:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(system, "run", refused)
+    with pytest.raises(RunFailed, match=r"not put back:\na command: .*Resource temporarily unavailable\nTry again"):
+        sessions.restore()
+    assert setting.read_text(encoding="ascii") == "old\n"
+    monkeypatch.undo()
+    monkeypatch.setenv("INGEST_BENCH_STATE", str(state))
+    assert "true" in sessions.restore().undone
+
+
+HEADER = {"what": "a", "pid": 1, "boot_id": "b", "until_realtime_ns": 1, "until_boottime_ns": 1}
+
+
+@pytest.mark.parametrize(
+    ("whole", "said"),
+    [
+        (json.dumps({"header": {**HEADER, "user": "me"}}).encode(), 'the key "user" is not known'),
+        (json.dumps({"header": {**HEADER, "schema": 2}}).encode(), "schema 2, known is 1"),
+        (b'{"header": {"what": "\xff\xfe\x00"}}', "codec can't decode"),
+        (b"{}", "is not an object"),
+        (b"[]", "is not an object"),
+        (b"[" * 100_000, "recursion"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named_and_keeps_nobody_from_the_others(
+    state: Path, tmp_path: Path, whole: bytes, said: str
+) -> None:
+    setting, bad = tmp_path / "setting", sessions.state_folder() / "bad.jsonl"
+    bad.write_bytes(whole + b"\n")
+
+    def left() -> None:
+        setting.write_text("old", encoding="ascii")
+        header = book.new_header("good", 60, (str(setting),))
+        ledger = book.Ledger.create(state / "good.jsonl", header)
+        ledger.change(writes(setting, "new"), lambda _: None)
+        ledger.close()
+
+    left()
+    with pytest.raises(RunFailed, match=rf"bad.jsonl: what a session has changed cannot be read .*{said}"):
+        sessions.restore()
+    assert setting.read_text(encoding="ascii") == "old\n"
+    left()
+    sessions.finish_leftovers("another", (str(setting),))
+    assert setting.read_text(encoding="ascii") == "old\n"
+    with pytest.raises(RunFailed, match="use the version of ingest-bench that wrote it"):
+        sessions.finish_leftovers("bad", ())
+    assert list(state.glob("*.jsonl")) == [bad]
+    # Cut off before the end of its first line: nothing was changed.
+    bad.write_bytes(whole)
+    assert sessions.restore().undone == ()
+    assert not bad.exists()
 
 
 @pytest.mark.parametrize("cut", [1, 20, 60])

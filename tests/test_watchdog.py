@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -150,3 +151,29 @@ def test_what_cannot_be_put_back_is_in_the_log_of_the_system_and_the_next_comman
     setting.write_text("new", encoding="ascii")
     assert book.finish(path)
     assert setting.read_text(encoding="ascii") == "old\n"
+
+
+def test_what_the_kernel_refuses_the_watchdog_is_tried_three_times_and_logged(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logged: list[str] = []
+    tried: list[Path] = []
+
+    def refused(path: Path, _on_stage: object) -> list[str]:
+        tried.append(path)
+        raise PermissionError(errno.EPERM, "Operation not permitted", str(path))
+
+    monkeypatch.setattr(syslog, "syslog", lambda _priority, text: logged.append(text))
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    monkeypatch.setattr(book, "finish", refused)
+    pipe, end = os.pipe()
+    os.close(end)
+    path = state / "key.jsonl"
+    arguments = (str(path), str(time.clock_gettime_ns(time.CLOCK_BOOTTIME)), str(pipe), str(os.dup(1)))
+    try:
+        assert watchdog.main(arguments) == 1
+    finally:
+        os.close(pipe)
+    assert tried == [path] * 3
+    assert logged == [f"[Errno 1] Operation not permitted: '{path}'"]

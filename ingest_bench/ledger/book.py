@@ -11,7 +11,6 @@ middle of `tc` lets go of the lock only when `tc` has ended.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import json
@@ -166,9 +165,18 @@ def finish(path: Path, on_stage: Stage = lambda _: None, *, patience_s: float = 
 
 
 def header_of(path: Path) -> Header | None:
-    """The header of a session's file; None when it was cut off before that: nothing was changed then."""
+    """The header of a session's file; None when it was cut off before that: nothing was changed then.
+
+    RunFailed for a file of another version, or one in which something else stands.
+    """
     lines = lines_of(path)
-    return from_json(Header, lines[0]["header"]) if lines and "header" in lines[0] else None
+    try:
+        header = from_json(Header, lines[0].get("header")) if lines else None
+    except ValueError as error:
+        raise _unreadable(path, error) from None
+    if header is not None and header.schema != SCHEMA:
+        raise _unreadable(path, f"schema {header.schema}, known is {SCHEMA}")
+    return header
 
 
 def new_header(
@@ -198,16 +206,24 @@ def is_forgotten(namespace: Namespace) -> bool:
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a session's file. A line that was cut off was not on disk, so its change was not made."""
+    """The whole lines of a session's file. A line that was cut off was not on disk, so its change was not made.
+
+    RunFailed for a file in which something else stands.
+    """
     try:
-        text = path.read_text(encoding="utf-8")
+        whole, _, _ = path.read_bytes().rpartition(b"\n")
+        return [from_json(dict[str, Any], json.loads(line)) for line in whole.splitlines()]
     except FileNotFoundError:
         return []
-    lines = []
-    for line in text.split("\n"):
-        with contextlib.suppress(json.JSONDecodeError):
-            lines.append(json.loads(line))
-    return lines
+    except (ValueError, RecursionError) as error:
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: Path, why: object) -> RunFailed:
+    return RunFailed(
+        f"{path}: what a session has changed cannot be read ({why}); use the version of ingest-bench that wrote it, or "
+        "put back by hand what stands in it and remove it"
+    )
 
 
 def _undo_all(path: Path, on_stage: Stage) -> tuple[list[str], list[str]]:
@@ -221,15 +237,18 @@ def _undo_all(path: Path, on_stage: Stage) -> tuple[list[str], list[str]]:
     if header is None or header.boot_id != boot_id() or any(map(is_forgotten, header.within)):
         return undone, failed
     for line in reversed([line for line in lines_of(path) if "undo" in line]):
-        for undo in (from_json(Undo, table) for table in line["undo"]):
+        for table in line["undo"]:
             on_stage(f"undo {line['step']}: before")
             try:
-                named = undo.named()
+                named = from_json(Undo, table).named()
                 if named is not None and named.is_needed():
                     named.action.carry_out()
                     undone.append(str(named.action))
             except RunFailed as error:
                 failed.append(str(error))
+            except (OSError, ValueError) as error:
+                # Such as: this user may not start one process more.
+                failed.append(f"{line['step']}: {error}")
             on_stage(f"undo {line['step']}: after")
     return undone, failed
 

@@ -91,7 +91,7 @@ def finish_leftovers(key: str, resources: Sequence[str]) -> None:
         raise RunFailed(f"{header.what}: what pid {header.pid} left of it must be put back first, {elsewhere}")
     finish(own)
     for path in sorted(state_folder().glob("*.jsonl")):
-        header = header_of(path)
+        header = _known(path)
         if header and _is_here(header) and set(resources) & {*header.resources}:
             with _file_lock(path.stem):
                 finish(path)
@@ -161,17 +161,25 @@ def restore() -> Restored:
     """
     undone, left, failed = [], [], []
     for path in sorted(state_folder().glob("*.jsonl")):
-        header = header_of(path)
-        if header is not None and (elsewhere := _elsewhere(header)):
-            left.append(f"{header.what} (pid {header.pid}): {elsewhere}")
-            continue
         try:
-            undone += finish(path)
-        except RunFailed as error:
+            header = header_of(path)
+            if header is not None and (elsewhere := _elsewhere(header)):
+                left.append(f"{header.what} (pid {header.pid}): {elsewhere}")
+            else:
+                undone += finish(path)
+        except (RunFailed, OSError) as error:
             failed.append(str(error))
     if failed:
         raise RunFailed("\n".join([*failed, *left]))
     return Restored(undone=tuple(undone), left=tuple(left))
+
+
+def _known(path: Path) -> Header | None:
+    """Its header; None where there is none, or it cannot be read: `restore` says so."""
+    try:
+        return header_of(path)
+    except (RunFailed, OSError):
+        return None
 
 
 def _is_here(header: Header) -> bool:
@@ -246,5 +254,5 @@ def _is_held(lock: Path) -> bool:
 
 
 def _in_use(path: Path, key: str) -> str:
-    header = header_of(path)
+    header = _known(path)
     return f"{key} is in use" if header is None else f"in use by pid {header.pid}: {header.what}"

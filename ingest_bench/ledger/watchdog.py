@@ -117,7 +117,7 @@ def main(arguments: Sequence[str], on_stage: Stage = lambda _: None) -> int:
     for tries_left in reversed(range(_TRIES)):
         try:
             book.finish(path, on_stage)
-        except RunFailed as error:
+        except (RunFailed, OSError) as error:
             if not tries_left:
                 # Whoever started us may be dead: the system's log is where somebody looks.
                 syslog.openlog("ingest-bench")
