@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from ingest_bench.errors import RunFailed, SpecError
+from ingest_bench.errors import RunAborted, RunFailed, SpecError
 from ingest_bench.faults import FAULTS, checks, timeline
 from ingest_bench.faults.kind import Begun
 from ingest_bench.faults.links.layers import other_state
@@ -230,6 +230,33 @@ def test_a_fault_that_begins_late_lasts_as_long_and_one_that_never_began_fails_t
         timeline.happening((dataclasses.replace(pause, at_ns=10**6 * S),), Stage(), lambda: 1, CELL.load),
     ):
         pass
+
+
+@pytest.mark.parametrize("kind", [RunFailed, RunAborted])
+def test_a_fault_that_fails_is_told_behind_the_failure_of_the_load_and_not_one_that_had_no_time_to_begin(
+    monkeypatch: pytest.MonkeyPatch, kind: type[RunFailed]
+) -> None:
+    def begin(_fault: Fault, _stage: Stage) -> Begun:
+        raise RunFailed("pause: no such process")
+
+    monkeypatch.setattr(timeline, "begin", begin)
+    late = Fault(kind="pause", at_ns=10**6 * S, for_ns=1)
+
+    def load(*faults: Fault, error: BaseException) -> None:
+        with timeline.happening(faults, Stage(), lambda: 1, CELL.load) as seen:
+            for _ in range(1000):
+                if len(faults) > 1 and not seen.errors:
+                    seen.over.wait(0.01)
+            raise error
+
+    with pytest.raises(RunFailed) as caught:
+        load(Fault(kind="pause", at_ns=1, for_ns=1), late, error=kind("every request failed"))
+    assert type(caught.value) is kind
+    assert str(caught.value) == "every request failed\nfault: pause: no such process"
+    for error in (kind("every request failed"), KeyboardInterrupt()):
+        with pytest.raises(type(error)) as alone:
+            load(late, error=error)
+        assert alone.value is error
 
 
 class Sleeper:

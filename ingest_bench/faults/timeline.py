@@ -30,7 +30,7 @@ def happening(
     `measure_start_ns` says when the measurement of that load begins (CLOCK_MONOTONIC), None as long as nobody knows.
     The load's seed decides the moments of those that come at random. One without a length may take long: others go on
     meanwhile, and its own next turns are left out. One that fails has no more turns, and the others keep their moments:
-    RunFailed at the end of the block tells every failure.
+    RunFailed at the end of the block tells every failure, behind the block's own where that is a RunFailed.
     """
     measure_ns = load.measure_ns if load.measure_documents is None else None
     happened = Following(faults, stage, measure_start_ns, measure_ns, load.seed)
@@ -39,19 +39,26 @@ def happening(
         return
     thread = threading.Thread(target=happened.follow, name="faults", daemon=True)
     thread.start()
+    failed: RunFailed | None = None
     try:
         yield happened
+    except RunFailed as error:
+        failed = error
     finally:
         happened.over.set()
         thread.join()
     said = [_told(error) for error in happened.errors]
-    if measure_ns is not None and (never := [fault.kind for fault in happened.never()]):
+    # Where the load failed it ended early: those that had not begun are no failure of their own.
+    if failed is None and measure_ns is not None and (never := [fault.kind for fault in happened.never()]):
         said.append(
             f"{' and '.join(never)} had not begun when the load ended: another fault took too long before, "
             "or the machine is too slow. Give them other moments, or measure longer"
         )
-    if said:
-        raise RunFailed("\n".join(f"fault: {words}" for words in said))
+    words = "\n".join(f"fault: {one}" for one in said)
+    if failed is not None:
+        raise type(failed)(f"{failed}\n{words}") if words else failed
+    if words:
+        raise RunFailed(words)
 
 
 def _told(error: Exception) -> str:
