@@ -9,6 +9,7 @@ import resource
 import subprocess
 import sys
 import threading
+import time
 import typing
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -27,6 +28,7 @@ from ingest_bench.lab import campaign
 from ingest_bench.model.experiment import Cell, Fault, Plan, Run
 from ingest_bench.model.load import LoadOptions
 from ingest_bench.model.network import Impairment, LinkName, Profile
+from ingest_bench.model.results import Happened
 from ingest_bench.model.target import Endpoint, TargetOptions
 from ingest_bench.network import Link, Links
 from ingest_bench.network.plan.link_plan import Layout
@@ -214,13 +216,13 @@ def test_a_fault_that_begins_late_lasts_as_long_and_one_that_never_began_fails_t
 
     def begin(fault: Fault, _stage: Stage) -> Begun:
         began = clock.now_ns
-        if fault.kind == "kill":
-            clock.now_ns += 5 * S  # it waits for a node that still starts
+        if fault.kind == "partition":
+            clock.now_ns += 5 * S  # the machine is slow
         return Begun(end=lambda: spans.append((fault.kind, clock.now_ns - began)) or "")  # type: ignore[func-returns-value]
 
     monkeypatch.setattr(timeline, "begin", begin)
-    kill, pause = Fault(kind="kill", at_ns=1 * S, for_ns=S), Fault(kind="pause", at_ns=2 * S, for_ns=2 * S)
-    following = timeline.Following((kill, pause), Stage(), lambda: 0, 20 * S)
+    slow, pause = Fault(kind="partition", at_ns=1 * S, for_ns=S), Fault(kind="pause", at_ns=2 * S, for_ns=2 * S)
+    following = timeline.Following((slow, pause), Stage(), lambda: 0, 20 * S)
     following.over = clock  # type: ignore[assignment]
     following.follow()
     assert ("pause", 2 * S) in spans
@@ -368,6 +370,84 @@ def test_what_is_due_while_a_node_starts_does_not_wait_for_it(sleepers: tuple[Sl
     assert sleepers[0].stands_still()
     pause.end()
     assert not sleepers[0].stands_still()
+
+
+def test_a_kill_that_waits_for_its_node_to_start_holds_up_no_other_fault_and_lasts_from_when_it_is_killed(
+    sleepers: tuple[Sleeper, Sleeper],
+) -> None:
+    stage, starting, ready = with_nodes(sleepers), threading.Event(), threading.Event()
+    start_again = sleepers[0].start_again
+
+    def start_slowly(timeout_s: float) -> None:
+        starting.set()
+        assert ready.wait(60)
+        start_again(timeout_s)
+
+    sleepers[0].start_again = start_slowly  # type: ignore[method-assign]
+    ending = threading.Thread(target=timeline.begin(lasting("kill", node=1), stage).end)
+    ending.start()
+    assert starting.wait(20)
+    again, pause = Fault(kind="kill", at_ns=1, for_ns=S // 10, node=1), Fault(kind="pause", at_ns=2, for_ns=1, node=2)
+
+    def wait_for(kind: str) -> Happened:
+        limit = time.monotonic() + 20
+        while not (found := [one for one in seen.records if one.kind == kind and one.ended]):
+            assert time.monotonic() < limit, seen.records
+            time.sleep(0.01)
+        return found[0]
+
+    with timeline.happening((again, pause), stage, lambda: 1, LoadOptions(measure_documents=1)) as seen:
+        try:
+            wait_for("pause")
+            assert len(seen.records) == 1
+            ready_ns = time.time_ns()
+        finally:
+            ready.set()
+        killed = wait_for("kill")
+    ending.join(60)
+    assert killed.ended is not None
+    assert killed.started >= ready_ns
+    assert killed.ended - killed.started >= again.for_ns
+    assert killed.seen.startswith("node 1: ready again ")
+
+
+def test_no_node_is_killed_once_the_load_is_over(sleepers: tuple[Sleeper, Sleeper]) -> None:
+    stage, pid = with_nodes(sleepers[:1]), sleepers[0].jvm_pid
+    stage.over.set()
+    assert timeline.begin(lasting("kill"), stage).end() == "node 1: not done, the load was over by then"
+    assert sleepers[0].jvm_pid == pid
+    assert not stage.nodes[0].is_down
+
+
+def test_a_kill_that_cannot_be_had_at_one_node_is_at_none(
+    sleepers: tuple[Sleeper, Sleeper], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = with_nodes(sleepers)
+
+    def stay() -> None:
+        raise RunFailed("it is still there")
+
+    monkeypatch.setattr(sleepers[1], "kill", stay)
+    with pytest.raises(RunFailed, match="it is still there"):
+        timeline.begin(lasting("kill"), stage)
+    assert not stage.nodes[0].is_down
+    assert sleepers[0].popen.poll() is None
+    monkeypatch.undo()
+    # Another kill brings that one back, too.
+    timeline.begin(lasting("kill"), stage).end()
+    assert [node.is_down for node in stage.nodes] == [False, False]
+
+
+def test_clients_that_cannot_misbehave_at_one_node_do_so_at_none(
+    sleepers: tuple[Sleeper, Sleeper], tmp_path: Path
+) -> None:
+    gone = tmp_path / "gone"
+    commands = (("sh", "-c", 'cat; touch "$0"', str(gone)), ("no-such-program",))
+    places = [SimpleNamespace(command=lambda _, its=its: its) for its in commands]
+    links: Any = SimpleNamespace(clients=[SimpleNamespace(client=place) for place in places])
+    with pytest.raises(RunFailed, match="no-such-program"):
+        timeline.begin(lasting("garbage"), dataclasses.replace(with_nodes(sleepers), links=links))
+    assert gone.exists()
 
 
 def test_nodes_that_were_killed_together_are_started_together(sleepers: tuple[Sleeper, Sleeper]) -> None:

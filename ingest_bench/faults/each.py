@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from typing import TypeVar
 
 from ingest_bench import network
 from ingest_bench.errors import RunFailed, SpecError
@@ -15,6 +16,7 @@ from ingest_bench.model.experiment import Fault
 from ingest_bench.model.network import LinkName
 from ingest_bench.network import Direction, Link
 
+Made = TypeVar("Made")
 End = Callable[[], str]
 """What ends a fault at a node, and says what was seen of it."""
 
@@ -109,25 +111,35 @@ def on_nodes(fault: Fault, stage: Stage, begin: Callable[[Node], tuple[str, Act]
         return _ending(stack.pop_all(), "; ".join(filter(None, seen)))
 
 
-def watched(fault: Fault, stage: Stage, begin: Callable[[Node], End]) -> Begun:
-    """What `begin` makes at each of its nodes; what it returns ends it, and says what was seen until then."""
-    said: dict[str, str] = {}
-    begun = ExitStack()
+def together(fault: Fault, stage: Stage, begin: Callable[[Node], Made], end: Callable[[Sequence[Made]], str]) -> Begun:
+    """What `begin` makes at each of its nodes, one after the other; `end` ends all of that, and says what was seen.
+
+    When it cannot be had at one of them, it ends at those that have it.
+    """
+    made: list[Made] = []
     try:
         for node in nodes(fault, stage):
-            begun.callback(_note, said, node.name, begin(node))
+            made.append(begin(node))  # noqa: PERF401 - each is there before the next one may fail
     except BaseException:
-        # What the others say so early, such as that nothing happened, is not why it failed.
+        # What they say so early, such as that nothing happened, is not why it failed.
         with contextlib.suppress(RunFailed):
-            begun.close()
+            end(made)
         raise
+    return Begun("", lambda: end(made))
 
-    def end() -> str:
-        # All of them end, whatever one says.
-        begun.close()
+
+def watched(fault: Fault, stage: Stage, begin: Callable[[Node], End]) -> Begun:
+    """What `begin` makes at each of its nodes; what it returns ends it, and says what was seen until then."""
+
+    def end(begun: Sequence[tuple[str, End]]) -> str:
+        said: dict[str, str] = {}
+        with ExitStack() as stack:
+            # All of them end, whatever one says.
+            for name, its in begun:
+                stack.callback(_note, said, name, its)
         return "; ".join(f"{name}: {words}" for name, words in sorted(said.items()))
 
-    return Begun("", end)
+    return together(fault, stage, lambda node: (node.name, begin(node)), end)
 
 
 def _note(said: dict[str, str], name: str, end: End) -> None:

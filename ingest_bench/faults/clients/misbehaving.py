@@ -17,6 +17,7 @@ the kernel answers a SYN-ACK that is for no socket by a reset, and the server is
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from contextlib import ExitStack
 
 from ingest_bench import system
@@ -39,11 +40,13 @@ _WORDS = {"refused": "refused", "ended_by_server": "ended by the server", "close
 
 def _begin(fault: Fault, stage: Stage) -> Begun:
     assert stage.links is not None  # noqa: S101 - a server of ours has one
-    nodes = each.nodes(fault, stage)
-    links = [stage.links.clients[node.number - 1] for node in nodes]
-    children = [(node, link, _start(fault, node, link)) for node, link in zip(nodes, links, strict=True)]
+    links = stage.links.clients
 
-    def end() -> str:
+    def begin(node: Node) -> tuple[Node, Link, system.Child]:
+        link = links[node.number - 1]
+        return node, link, _start(fault, node, link)
+
+    def end(children: Sequence[tuple[Node, Link, system.Child]]) -> str:
         with ExitStack() as stack:
             # All are gone, whatever one says.
             for *_, child in children:
@@ -55,7 +58,7 @@ def _begin(fault: Fault, stage: Stage) -> Begun:
             f"{node.name}: {words}{more}" for (node, *_), words, more in zip(children, said, held, strict=True)
         )
 
-    return Begun("", end)
+    return each.together(fault, stage, begin, end)
 
 
 def _start(fault: Fault, node: Node, link: Link) -> system.Child:

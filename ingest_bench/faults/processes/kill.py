@@ -7,6 +7,7 @@ when it is back: `lost_documents` says how many are not.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from ingest_bench.faults import each
@@ -25,26 +26,27 @@ def _complaint(cell: Cell, fault: Fault) -> str:
 
 
 def _begin(fault: Fault, stage: Stage) -> Begun:
-    nodes = each.nodes(fault, stage)
     said: list[str] = []
-    ends = [_killed(node, said) for node in nodes]
 
-    def end() -> str:
+    def end(ends: Sequence[Act]) -> str:
         # All at once: a node may need the others to be ready.
-        with ThreadPoolExecutor(len(ends)) as pool:
+        with ThreadPoolExecutor(max(1, len(ends))) as pool:
             for ended in [pool.submit(let_go) for let_go in ends]:
                 ended.result()
         return "; ".join(said)
 
-    return Begun("", end)
+    return each.together(fault, stage, lambda node: _killed(node, stage, said), end)
 
 
-def _killed(node: Node, said: list[str]) -> Act:
+def _killed(node: Node, stage: Stage, said: list[str]) -> Act:
     with node.starting, node.lock:
-        node.counts["kill"] += 1
-        if node.counts["kill"] == 1:
+        if stage.over.is_set():
+            said.append(f"{node.name}: not done, the load was over by then")
+            return lambda: None
+        if not node.counts["kill"]:
             node.is_down = True
             node.process.kill()
+        node.counts["kill"] += 1
 
     def let_go() -> None:
         with node.starting:
@@ -63,4 +65,5 @@ def _killed(node: Node, said: list[str]) -> Act:
     return let_go
 
 
-KILL = FaultKind(hits="node", begin=_begin, lasts=True, is_slow=True, complaint=_complaint)
+# It waits for a node that still starts.
+KILL = FaultKind(hits="node", begin=_begin, lasts=True, begins_slowly=True, complaint=_complaint)
