@@ -5,6 +5,8 @@ from __future__ import annotations
 import bz2
 import dataclasses
 import json
+import time
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -120,6 +122,27 @@ def test_a_ride_ends_after_it_began_and_costs_the_sum_of_its_parts() -> None:
         assert -90 <= latitude <= 90
 
 
+@pytest.fixture(params=["UTC", "Asia/Tokyo", "America/New_York"])
+def _zone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The machine's time zone."""
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", request.param)
+        time.tzset()
+        yield
+    time.tzset()
+
+
+@pytest.mark.usefixtures("_zone")
+def test_dates_are_the_same_in_every_time_zone() -> None:
+    def second(start: str, end: str) -> str:
+        return str(documents({"name": "n", "kind": "date", "start": start, "end": end})[0]["n"])
+
+    assert second("2015-03-08", "2015-03-08T00:00:01") == "2015-03-08 00:00:00"
+    assert second("2015-03-08T02:30:00", "2015-03-08T02:30:01") == "2015-03-08 02:30:00"
+    assert second("0001-01-01", "0001-01-01T00:00:01").endswith("1-01-01 00:00:00")
+    assert second("9999-12-31T23:59:58", "9999-12-31T23:59:59") == "9999-12-31 23:59:58"
+
+
 @pytest.mark.slow
 def test_words_follow_zipfs_law() -> None:
     text = {"name": "n", "kind": "text", "mean": 20000, "vocabulary": 5000}
@@ -161,6 +184,7 @@ def test_an_object_holds_fields_and_a_list_holds_values() -> None:
         ({"name": "n", "kind": "choice", "choices": [1, 2], "weights": [1]}, "1 weights for 2 choices"),
         ({"name": "n", "kind": "sum", "of": ["m"]}, '"m" is not a field before it'),
         ({"name": "n", "kind": "date", "start": "spring", "end": "2016-01-01"}, '"spring" is not a date'),
+        ({"name": "n", "kind": "date", "start": "2015-01-31T12:00Z", "end": "2016-01-01"}, 'T12:00Z" is not a date'),
         ({"name": "n", "kind": "integer", "minimum": 2, "maximum": 1}, "minimum 2 is more than maximum 1"),
         ({"name": "n", "kind": "integer", "minimum": -2, "maximum": 1, "scale": "log"}, "minimum -2 has no logarithm"),
         ({"name": "n", "kind": "choice", "choices": [1, 2], "weights": [0, 0]}, "all weights are 0"),

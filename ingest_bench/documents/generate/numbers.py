@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
@@ -141,10 +141,14 @@ class Point:
 
 
 def _seconds(text: str, where: str) -> int:
+    wrong = SpecError(f'{where}: "{text}" is not a date; write it like 2015-01-31 or 2015-01-31T12:00:00')
     try:
-        return int(datetime.fromisoformat(f"{text}+00:00").timestamp())
-    except (ValueError, OverflowError):
-        raise SpecError(f'{where}: "{text}" is not a date; write it like 2015-01-31 or 2015-01-31T12:00:00') from None
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise wrong from None
+    if moment.tzinfo is not None:
+        raise wrong
+    return int(moment.replace(tzinfo=UTC).timestamp())
 
 
 def _dates(seconds: NDArray[np.int64], form: str) -> Values:
