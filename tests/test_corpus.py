@@ -78,6 +78,17 @@ def test_several_frames_in_one_packed_file_are_one_text(tmp_path: Path) -> None:
         assert check(path).documents == 2
 
 
+@pytest.mark.parametrize("read_bytes", [1, 5, 21, 42])
+def test_a_frame_may_end_wherever_a_part_of_the_file_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read_bytes: int
+) -> None:
+    monkeypatch.setattr(lines, "_ZSTD_BYTES", read_bytes)
+    frame = zstandard.compress(b'{"number":1}')
+    path = write(tmp_path / "a.json.zst", frame * 4)
+    assert len(frame) == 21
+    assert b"".join(lines.chunks(path)) == b'{"number":1}' * 4
+
+
 def test_ready_bulk_bodies_are_sent_as_they_are(tmp_path: Path) -> None:
     found = check(write(tmp_path / "bulk.json", bulk_text()))
     assert (found.bulk, found.documents, found.indices, found.unnamed) == (True, 1001, ("own",), True)

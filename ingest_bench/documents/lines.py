@@ -166,11 +166,11 @@ def _zstd(path: Path) -> Iterator[bytes]:
     with path.open("rb") as file:
         while packed := file.read(_ZSTD_BYTES):
             while packed:
+                if unpacker.eof:
+                    unpacker = zstandard.ZstdDecompressor().decompressobj()
                 if piece := unpacker.decompress(packed):
                     yield piece
                 packed = unpacker.unused_data if unpacker.eof else b""
-                if unpacker.eof and packed:
-                    unpacker = zstandard.ZstdDecompressor().decompressobj()
     if not unpacker.eof:
         raise EOFError("it ends inside a frame")
 
