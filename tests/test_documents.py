@@ -200,6 +200,26 @@ def test_a_wrong_field_is_named_with_the_remedy(field: dict[str, Any], said: str
     assert said in str(caught.value)
 
 
+@pytest.mark.parametrize("value", ["x", "nan", None, [1, 2], {"a": 1}])
+@pytest.mark.parametrize("kind", [{"kind": "sum", "of": ["m"]}, {"kind": "after", "of": "m", "median": "60s"}])
+def test_what_is_no_number_is_neither_added_up_nor_a_moment(kind: dict[str, Any], value: Any) -> None:
+    with pytest.raises(SpecError, match='fields: n: "m" is not a number or a date in every row'):
+        check(workload({"name": "m", "kind": "constant", "value": value, "row": "r"}, {"name": "n", "row": "r", **kind}))
+
+
+def test_a_point_is_no_number_either() -> None:
+    place = {"latitude": 40, "longitude": -73, "spread": 1}
+    point = {"name": "m", "kind": "point", "places": [place], "row": "r"}
+    with pytest.raises(SpecError, match='"m" is not a number or a date'):
+        check(workload(point, {"name": "n", "kind": "sum", "of": ["m"], "row": "r"}))
+
+
+def test_a_sum_that_json_cannot_say_is_refused() -> None:
+    large = {"name": "m", "kind": "constant", "value": 1e308, "row": "r"}
+    with pytest.raises(SpecError, match="fields: n: the sum of m, m is too large for a number"):
+        check(workload(large, {"name": "n", "kind": "sum", "of": ["m", "m"], "row": "r"}))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_the_shipped_workloads_pass_their_check(name: str) -> None:
@@ -248,6 +268,19 @@ def test_describe_shows_type_and_generator_of_each_field() -> None:
     assert rows["field pickup_location"].startswith("geo_point: point")
     assert rows["published size"] == "79.80 GB, 482.6 B a document"
     assert json.loads(rows["example"])["vendor_id"] in ("1", "2")
+
+
+@pytest.mark.parametrize("mapping", [{"mappings": "x"}, {"mappings": {"properties": "x"}}, {}])
+def test_a_mapping_that_means_nothing_is_shown_all_the_same(mapping: dict[str, Any]) -> None:
+    found = dataclasses.replace(workload({"name": "n", "kind": "id"}), mapping=mapping)
+    assert dict(export.describe(found))["field n"] == "unmapped: id"
+
+
+def test_a_field_whose_mapping_means_nothing_is_shown_all_the_same() -> None:
+    properties = {"n": "x", "m": {"type": "text", "fields": "x"}, "o": {"type": "text", "fields": {"raw": 1}}}
+    fields = workload(*({"name": name, "kind": "id"} for name in properties))
+    rows = dict(export.describe(dataclasses.replace(fields, mapping={"mappings": {"properties": properties}})))
+    assert [rows[f"field {name}"] for name in properties] == ["unmapped: id", "text: id", "text +raw None: id"]
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ from __future__ import annotations
 import bz2
 import gzip
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
@@ -78,13 +78,20 @@ def _open(path: Path, suffix: str) -> AbstractContextManager[_Writable]:
 
 
 def _field_rows(workload: Workload) -> Iterator[tuple[str, str]]:
-    properties = workload.mapping.get("mappings", {}).get("properties", {})
+    properties = _table(_table(workload.mapping, "mappings"), "properties")
     for spec in workload.fields:
-        yield f"field {spec.name}", f"{_type(properties.get(spec.name, {}))}: {_generator(spec)}"
+        yield f"field {spec.name}", f"{_type(_table(properties, spec.name))}: {_generator(spec)}"
 
 
-def _type(mapping: dict[str, Any]) -> str:
-    inner = "".join(f" +{name} {sub.get('type')}" for name, sub in mapping.get("fields", {}).items())
+def _table(mapping: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """The table under a key; an empty one where none is: what a mapping means is the server's to judge."""
+    found = mapping.get(key)
+    return found if isinstance(found, Mapping) else {}
+
+
+def _type(mapping: Mapping[str, Any]) -> str:
+    fields = _table(mapping, "fields")
+    inner = "".join(f" +{name} {_table(fields, name).get('type')}" for name in fields)
     analyzer = f" ({mapping['analyzer']})" if "analyzer" in mapping else ""
     return f"{mapping.get('type', 'object' if 'properties' in mapping else 'unmapped')}{analyzer}{inner}"
 

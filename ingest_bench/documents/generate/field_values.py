@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
@@ -49,6 +50,15 @@ class Rows:
                 f'{self.where}: "{name}" is not a field before it in the same row; {records.nearest(name, self.made)}'
             )
         return self.made[name]
+
+    def numbers_of(self, name: str) -> NDArray[np.float64]:
+        """The values of such a field, where all of them are numbers."""
+        raw = self.of(name).raw
+        with contextlib.suppress(TypeError, ValueError):
+            found = raw.astype(float)
+            if found.ndim == 1 and np.isfinite(found).all():
+                return found
+        raise SpecError(f'{self.where}: "{name}" is not a number or a date in every row; name a field that is')
 
 
 class Generator(Protocol):

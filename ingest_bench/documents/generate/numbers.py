@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 
@@ -76,7 +76,11 @@ class Sum:
 
     def __call__(self, rows: Rows) -> Values:
         """A value for each row."""
-        return decimals(sum((rows.of(name).raw.astype(float) for name in self.of), np.zeros(rows.size)), self.places)
+        with np.errstate(over="ignore"):
+            found = decimals(sum(map(rows.numbers_of, self.of), np.zeros(rows.size)), self.places)
+        if not np.isfinite(found.raw).all():
+            raise SpecError(f"{rows.where}: the sum of {', '.join(self.of)} is too large for a number; make them smaller")
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +111,7 @@ class After:
     def __call__(self, rows: Rows) -> Values:
         """A value for each row."""
         later = rows.random.lognormal(np.log(self.median_ns / 1e9), self.sigma, rows.size)
-        return _dates(rows.of(self.of).raw + later.astype(np.int64), self.format)
+        return _dates(rows.numbers_of(self.of) + later.astype(np.int64), self.format)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +155,7 @@ def _seconds(text: str, where: str) -> int:
     return int(moment.replace(tzinfo=UTC).timestamp())
 
 
-def _dates(seconds: NDArray[np.int64], form: str) -> Values:
+def _dates(seconds: NDArray[Any], form: str) -> Values:
     seconds = np.clip(seconds, _EARLIEST_S, _LATEST_S)
     moments = seconds.astype("datetime64[s]").tolist()
     return Values([f'"{moment.strftime(form)}"' for moment in moments], seconds)
