@@ -185,6 +185,10 @@ def test_an_object_holds_fields_and_a_list_holds_values() -> None:
         ({"name": "n", "kind": "sum", "of": ["m"]}, '"m" is not a field before it'),
         ({"name": "n", "kind": "date", "start": "spring", "end": "2016-01-01"}, '"spring" is not a date'),
         ({"name": "n", "kind": "date", "start": "2015-01-31T12:00Z", "end": "2016-01-01"}, 'T12:00Z" is not a date'),
+        (
+            {"name": "n", "kind": "date", "start": "2015-01-01", "end": "2016-01-01", "format": "%Y%n%t"},
+            "n: format: '%Y%n%t' is not a format of a date in one line without quotes",
+        ),
         ({"name": "n", "kind": "integer", "minimum": 2, "maximum": 1}, "minimum 2 is more than maximum 1"),
         ({"name": "n", "kind": "integer", "minimum": -2, "maximum": 1, "scale": "log"}, "minimum -2 has no logarithm"),
         ({"name": "n", "kind": "choice", "choices": [1, 2], "weights": [0, 0]}, "all weights are 0"),
@@ -204,7 +208,28 @@ def test_a_wrong_field_is_named_with_the_remedy(field: dict[str, Any], said: str
 @pytest.mark.parametrize("kind", [{"kind": "sum", "of": ["m"]}, {"kind": "after", "of": "m", "median": "60s"}])
 def test_what_is_no_number_is_neither_added_up_nor_a_moment(kind: dict[str, Any], value: Any) -> None:
     with pytest.raises(SpecError, match='fields: n: "m" is not a number or a date in every row'):
-        check(workload({"name": "m", "kind": "constant", "value": value, "row": "r"}, {"name": "n", "row": "r", **kind}))
+        check(
+            workload({"name": "m", "kind": "constant", "value": value, "row": "r"}, {"name": "n", "row": "r", **kind})
+        )
+
+
+@pytest.mark.parametrize("only", [0, 4, 9, 2**53 + 1, 2**63 - 2])
+def test_an_integer_of_any_scale_keeps_to_its_range(only: int) -> None:
+    for scale in ("even", "log"):
+        field = {"name": "n", "kind": "integer", "minimum": only, "maximum": only, "scale": scale}
+        assert {one["n"] for one in documents(field)} == {only}
+
+
+@pytest.mark.parametrize("directive", 'aAbBcCdDeEfFgGhHIjklLmMnNOpPqQrRsStTuUvVwWxXyYzZ%+0123456789_^#-:\\"\n')
+def test_a_format_of_a_date_that_is_taken_gives_a_text_of_json_in_one_zone(directive: str) -> None:
+    for form in (f"%{directive}", f"%-{directive}", f"%1{directive}", f"%E{directive}", f"%_{directive}"):
+        taken = {"name": "n", "kind": "date", "start": "2015-01-31", "end": "2015-02-01", "format": form}
+        try:
+            check(workload(taken))
+        except SpecError:
+            continue
+        assert directive not in "nst"
+        assert documents(taken)[0]["n"].isprintable()
 
 
 def test_a_point_is_no_number_either() -> None:

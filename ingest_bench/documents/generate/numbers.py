@@ -20,9 +20,18 @@ if TYPE_CHECKING:
 Whole = Annotated[int, Between(-(2**63), 2**63 - 2, "a whole number of 64 bits")]
 Real = Annotated[float, Between(-1e15, 1e15, "digits after the point are lost beyond it")]
 Positive = Annotated[float, Between(1e-9, 1e15)]
+# The largest below 2**63.
+_LARGEST_FLOAT = 2.0**63 - 1024
 # As datetime has it: the years 1 to 9999.
 _EARLIEST_S, _LATEST_S = -62_135_596_800, 253_402_300_799
-DateFormat = Annotated[str, Form(r'[^"\\\x00-\x1f\ud800-\udfff]{1,100}', "a format of a date, without quotes")]
+# What is left out of strftime gives control characters (%n, %t), depends on the time zone (%s), or fills with zeros.
+DateFormat = Annotated[
+    str,
+    Form(
+        r'(?:[^%"\\\x00-\x1f\ud800-\udfff]|%-?[aAbBcCdDeFfgGhHIjklmMpPrRSTuUVwWxXyYzZ%]){1,100}',
+        "a format of a date in one line without quotes, such as %Y-%m-%d",
+    ),
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +49,9 @@ class Integer:
             raise SpecError(f"{rows.where}: minimum {self.minimum} has no logarithm; take scale = even, or 0 and more")
         if self.scale == "log":
             low, high = np.log(self.minimum + 1), np.log(self.maximum + 1)
-            raw = (np.exp(rows.random.uniform(low, high, rows.size)) - 1).astype(np.int64)
+            drawn = np.minimum(np.exp(rows.random.uniform(low, high, rows.size)) - 1, _LARGEST_FLOAT)
+            # By rounding, some are just outside.
+            raw = np.clip(drawn.astype(np.int64), self.minimum, self.maximum)
         else:
             raw = rows.random.integers(self.minimum, self.maximum + 1, rows.size)
         quote = '"' if self.quoted else ""
@@ -79,7 +90,9 @@ class Sum:
         with np.errstate(over="ignore"):
             found = decimals(sum(map(rows.numbers_of, self.of), np.zeros(rows.size)), self.places)
         if not np.isfinite(found.raw).all():
-            raise SpecError(f"{rows.where}: the sum of {', '.join(self.of)} is too large for a number; make them smaller")
+            raise SpecError(
+                f"{rows.where}: the sum of {', '.join(self.of)} is too large for a number; make them smaller"
+            )
         return found
 
 
