@@ -225,6 +225,24 @@ def test_a_type_that_nothing_replaces_is_an_error_that_names_it() -> None:
         index.body({"mappings": {"properties": {"query": {"type": "percolator"}}}}, EIGHT)
 
 
+@pytest.mark.parametrize(
+    ("mapping", "said"),
+    [
+        ({"mappings": "x"}, """mapping: "mappings" is 'x', not a table"""),
+        ({"settings": "x"}, """mapping: "settings" is 'x', not a table"""),
+        ({"settings": {"index": "x"}}, """mapping: "index" is 'x', not a table"""),
+    ],
+)
+def test_a_mapping_that_no_server_could_take_is_an_error_that_names_the_key(mapping: dict[str, Any], said: str) -> None:
+    with pytest.raises(SpecError, match=said):
+        index.body(mapping, NEWEST)
+
+
+def test_a_type_of_a_mapping_that_is_no_text_is_left_to_the_server() -> None:
+    mapping = {"mappings": {"properties": {"a": {"type": ["long"]}}}}
+    assert index.body(mapping, EIGHT)["mappings"] == mapping["mappings"]
+
+
 def told(**changed: Any) -> dict[str, Any]:
     node = {
         "version": "2.19.6",

@@ -10,6 +10,7 @@ from ingest_bench.errors import SpecError
 from ingest_bench.inputs import urls
 from ingest_bench.model.target import Preparation
 from ingest_bench.model.track import AdminRequest
+from ingest_bench.units import quoted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -29,8 +30,8 @@ def body(
     before all of them are there.
     """
     created = copy.deepcopy(dict(mapping))
-    given = created.setdefault("settings", {})
-    flat = given.get("index", given)
+    given = created["settings"] = _table(created, "settings")
+    flat = _table(given, "index") if "index" in given else given
     if whatever_it_says:
         for table, key in ((flat, "number_of_replicas"), (given, "index.number_of_replicas")):
             table.pop(key, None)
@@ -40,10 +41,18 @@ def body(
     for key, value in usual.items():
         if key not in flat and f"index.{key}" not in given:
             given[f"index.{key}"] = value
-    _replace(created.get("mappings", {}), version)
+    _replace(_table(created, "mappings"), version)
     if version.before_7 and "mappings" in created:
         created["mappings"] = {TYPE: created["mappings"]}
     return created
+
+
+def _table(body: dict[str, Any], key: str) -> dict[str, Any]:
+    """The table under a key, an empty one where there is none."""
+    found = body.get(key, {})
+    if not isinstance(found, dict):
+        raise SpecError(f'mapping: "{key}" is {quoted(found)}, not a table; write it as the server takes it')
+    return found
 
 
 def creation(names: Sequence[str], created: Mapping[str, Any]) -> Preparation:
@@ -110,7 +119,7 @@ def _replace(mapping: dict[str, Any], version: Version) -> None:
     for key, value in list(mapping.items()):
         if isinstance(value, dict):
             _replace(value, version)
-        elif key in ("type", "analyzer") and value in version.replaced:
+        elif key in ("type", "analyzer") and isinstance(value, str) and value in version.replaced:
             other = version.replaced[value]
             if other is None:
                 raise SpecError(
