@@ -232,6 +232,14 @@ def test_a_format_of_a_date_that_is_taken_gives_a_text_of_json_in_one_zone(direc
         assert documents(taken)[0]["n"].isprintable()
 
 
+def test_two_fields_of_one_name_are_refused_in_an_object_too() -> None:
+    one, other = {"name": "n", "kind": "id"}, {"name": "n", "kind": "constant", "value": 1}
+    with pytest.raises(SpecError, match="fields: n: two fields have this name"):
+        check(workload(one, other))
+    with pytest.raises(SpecError, match=r"fields: o\.n: two fields have this name"):
+        check(workload(one, {"name": "o", "kind": "object", "fields": [one, other]}))
+
+
 def test_a_point_is_no_number_either() -> None:
     place = {"latitude": 40, "longitude": -73, "spread": 1}
     point = {"name": "m", "kind": "point", "places": [place], "row": "r"}

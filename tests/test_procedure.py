@@ -21,7 +21,7 @@ from ingest_bench.lab import campaign
 from ingest_bench.lab import steps as procedure
 from ingest_bench.lab.steps.parts import Ask, Procedure, Send, Together
 from ingest_bench.load import reports
-from ingest_bench.model.experiment import Cell, Fault, Plan
+from ingest_bench.model.experiment import Cell, Fault, Plan, Run
 from ingest_bench.model.load import LoadOptions, TrackChoice
 from ingest_bench.model.target import Endpoint, Place, TargetOptions
 from ingest_bench.model.workload import BulkAction
@@ -266,3 +266,39 @@ def test_every_workload_has_a_procedure_on_every_target() -> None:
         for target in ("sink", "opensearch"):
             options = LoadOptions(workload=name)
             assert procedure.check(cell(options, target)).indices == (catalog.workload(name).index,)
+
+
+WORKLOAD = """
+description = "x"
+source = "x"
+index = "x"
+published_documents = 100
+published = 10000
+bulk_documents = 10
+users = 2
+mapping = {}
+"""
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ('{ name = "n", kind = "dat" }', 'workload made: fields: n: unknown kind "dat"; did you mean "date"?'),
+        ('{ name = "n", kind = "id" }, { name = "n", kind = "id" }', "fields: n: two fields have this name"),
+    ],
+)
+def test_a_workload_whose_documents_cannot_be_made_is_refused_before_anything_starts(
+    tmp_path: Path, fields: str, said: str
+) -> None:
+    path, documents = tmp_path / "made.toml", tmp_path / "documents.json"
+    path.write_text(f"{WORKLOAD}fields = [{fields}]")
+    documents.write_text('{"n": 1}\n')
+
+    def plan(load: LoadOptions) -> Plan:
+        run = Run(id="x/1", cell=cell(load), replicate=1)
+        return Plan(experiment="x", description="", seed=1, factors=(), runs=(run,))
+
+    with pytest.raises(SpecError) as refused:
+        campaign.check(plan(LoadOptions(workload=str(path))))
+    assert said in str(refused.value)
+    assert campaign.check(plan(LoadOptions(workload=str(path), documents=str(documents)))) == ()

@@ -128,7 +128,10 @@ class Documents:
 
 
 def check(workload: Workload) -> None:
-    """Nothing when documents can be made; SpecError names the field and what is wrong with it. Takes milliseconds."""
+    """Nothing when documents can be made; SpecError names the field and what is wrong with it.
+
+    Takes milliseconds; half a second where words are to be made.
+    """
     Documents(_with_rows(workload, 1), 1)
 
 
@@ -144,7 +147,11 @@ def _with_rows(workload: Workload, rows: int) -> Workload:
 def _columns(
     fields: tuple[DocumentField, ...], build: _Build, path: str, opening: str, closing: str
 ) -> Iterator[tuple[str, Column]]:
+    names: set[str] = set()
     for place, spec in enumerate(fields):
+        if spec.name in names:
+            raise SpecError(f"{build.where}: {path}{spec.name}: two fields have this name; give one of them another")
+        names.add(spec.name)
         prefix = (", " if place else opening) + f'"{spec.name}": '
         yield from _column(spec, build, f"{path}{spec.name}", prefix)
     yield "", table([closing], "", "")

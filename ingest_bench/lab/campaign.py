@@ -12,8 +12,9 @@ from typing import Protocol
 
 from ingest_bench import host, network, probes, targets
 from ingest_bench.analysis.compare import cells
-from ingest_bench.documents import tracks
+from ingest_bench.documents import synthetic, tracks
 from ingest_bench.errors import SpecError
+from ingest_bench.experiment import catalog
 from ingest_bench.faults import checks
 from ingest_bench.host import shares
 from ingest_bench.jvm.artifacts import Progress as Download
@@ -103,6 +104,9 @@ def check(plan: Plan, options: runner.RunOptions | None = None) -> tuple[str, ..
             raise SpecError(reason)
         lines |= dict.fromkeys(f"skipped: {name}" for name in to_do.skipped)
         lines |= dict.fromkeys(f"note: {note}" for note in to_do.notes)
+    loads = [cell.load for cell in unique_cells(plan)]
+    for name in dict.fromkeys(load.workload for load in loads if load.track is None and load.documents is None):
+        synthetic.check(catalog.workload(name))
     return tuple(lines)
 
 
