@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -274,6 +275,11 @@ def test_a_template_that_reads_outside_its_folder_is_refused(folder: Path, templ
         ('{{ rally.collect(parts="index.json") }}', "collects itself"),
         ('{"name": "x",}', "is not JSON once it is rendered"),
         ('{"name": "x", "size": {{ my_size }}}', '"my_size" has no value and no default'),
+        ("{% if x %}\n\n", "Unexpected end of template"),
+        ("{{ [1, 2] | dictsort }}", "cannot be rendered: 'list' object has no attribute 'items'"),
+        ('{{ {} | dictsort(by="x") }}', 'cannot be rendered: You can only sort by either "key" or "value"'),
+        ('{% extends "index.json" %}{% extends "index.json" %}', "cannot be rendered: "),
+        ('{"size": ' + "1" * 5000 + "}", "has a number of thousands of digits"),
         ("{{ my_size + 1 }}", '"my_size" has no value and no default; give it: --track-params my_size:VALUE'),
     ],
 )
@@ -282,6 +288,26 @@ def test_a_bad_template_is_refused_with_what_is_wrong(folder: Path, template: st
     with pytest.raises(SpecError) as caught:
         tracks.read(folder)
     assert said in str(caught.value)
+
+
+def test_a_track_that_is_cut_off_is_refused_with_the_line(folder: Path) -> None:
+    (folder / "track.json").write_text("{\n\n")
+    with pytest.raises(SpecError, match=r"track\.json: is not JSON once it is rendered: .* in line [23]: ''"):
+        tracks.read(folder)
+
+
+def test_a_bad_template_that_another_one_includes_is_named_with_its_own_line(folder: Path) -> None:
+    (folder / "operations" / "index.json").write_text('{% include "bad.json" %}')
+    (folder / "bad.json").write_text("\n\n\n\n{% if %}")
+    with pytest.raises(SpecError, match=r"/bad\.json: Expected an expression, .*, in: '{% if %}'"):
+        tracks.read(folder)
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 13), reason="Python takes it as any name since 3.13")
+def test_a_pattern_of_files_that_is_none_is_named(folder: Path) -> None:
+    (folder / "operations" / "index.json").write_text('{{ rally.collect(parts="ops/**.json") }}')
+    with pytest.raises(SpecError, match=r'operations: "ops/\*\*\.json" is no pattern of files'):
+        tracks.read(folder)
 
 
 def test_an_undefined_parameter_counts_only_where_it_is_used(folder: Path) -> None:

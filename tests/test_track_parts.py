@@ -11,6 +11,7 @@ import made_runs
 import pytest
 
 from ingest_bench.documents import tracks
+from ingest_bench.documents.tracks import __main__ as reader
 from ingest_bench.errors import SpecError
 from ingest_bench.lab import steps
 from ingest_bench.lab.server import borrowed
@@ -102,6 +103,7 @@ def test_a_data_stream_is_filled_by_create_and_an_index_by_index() -> None:
         ({"component-templates": {"name": "t"}}, '"component-templates" is not a list of objects'),
         ({"corpora": "all"}, '"corpora" is not a list of objects'),
         ({"schedule": [{}]}, 'a task of the schedule has no "operation"'),
+        ({"challenge": "x"}, """"challenge" is 'x', not an object"""),
         ({"schedule": [{"parallel": []}]}, '"parallel" is .*, not an object with "tasks"'),
     ],
 )
@@ -118,6 +120,10 @@ def test_what_is_declared_wrongly_is_named(tmp_path: Path, more: dict[str, Any],
         ({"operation-type": "create-index-template", "template": "t"}, '"t" is declared nowhere in the track'),
         ({"operation-type": "create-index", "index": "x"}, '"x" is not declared under "indices" and the operation has'),
         ({"operation-type": "force-merge", "max-num-segments": "all"}, "cannot be done as it is written"),
+        ({"operation-type": "force-merge", "max-num-segments": 1e999}, "cannot be done as it is written"),
+        ({"operation-type": "refresh", "request-timeout": 1e999}, 'refresh: "request-timeout" is inf, not between 0'),
+        ({"operation-type": "refresh", "request-timeout": 1e300}, 'refresh: "request-timeout" is 1e.300, not between'),
+        ({"operation-type": "refresh", "request-timeout": -1}, 'refresh: "request-timeout" is -1, not between 0 and'),
         ({"operation-type": "index-stats", "retry-until-success": True, "condition": 5}, "cannot be done as it is"),
         ({"operation-type": "refresh", "request-params": [1]}, "cannot be done as it is written"),
     ],
@@ -377,6 +383,23 @@ def test_a_template_that_never_ends_or_grows_is_refused_and_harms_nobody(
     with pytest.raises(SpecError, match=r"did not come to an end|more than 1 GiB|recursion|nested too deeply") as told:
         track_steps.read(TrackChoice(path=str(tmp_path)))
     assert len(str(told.value)) < 1000
+
+
+def test_whatever_reading_a_track_raises_is_one_sentence_about_the_track(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def raises(*_: object, **__: object) -> Track:
+        raise LookupError("a line\nand another")
+
+    monkeypatch.setattr(tracks, "read", raises)
+    wanted: dict[str, Any] = {
+        "folder": str(tmp_path),
+        "parameters": {},
+        "procedure": None,
+        "test_mode": False,
+        "downloads": "",
+    }
+    assert reader.answer(wanted) == {"refused": f"{tmp_path}: cannot be read: LookupError: a line and another"}
 
 
 def test_a_track_is_the_same_read_apart() -> None:

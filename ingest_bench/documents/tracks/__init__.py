@@ -10,7 +10,7 @@ Nothing of a track is executed: code beside it (track.py, workload.py) is left a
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from ingest_bench.errors import SpecError
 from ingest_bench.inputs import files
 from ingest_bench.inputs.records import nearest
 from ingest_bench.model.track import Track, TrackFile
-from ingest_bench.units import count_of, format_bytes, spelled
+from ingest_bench.units import count_of, format_bytes, quoted, spelled
 
 FILES = ("track.json", "workload.json")
 PROCEDURES = ("challenges", "test_procedures")
@@ -138,7 +138,7 @@ def _absent(track: Track, absent: Sequence[TrackFile]) -> str:
 
 def _procedure(table: Mapping[str, Any], wanted: str | None, where: str) -> Mapping[str, Any]:
     procedures: Sequence[Mapping[str, Any]] = [one for key in PROCEDURES for one in listed(table, key, where)]
-    procedures = [*procedures, *(table[key] for key in ("challenge", "test_procedure") if key in table)]
+    procedures = [*procedures, *_single(table, where)]
     if not procedures and "schedule" in table:
         procedures = [{"name": "default", "schedule": table["schedule"]}]
     if not procedures:
@@ -149,6 +149,15 @@ def _procedure(table: Mapping[str, Any], wanted: str | None, where: str) -> Mapp
     if wanted not in names:
         raise SpecError(f'{where}: there is no procedure "{wanted}"; {nearest(wanted, names)}')
     return procedures[names.index(wanted)]
+
+
+def _single(table: Mapping[str, Any], where: str) -> Iterator[Mapping[str, Any]]:
+    """A procedure that stands alone."""
+    for key in ("challenge", "test_procedure"):
+        if key in table:
+            if not isinstance(table[key], dict):
+                raise SpecError(f'{where}: "{key}" is {quoted(table[key])}, not an object')
+            yield table[key]
 
 
 def _refuse_unused(parameters: Mapping[str, Any], templates: Templates, where: str) -> None:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import json
 import resource
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from ingest_bench.documents import tracks
 from ingest_bench.errors import SpecError
@@ -26,6 +28,11 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     limit = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() + _MEMORY_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    sys.stdout.write(json.dumps(answer(wanted)))
+
+
+def answer(wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """The track, or why it is refused."""
     try:
         found = tracks.read(
             Path(wanted["folder"]),
@@ -34,12 +41,14 @@ def main() -> None:
             test_mode=wanted["test_mode"],
             downloads=Path(wanted["downloads"]),
         )
-        answer = {"track": to_json(found)}
+        return {"track": to_json(found)}
     except SpecError as error:
-        answer = {"refused": str(error)}
+        return {"refused": str(error)}
     except MemoryError:
-        answer = {"refused": f"{wanted['folder']}: its templates take more than 1 GiB of memory; one of them grows"}
-    sys.stdout.write(json.dumps(answer))
+        return {"refused": f"{wanted['folder']}: its templates take more than 1 GiB of memory; one of them grows"}
+    except Exception as error:  # noqa: BLE001 - whatever it is, somebody else's file is its cause
+        said = " ".join(str(error).split())[:300]
+        return {"refused": f"{wanted['folder']}: cannot be read: {type(error).__name__}: {said}"}
 
 
 if __name__ == "__main__":

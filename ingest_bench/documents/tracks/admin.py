@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from ingest_bench.documents.tracks.declared import Declared
+from ingest_bench.documents.tracks.sending import number
 from ingest_bench.errors import SpecError
 from ingest_bench.inputs import urls
 from ingest_bench.inputs.records import nearest
@@ -196,4 +197,4 @@ def _path(*parts: str | list[str], parameters: Parameters, extra: Mapping[str, A
 
 
 def _ns(parameters: Parameters) -> int:
-    return int(float(parameters.get("request-timeout", TIMEOUT_S)) * 10**9)
+    return int(number(parameters, "request-timeout", parameters["operation-type"], TIMEOUT_S) * 10**9)

@@ -105,7 +105,7 @@ class Schedule:
             templates.complete({**operation, "name": ""}, name)
             try:
                 requests = admin.REQUESTS[kind](operation, self.declared)
-            except (AttributeError, KeyError, TypeError, ValueError) as error:
+            except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
                 raise SpecError(f"{where} ({kind}): cannot be done as it is written: {error}") from None
             yield Step(name=name, operation=cast("Operation", kind), requests=requests)
         elif self._sends(task):

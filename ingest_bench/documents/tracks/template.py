@@ -30,6 +30,8 @@ _HELPERS = ("rally.helpers", "benchmark.helpers")
 _HELPER_TEMPLATE = "{% set collect = _collect %}{% set exists_set_param = _exists_set_param %}"
 # What both tools define without being asked.
 _GIVEN: Mapping[str, Any] = {"build_flavor": "default", "serverless_operator": False}
+# What a template raises that asks for what cannot be done.
+_BROKEN = (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 _DEPTH = 20
 # NAME_MAX of Linux (limits.h).
 _LONGEST_NAME_BYTES = 255
@@ -95,10 +97,13 @@ class Templates:
         except json.JSONDecodeError as error:
             if found := _MISSING.match(text, error.pos):
                 raise SpecError(f"{path}: {_remedy(found[1])}") from None
-            line = text.splitlines()[error.lineno - 1].strip() if text.strip() else ""
             raise SpecError(
-                f"{path}: is not JSON once it is rendered: {error.msg} in line {error.lineno}: {line[:80]!r}"
+                f"{path}: is not JSON once it is rendered: {error.msg} in line {error.lineno}: "
+                f"{_line(text, error.lineno)!r}"
             ) from None
+        except ValueError:
+            # int() of Python takes 4,300 digits.
+            raise SpecError(f"{path}: has a number of thousands of digits; no track has one") from None
 
     def complete(self, value: T, where: str) -> T:
         """The same value; SpecError when a parameter without a value was printed into it."""
@@ -147,7 +152,11 @@ class Templates:
         if len(fixed) == len(pattern.parts):
             yield start
             return
-        for path in sorted(start.glob(str(Path(*pattern.parts[len(fixed) :])))):
+        try:
+            found = sorted(start.glob(str(Path(*pattern.parts[len(fixed) :]))))
+        except (ValueError, NotImplementedError) as error:
+            raise SpecError(f'{beside}: "{parts}" is no pattern of files: {error}') from None
+        for path in found:
             yield self.inside(path, parts)
 
     def _collect(self, parts: str) -> str:
@@ -163,17 +172,24 @@ class Templates:
         except SecurityError as error:
             raise SpecError(f"{where}: the template may not do this: {error}") from None
         except jinja2.TemplateSyntaxError as error:
-            line = (text.splitlines() or [""])[max(0, error.lineno - 1)].strip()
-            raise SpecError(f"{where}: {str(error.message).rstrip('.')}, in: {line[:80]!r}") from None
+            # It may be in a file that this one includes.
+            where, text = str(self.folder / error.name) if error.name else where, error.source or text
+            said = str(error.message).rstrip(".")
+            raise SpecError(f"{where}: {said}, in: {_line(text, error.lineno)!r}") from None
         except jinja2.TemplateNotFound as error:
             raise SpecError(f'{where}: includes "{error.name}", which is not there') from None
-        except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
+        except _BROKEN as error:
             raise SpecError(f"{where}: cannot be rendered: {error}") from None
 
 
 def without_marks(text: str) -> str:
     """The text as both tools print it: nothing stands where a parameter has no value."""
     return _MISSING.sub("", text)
+
+
+def _line(text: str, number: int) -> str:
+    """The beginning of a line; nothing where the text has fewer."""
+    return next(iter(text.split("\n")[number - 1 : number]), "").strip()[:80]
 
 
 def _until_wildcard(parts: tuple[str, ...]) -> Iterator[str]:
