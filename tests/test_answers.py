@@ -91,7 +91,19 @@ def test_an_answer_with_another_number_of_items_is_broken() -> None:
     assert judge(200, bulk_answer([201, 400]), 3).outcome == "broken-answer"
 
 
-@pytest.mark.parametrize("body", [b"", b"<html>", b"[]", b'{"errors":true}', b'{"errors":true,"items":[{}]}', b"\xff"])
+DEEP = b"[" * 200_000
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        *(b"", b"<html>", b"[]", b'{"errors":true}', b'{"errors":true,"items":[{}]}', b"\xff", DEEP),
+        *(
+            b'{"errors":true,"items":[{"index":{"status":%s}}]}' % status
+            for status in (b"1e999", b"NaN", b'"x"', b"[]")
+        ),
+    ],
+)
 def test_a_200_answer_that_is_not_a_bulk_answer_is_broken(body: bytes) -> None:
     assert judge(200, body, 1).outcome == "broken-answer"
 
@@ -101,6 +113,12 @@ def test_a_whole_bulk_rejected_may_be_sent_again() -> None:
     assert (verdict.outcome, verdict.failed, verdict.rejected) == ("rejected", 0, (0, 1, 2))
     assert (verdict.final().failed, verdict.final().rejected) == (3, ())
     assert verdict.final().failures == {"429 es_rejected_execution_exception": 3}
+
+
+@pytest.mark.parametrize(("status", "outcome"), [(429, "rejected"), (503, "http-error"), (400, "http-error")])
+def test_a_refusal_whose_words_are_no_json_is_one_without_a_kind(status: int, outcome: str) -> None:
+    verdict = judge(status, DEEP, 2).final()
+    assert (verdict.outcome, verdict.failed, verdict.failures) == (outcome, 2, {f"{status} ": 2})
 
 
 def test_413_is_explained() -> None:
@@ -122,6 +140,7 @@ SEARCHED = b'{"took":3,"timed_out":%s,"_shards":{"total":2,"successful":2,"skipp
         (200, SEARCHED % (b"true", 0), "partial"),
         (200, b"hello", "broken-answer"),
         (200, b"[]", "broken-answer"),
+        (200, DEEP, "broken-answer"),
         (404, b'{"error":{"type":"index_not_found_exception"}}', "http-error"),
         (429, b"{}", "rejected"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 from pathlib import Path
 from typing import Any
@@ -81,7 +82,13 @@ def test_a_server_that_tells_nothing_is_a_remark(tmp_path: Path) -> None:
     assert "unavailable" in said(list(nodestats.read(tmp_path, 10 * S, 12 * S)))
 
 
-@pytest.mark.parametrize("told", [{}, {"gc": 1, "mem": {}}, {**jvm(1), "mem": {"heap_used_in_bytes": "much"}}])
+@pytest.mark.parametrize(
+    "told",
+    [
+        *({}, {"gc": 1, "mem": {}}, {**jvm(1), "mem": {"heap_used_in_bytes": "much"}}),
+        *({**jvm(1), "mem": {"heap_used_in_bytes": heap}} for heap in (math.inf, math.nan, 10**400)),
+    ],
+)
 def test_a_server_that_tells_it_in_another_way_is_a_remark(tmp_path: Path, told: dict[str, Any]) -> None:
     found = read(tmp_path, *((at * S, {"a": told}) for at in (10, 11, 12)))
     assert values(found) == {}

@@ -25,6 +25,7 @@ from ingest_bench.model.target import Endpoint, Place, TargetOptions
 from ingest_bench.targets import running
 from ingest_bench.targets.elastic.elasticsearch import ELASTICSEARCH as ELASTICSEARCH_NODE
 from ingest_bench.targets.http import Answer, Http
+from ingest_bench.targets.small import counters
 
 URL = "https://search.example:9243"
 OPENSEARCH = {"name": "n1", "version": {"distribution": "opensearch", "number": "2.11.0"}}
@@ -178,6 +179,32 @@ def test_a_server_that_only_says_that_it_is_one_is_named(body: bytes) -> None:
     for ask in (lambda: running.spoken(asked, it, targets.TARGETS), lambda: running.described(asked, it)):
         with pytest.raises(SpecError, match=r"it is elasticsearch 7\.\S+, and answers GET /_nodes/\w+ as none does"):
             ask()
+
+
+@pytest.mark.parametrize("heap", [b"1e999", b"NaN", b'"much"', b"{}"])
+def test_a_server_whose_heap_is_no_number_is_named(heap: bytes) -> None:
+    node = b'{"jvm": {"version": "21", "gc_collectors": ["G1"], "mem": {"heap_max_in_bytes": %s}}}' % heap
+    asked: Any = SimpleNamespace(origin=URL, request=lambda *_: Answer(200, b'{"nodes": {"a": %s}}' % node))
+    with pytest.raises(SpecError, match="answers GET /_nodes/jvm as none does"):
+        running.described(asked, recognised(ELASTICSEARCH))
+
+
+@pytest.mark.parametrize("body", [b"{}", b"[]", b'{"count": "x"}', b'{"count": 1e999}', b'{"count": -1}'])
+def test_a_server_of_ours_that_does_not_count_is_named(monkeypatch: pytest.MonkeyPatch, body: bytes) -> None:
+    asked: Any = None
+    http = Http("http://h", asked, {}, Endpoint("h", 80), tuple)
+    monkeypatch.setattr(Http, "request", lambda *_, **__: Answer(200, body))
+    with pytest.raises(RunFailed, match="GET http://h/_count tells no number of documents"):
+        counters.documents((http, http))
+
+
+def test_servers_of_ours_whose_counters_are_not_alike_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: Any = None
+    http = Http("http://h", asked, {}, Endpoint("h", 80), tuple)
+    answers = iter([b'{"reads": 1}', b'{"reads": {"a": 1}}'])
+    monkeypatch.setattr(Http, "request", lambda *_, **__: Answer(200, next(answers)))
+    with pytest.raises(RunFailed, match="http://h: its counters and those of the others are not alike"):
+        counters.added_up((http, http))
 
 
 @pytest.mark.parametrize(

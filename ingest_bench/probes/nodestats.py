@@ -64,7 +64,7 @@ def read(raw: Path, start_ns: int, end_ns: int) -> Iterator[Measured]:
     samples = _samples(raw / FILE)
     try:
         yield from list(_measured(samples, start_ns, end_ns))
-    except (KeyError, TypeError, ValueError, AttributeError):
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
         yield Remark(probe="gc", text="unavailable: the server tells of its JVM (GET /_nodes/stats/jvm) in its own way")
 
 

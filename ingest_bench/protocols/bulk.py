@@ -30,6 +30,7 @@ from ingest_bench.protocols.verdict import (
     SAID_BYTES,
     Verdict,
     all_acked,
+    decoded,
 )
 
 if TYPE_CHECKING:
@@ -176,7 +177,7 @@ def told_added(answer: Answer, documents: int) -> int | None:
 def error_type(body: bytes) -> str:
     """What Elasticsearch calls the error, or nothing."""
     try:
-        error = json.loads(body)["error"]
+        error = decoded(body)["error"]
         return str(error["type"] if isinstance(error, dict) else error)[:100]
     except (ValueError, KeyError, TypeError):
         return ""
@@ -236,11 +237,11 @@ def _judged(answer: Answer, body: Body, is_unsure: bool) -> Verdict:
             said=said(status, text) + (f" ({NOT_AGAIN})" if status == 503 else ""),
         )
     try:
-        found = json.loads(text)
+        found = decoded(text)
         if found["errors"] is False and not is_unsure:
             return Verdict(outcome=OK, acked=documents, added=told_added(answer, documents))
         return _judged_items(found["items"], body, is_unsure)
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError):
         words = f"a {status} answer that is not the answer to a bulk: {text[:SAID_BYTES]!r}"
         return Verdict(outcome=BROKEN_ANSWER, said=words)
 

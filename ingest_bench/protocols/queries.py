@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING
 
 from ingest_bench.documents.body import Body
 from ingest_bench.protocols.bulk import said
-from ingest_bench.protocols.verdict import BROKEN_ANSWER, HTTP_ERROR, OK, PARTIAL, REJECTED, SAID_BYTES, Verdict
+from ingest_bench.protocols.verdict import (
+    BROKEN_ANSWER,
+    HTTP_ERROR,
+    OK,
+    PARTIAL,
+    REJECTED,
+    SAID_BYTES,
+    Verdict,
+    decoded,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -57,7 +66,7 @@ def _judged(status: int, body: bytes) -> Verdict:
     if not 200 <= status < 300:
         return Verdict(outcome=HTTP_ERROR, said=said(status, body))
     try:
-        found = json.loads(body)
+        found = decoded(body)
         whole = found["timed_out"] is False and found["_shards"]["failed"] == 0
     except (ValueError, KeyError, TypeError):
         words = f"a {status} answer that is not the answer to a query: {body[:SAID_BYTES]!r}"

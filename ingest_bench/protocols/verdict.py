@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,6 +31,14 @@ class Answer:
     def body(self) -> bytes:
         """A copy of the body, which stays."""
         return bytes(memoryview(self.raw)[self.start : self.end])
+
+
+def decoded(body: bytes) -> Any:
+    """The body of an answer as JSON; ValueError for anything else."""
+    try:
+        return json.loads(body)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 class ConnectionBrokenError(Exception):

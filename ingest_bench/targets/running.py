@@ -201,7 +201,7 @@ def _understood(http: Http, it: Found, path: str, answer: Answer) -> Iterator[No
     """SpecError where an answer is not as that server gives it."""
     try:
         yield
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
         raise SpecError(
             f"{http.origin}: it says that it is {it.name} {it.number}, and answers GET {path} as none does: "
             f"{answer.beginning()}"

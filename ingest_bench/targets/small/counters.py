@@ -6,6 +6,8 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from ingest_bench.errors import RunFailed
+from ingest_bench.targets import counting
+from ingest_bench.units import quoted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -15,12 +17,24 @@ if TYPE_CHECKING:
 
 def added_up(nodes: Sequence[Http]) -> dict[str, Any]:
     """What servers of ours counted themselves, this question too, added up; RunFailed for what is no table."""
-    return functools.reduce(_added, map(_of_one, nodes))
+    tables = [_of_one(http) for http in nodes]
+    try:
+        return functools.reduce(_added, tables)
+    except (TypeError, ValueError):
+        raise RunFailed(f"{nodes[0].origin}: its counters and those of the others are not alike: {tables!r}") from None
 
 
 def documents(nodes: Sequence[Http]) -> int:
     """The documents that servers of ours counted, each its own, added up."""
-    return sum(int(http.expect("GET", "/_count")["count"]) for http in nodes)
+    return sum(map(_count, nodes))
+
+
+def _count(http: Http) -> int:
+    answer = http.expect("GET", "/_count")
+    try:
+        return counting.whole(answer["count"], "count")
+    except (KeyError, TypeError, ValueError):
+        raise RunFailed(f"server: GET {http.origin}/_count tells no number of documents: {quoted(answer)}") from None
 
 
 def _of_one(http: Http) -> dict[str, Any]:
