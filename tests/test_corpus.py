@@ -33,6 +33,9 @@ PACK: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
+DEEP = b'{"a":' + b"[" * 100_000
+
+
 def write(path: Path, text: str | bytes) -> Path:
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     return path
@@ -209,6 +212,9 @@ def test_a_last_line_without_line_feed_is_fine_when_it_is_whole(tmp_path: Path) 
         ('{"n": 1}\n'.encode("utf-16"), "line 1 begins with a byte order mark of UTF-16"),
         (b'\xef\xbb\xbf{"n": 1}\n', "byte order mark of UTF-8"),
         (b'[{"n": 1},\n{"n": 2}]\n', "is a JSON array: give one document a line, such as with jq -c '.[]'"),
+        (b'{"n": 1}\n' + DEEP + b"\n", "line 2 is nested too deeply to be read"),
+        (DEEP + b"\n", "line 1 is nested too deeply to be read"),
+        (b'{"index": {}}\n{"n": 1}\n' + DEEP + b"\n", "line 3 is nested too deeply to be read"),
         (b'{"index": {}}\n{"n": 1}\n{"n": 2}\n{"n": 3}\n', "line 3 is no action line"),
         (b'{"index": {}}\n{"n": 1}\n{"index": {}}\n', "line 3 is an action line and the file ends there"),
     ],
@@ -240,6 +246,11 @@ def test_a_packed_file_that_is_cut_off_or_no_such_file_is_refused(tmp_path: Path
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="cannot be read: No such file"):
         check(tmp_path / "nothing.json")
+
+
+def test_the_last_line_of_a_long_file_may_not_be_nested_without_end(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="its last line is nested too deeply to be read"):
+        check(write(tmp_path / "long.json", b'{"n": 1}\n' * 600_000 + DEEP), limit_bytes=1000)
 
 
 @pytest.mark.slow

@@ -46,7 +46,7 @@ def action_and_index(line: bytes) -> tuple[str, str]:
     """The action of a bulk's action line and the index that it names; both empty for any other line."""
     try:
         found: Any = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return "", ""
     if not isinstance(found, dict) or len(found) != 1:
         return "", ""

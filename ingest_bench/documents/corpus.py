@@ -143,6 +143,8 @@ class _Checker:
                 f"is not UTF-8 (byte 0x{line[error.start]:02x} at column {error.start + 1}); "
                 "does the file mix encodings? convert it, such as with iconv -f LATIN1 -t UTF-8"
             )
+        except RecursionError:
+            return self._error("is nested too deeply to be read; no server takes such a document")
         except ValueError as error:
             return self._error(f"is not JSON ({error}); every line must be one whole document")
         return (
@@ -167,5 +169,7 @@ def _check_tail(path: Path) -> None:
         last = file.read().rstrip(b"\n").rpartition(b"\n")[2]
     try:
         json.loads(last)
+    except RecursionError:
+        raise SpecError(f"{path}: its last line is nested too deeply to be read; no server takes it") from None
     except ValueError:
         raise SpecError(f"{path}: ends in the middle of a line ({last[:40]!r}…); get the whole file") from None
