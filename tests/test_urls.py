@@ -63,6 +63,19 @@ def test_what_is_no_url_of_a_server_is_refused_without_repeating_it(text: str) -
     assert "hunter2" not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    "text", ["http://h\nost:9200", "http://h\tost:9200", "http://host:92\r00", "http://h\u202eost"]
+)
+def test_a_url_is_never_another_one_than_was_written(text: str) -> None:
+    with pytest.raises(SpecError, match="a line feed or another control character is in this URL"):
+        spec.load("running", running={"url": text})
+
+
+def test_a_port_of_0_is_not_taken_for_none() -> None:
+    with pytest.raises(SpecError, match="port: 0 is not between 1 and 65,535"):
+        spec.load("running", running={"url": "http://h:0"})
+
+
 @pytest.mark.parametrize("text", ["https://me:hunter2@search.example:9200", "me:hunter2@x", "http://x:9200/@hunter2"])
 def test_a_password_in_the_url_is_refused_and_not_repeated(text: str) -> None:
     with pytest.raises(SpecError, match="INGEST_BENCH_PASSWORD") as refused:

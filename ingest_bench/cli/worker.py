@@ -13,7 +13,7 @@ import typer
 from ingest_bench import load
 from ingest_bench.cli import screen
 from ingest_bench.errors import SpecError
-from ingest_bench.inputs import urls
+from ingest_bench.inputs import records, urls
 from ingest_bench.lab.steps import track_steps
 from ingest_bench.load import Exporter, Fleet, Remote
 from ingest_bench.load.fleet import join, keys
@@ -179,6 +179,8 @@ def _need_port(option: str, text: str, like: str) -> None:
 
 def _url(text: str) -> Url:
     try:
-        return urls.parse(text)
+        url = urls.parse(text)
     except ValueError as error:
         raise SpecError(f"--credentials-to: {error}") from None
+    records.check(url, "--credentials-to")
+    return url

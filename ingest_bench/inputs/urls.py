@@ -25,8 +25,12 @@ _FAR_ENDS = (
 
 def parse(text: str) -> Url:
     """Scheme, host and port; ValueError says what is wrong, and never what stood before an @."""
+    text = text.strip()
+    if not text.isprintable():
+        # `urlsplit` would drop line feeds and tabs.
+        raise ValueError("a line feed or another control character is in this URL; take it out")
     try:
-        parts = urlsplit(text.strip())
+        parts = urlsplit(text)
         port = parts.port
     except ValueError:
         raise ValueError("this is no URL; write it like https://search.example:9200") from None
@@ -42,7 +46,7 @@ def parse(text: str) -> Url:
             "a path or a query after the port has no meaning here; write it like https://search.example:9200"
         )
     scheme: Scheme = "https" if parts.scheme == "https" else "http"
-    return Url(scheme=scheme, host=parts.hostname, port=port or _PORT)
+    return Url(scheme=scheme, host=parts.hostname, port=_PORT if port is None else port)
 
 
 def path(*parts: str | Sequence[str]) -> str:
