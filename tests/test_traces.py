@@ -154,3 +154,8 @@ def test_a_change_that_fails_is_the_faults_error() -> None:
     thread.start()
     with pytest.raises(RunFailed, match="no"):
         replay.stop(thread)
+
+
+def test_a_rate_that_no_link_has_is_refused_by_its_line() -> None:
+    with pytest.raises(SpecError, match=r"x, line 2: rate: .* is not between"):
+        trace.parse("0,10mbit\n1,999999999999gbit\n2,5mbit\n", "x")

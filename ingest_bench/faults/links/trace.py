@@ -24,7 +24,7 @@ from ingest_bench.faults import each
 from ingest_bench.faults.kind import Begun, FaultKind
 from ingest_bench.faults.links.layers import other_state
 from ingest_bench.faults.stage import Stage
-from ingest_bench.inputs import files
+from ingest_bench.inputs import files, records
 from ingest_bench.model.experiment import Cell, Fault
 from ingest_bench.model.network import Impairment, Profile
 from ingest_bench.network import Direction, Link
@@ -75,6 +75,8 @@ def _csv(lines: Sequence[str], name: str) -> tuple[tuple[Step, ...], int]:
         if step.at_ns > _LONGEST_NS:
             raise SpecError(f"{name}, line {number}: {_TOO_LONG}")
         steps.append(Step(step.at_ns, max(step.rate_bps, _SILENT_BPS)))
+    fastest = max(steps, key=lambda step: step.rate_bps)
+    records.check(Impairment(rate_bps=fastest.rate_bps), f"{name}, line {steps.index(fastest) + 1}")
     longest_ns = max((later.at_ns - one.at_ns for one, later in itertools.pairwise(steps)), default=10**9)
     return tuple(steps), steps[-1].at_ns + longest_ns
 
