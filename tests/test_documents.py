@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from ingest_bench.documents import export
-from ingest_bench.documents.generate import GENERATORS
+from ingest_bench.documents.generate import GENERATORS, zipf_words
 from ingest_bench.documents.lines import chunks
 from ingest_bench.documents.synthetic import BLOCK, KINDS, SPECIAL, Documents, check
 from ingest_bench.errors import SpecError
@@ -230,6 +230,14 @@ def test_a_format_of_a_date_that_is_taken_gives_a_text_of_json_in_one_zone(direc
             continue
         assert directive not in "nst"
         assert documents(taken)[0]["n"].isprintable()
+
+
+def test_a_text_that_is_longer_than_all_prose_is_refused_before_any_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    long = {"name": "n", "kind": "text", "mean": 2**20, "sigma": 3, "vocabulary": 100}
+    with pytest.raises(SpecError, match="bytes is longer than the prose that it is cut from"):
+        check(workload(long))
+    monkeypatch.setattr(zipf_words, "prose", lambda *_: pytest.fail("it was made"))
+    check(workload({**long, "mean": 1000, "sigma": 1}))
 
 
 def test_two_fields_of_one_name_are_refused_in_an_object_too() -> None:

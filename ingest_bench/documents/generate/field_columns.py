@@ -6,11 +6,14 @@ table, and each document draws a row. That is what makes a 64 MiB pool a matter 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
+
+from ingest_bench.errors import SpecError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -56,23 +59,34 @@ class Numbered:
         ]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Slices:
     """Long texts: slices of one long prose, cut at spaces, with lengths from a table."""
 
-    prose: bytes
-    starts: Picks
+    text: Callable[[], bytes]
+    """The prose: it takes half a second, and is made when the first document is."""
     lengths: Sequence[int]
     prefix: bytes
     suffix: bytes
 
+    @functools.cached_property
+    def prose(self) -> tuple[bytes, Picks]:
+        """The prose, and where a slice may begin; SpecError where the longest one has no place in it."""
+        prose = self.text()
+        spaces = np.flatnonzero(np.frombuffer(prose, dtype=np.uint8) == ord(" "))
+        starts = spaces[spaces < len(prose) - max(self.lengths) - 1] + 1
+        if not len(starts):
+            raise SpecError(f"a text of {max(self.lengths)} bytes is longer than the prose that it is cut from")
+        return prose, starts
+
     def take(self, first: int, picks: Picks) -> list[bytes]:
         """A slice for each document: its number gives the length, its random number the place."""
-        places = self.starts[picks % len(self.starts)].tolist()
+        prose, starts = self.prose
+        places = starts[picks % len(starts)].tolist()
         texts = []
         for number, place in enumerate(places, start=first):
-            end = self.prose.rfind(b" ", place, place + self.lengths[number % len(self.lengths)] + 1)
-            texts.append(b"".join((self.prefix, self.prose[place : max(place, end)], self.suffix)))
+            end = prose.rfind(b" ", place, place + self.lengths[number % len(self.lengths)] + 1)
+            texts.append(b"".join((self.prefix, prose[place : max(place, end)], self.suffix)))
         return texts
 
 
