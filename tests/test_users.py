@@ -346,6 +346,24 @@ def test_an_answer_that_is_cut_off_or_a_server_that_hangs_up_in_the_body_is_no_a
     assert len(clock.waited_s) == 1 + 3
 
 
+@pytest.mark.usefixtures("clock")
+@pytest.mark.parametrize(
+    ("size_bytes", "ends"),
+    [(30_000_000, "connection: close\r\n"), (30_000_000, ""), (200_000, "connection: close\r\n")],
+    ids=["not all was sent", "not all was sent and nothing says close", "the kernel took all"],
+)
+def test_of_a_request_that_was_refused_before_it_was_read_bytes_may_be_missing(size_bytes: int, ends: str) -> None:
+    too_large = answer(b"{}", "413 Request Entity Too Large", headers=ends)
+    with bulk_server(lambda _body, _number: too_large, stop_reading_after_bytes=1) as server:
+        user, kept = started(server.address)
+        gevent.spawn(user.send, PLANNED_NS, Body(b"x" * size_bytes, 10)).get(timeout=60)
+        user.on_stop()
+    sample = kept.only
+    assert (outcome(sample), documents(sample), sample.status) == ("http-error", (10, 0, 10), 413)
+    assert (sample.bytes_sent > size_bytes) == (size_bytes == 200_000)
+    assert sample.bytes_unanswered == sample.bytes_sent > server.bytes_read
+
+
 def test_a_server_that_is_not_able_for_ever_is_asked_as_often_as_retries_say_and_not_in_a_tight_loop(
     clock: Clock,
 ) -> None:

@@ -37,7 +37,8 @@ class Sample(NamedTuple):
     bytes_sent: _Int64
     """What the kernel took in all attempts together, heads included."""
     bytes_unanswered: _Int64
-    """Of these, those of attempts that had no answer: nobody knows how many of them the server read."""
+    """Of these, those of attempts of which nobody knows how much the server read: without an answer, with one of a
+    broken server, or with a refusal that ended the connection."""
     documents: _Int32
     """Offered: each counted once, however often it was sent."""
     documents_acked: _Int32

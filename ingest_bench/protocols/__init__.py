@@ -57,6 +57,10 @@ class Connected(typing.Protocol):
     address: Address
     """Where the next request goes."""
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the next request goes on a connection that is there already."""
+
 
 class Exchanging(typing.Protocol):
     """A Locust user on one connection, which `load.users` sends with (over HTTP: `http1.user.Poster`)."""

@@ -26,8 +26,8 @@ def verdict(
     Bytes: what the senders gave to the kernel on the load's connections, from the first byte of the first request to
     the last byte of the last one, heads included, queries included and warm-up included, is what the JVM read from
     those connections. What the sink counted itself, and what the kernel gave to reads, is held to the same.
-    Answers are not part of it. Only attempts that got no answer (a reset, a timeout, the end of the run), or one from a
-    broken server, may miss, each at most its own bytes.
+    Answers are not part of it. Only attempts that got no answer (a reset, a timeout, the end of the run), one from a
+    broken server, or a refusal that ended the connection, may miss, each at most its own bytes.
 
     Documents: what the server acknowledged, without those that replaced one with the same id, is what it counts in the
     index. Only those of which nobody said what became of them may be there in addition: of an attempt without an

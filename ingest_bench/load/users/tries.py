@@ -100,7 +100,7 @@ class Sender(User):
                         outcome = _OK if acked == documents else _PARTIAL
                         self.failures_in_a_row = 0
                         break
-                    unanswered += connection.bytes_sent if status >= 500 else 0
+                    unanswered += self._unread(status)
                     if verdict.rejected and (attempts > self.retries or work.is_over(done_ns)):
                         verdict = verdict.final()
                     failed += 0 if is_unsure else verdict.failed - verdict.in_doubt
@@ -142,6 +142,15 @@ class Sender(User):
             work.abort(planned_ns, which, _told(verdict, documents, acked))
         if self.failures_in_a_row and not self.is_paced:
             gevent.sleep(self.pause_s())
+
+    def _unread(self, status: int) -> int:
+        """How many bytes of the request that had this answer the server may not have read, though the kernel took them.
+
+        None of one that it refused and after which it goes on: it has found the end of it.
+        """
+        connection = self.connection
+        may_miss = status >= 500 or (status >= 300 and not connection.is_open)
+        return int(connection.bytes_sent) if may_miss else 0
 
     def _ended(self, last: str, acked: int) -> int:
         """The outcome of a ticket that failed, whose last attempt had that one: by its documents in all attempts."""

@@ -71,6 +71,11 @@ class Connection:
         self.bytes_sent = 0
         self.local_port = 0
 
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a producer: a broker that refuses a record has read it, and the connections stay."""
+        return self._producer is not None
+
     def open(self) -> Producer:
         """The producer, connected if its broker answers."""
         if self._producer is None:
