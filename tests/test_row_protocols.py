@@ -26,9 +26,11 @@ from ingest_bench.errors import SpecError
 from ingest_bench.idl import cql
 from ingest_bench.model.load import LoadOptions, Wire
 from ingest_bench.model.results import RunRecord
+from ingest_bench.model.target import Place
 from ingest_bench.model.workload import BulkAction
 from ingest_bench.protocols import connection, spoken
 from ingest_bench.protocols.cql import insert
+from ingest_bench.protocols.way import way_to
 
 with pytest.MonkeyPatch.context() as patched:
     patched.setenv("LOCUST_SKIP_MONKEY_PATCH", "1")
@@ -170,8 +172,12 @@ def test_an_error_is_never_taken_for_the_answer_before_it(kind: Kind) -> None:
 def test_a_connection_that_the_node_ended_while_nothing_was_asked_is_not_used_any_more(
     kind: Kind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with kind.server(lambda _body, _number: kind.done()) as server:
-        user, kept = started(server.address, protocol=kind.speech.protocol)
+    with (
+        kind.server(lambda _body, _number: kind.done()) as server,
+        kind.server(lambda _body, _number: kind.done()) as other,
+    ):
+        way = way_to(Place(endpoint=server.address), Place(endpoint=other.address))
+        user, kept = started(server.address, protocol=kind.speech.protocol, way=way)
         gevent.spawn(user.send, PLANNED_NS, kind.speech.body()).get(timeout=60)
         server.end_connections()
         monkeypatch.setattr(connection, "_IDLE_NS", 0)
@@ -179,6 +185,8 @@ def test_a_connection_that_the_node_ended_while_nothing_was_asked_is_not_used_an
         user.on_stop()
         user.way.deadlines.close()
     assert [(sample.attempts, sample.documents_acked) for sample in kept.samples] == [(1, 10)] * 2
+    assert [sample.address for sample in kept.samples] == [0, 1]
+    assert [server.connections, other.connections] == [1, 1]
     assert kept.samples[0].bytes_sent == kept.samples[1].bytes_sent
 
 

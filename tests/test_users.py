@@ -30,7 +30,7 @@ from ingest_bench.model.results import Reason, RunRecord
 from ingest_bench.model.samples import OUTCOMES, Sample
 from ingest_bench.model.target import Endpoint, Place
 from ingest_bench.model.workload import BulkAction
-from ingest_bench.protocols import Protocol
+from ingest_bench.protocols import Protocol, connection
 from ingest_bench.protocols.bulk import Bulk
 from ingest_bench.protocols.queries import Search
 from ingest_bench.protocols.way import way_to
@@ -431,6 +431,32 @@ def test_connections_go_to_all_addresses_in_turn_and_samples_say_where() -> None
     for server in (one, two, three):
         assert (server.connections, server.requests) == (2, 4)
         assert all(f"host: {server.address}".encode() in head for head in server.heads)
+
+
+@pytest.mark.usefixtures("clock")
+def test_a_request_after_which_a_server_ended_its_connection_is_followed_by_one_to_the_next_and_its_sample_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with bulk_server() as one, bulk_server() as two:
+        (user,), kept = users_of([one.address, two.address], 1)
+        gevent.spawn(user.send, PLANNED_NS, BULK).get(timeout=60)
+        one.end_connections()
+        monkeypatch.setattr(connection, "_IDLE_NS", 0)
+        gevent.spawn(user.send, PLANNED_NS, BULK).get(timeout=60)
+        user.on_stop()
+    assert [sample.address for sample in kept.samples] == [0, 1]
+    assert [{sample.local_port} for sample in kept.samples] == [one.ports, two.ports]
+
+
+@pytest.mark.usefixtures("clock")
+def test_a_load_that_ends_with_the_first_failure_names_the_server_that_failed_and_not_the_next_one() -> None:
+    with bulk_server() as dead, bulk_server() as alive:
+        dead.close()
+        (user,), kept = users_of([dead.address, alive.address], 1, retries=0, aborts=True)
+        gevent.spawn(user.send, PLANNED_NS, BULK).get(timeout=60)
+        user.on_stop()
+    assert f"user 3 to {dead.address}, attempt 1" in user.work.hopeless
+    assert kept.only.address == 0
 
 
 @pytest.mark.usefixtures("clock")

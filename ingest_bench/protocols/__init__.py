@@ -54,8 +54,8 @@ class Connected(typing.Protocol):
     """How much of the last request the kernel took."""
     local_port: int
     """Of the connection on which the last request went; 0: there was none."""
-    address: Address
-    """Where the next request goes."""
+    used: Address
+    """Where the last request went, or should have."""
 
     @property
     def is_open(self) -> bool:

@@ -32,6 +32,8 @@ class Channel:
         self._traffic = way.traffic
         self.address = way.next_address()
         """Where the socket leads, or the next one will."""
+        self.used = self.address
+        """Where the socket leads, or the last one did or should have."""
         self._hub = get_hub()
         self._sock: _socket.socket | None = None
         self._looking: Greenlet | None = None
@@ -68,6 +70,7 @@ class Channel:
     def _connect(self) -> _socket.socket:
         """An open connection; ConnectionBrokenError when nobody at that address takes it."""
         self._expired = ""
+        self.used = self.address
         failed = 0
         sockets = self.address.sockets if self.address.resolver is None else self._looked_up(self.address.resolver)
         *_, last = sockets

@@ -119,7 +119,7 @@ class Pump:
 
     def _end_alike(self, documents: int, status: int) -> None:
         """The end of the record of a request whose documents were all acknowledged at once."""
-        address, local_port = self._connection.address.index, self._connection.local_port
+        address, local_port = self._connection.used.index, self._connection.local_port
         self._documents, self._status = documents, status
         self._ending = ending(0, documents, documents, 0, 1, status, _OK, self._number, address, local_port)
 

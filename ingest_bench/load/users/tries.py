@@ -71,10 +71,9 @@ class Sender(User):
         exchange = begun or self.exchange
         connection, work, documents = self.connection, self.work, body.documents
         sent_ns = done_ns = bytes_sent = unanswered = acked = failed = attempts = status = 0
-        outcome, address, is_unsure = _CUT_OFF, -1, False
+        outcome, is_unsure = _CUT_OFF, False
         try:
             while True:
-                address = connection.address.index
                 attempts += 1
                 try:
                     answer = exchange(body)
@@ -133,12 +132,12 @@ class Sender(User):
                     status,
                     outcome,
                     self.number,
-                    address,
+                    connection.used.index,
                     connection.local_port,
                 )
             )
         if outcome != _OK and self.aborts:
-            which = f"user {self.number} to {connection.address.name}, attempt {attempts}"
+            which = f"user {self.number} to {connection.used.name}, attempt {attempts}"
             work.abort(planned_ns, which, _told(verdict, documents, acked))
         if self.failures_in_a_row and not self.is_paced:
             gevent.sleep(self.pause_s())

@@ -57,8 +57,8 @@ class Connection:
     """A producer, and what a sample takes from it."""
 
     def __init__(self, way: Way, config: Mapping[str, str | float | bool]) -> None:
-        self.address = way.any_address()
-        brokers = [there[:2] for _, there in self.address.sockets]
+        self.used = way.any_address()
+        brokers = [there[:2] for _, there in self.used.sockets]
         self._held = HeldConnections(brokers, way.traffic)
         self._config = {**config, "bootstrap.servers": ",".join(f"{_host(host)}:{port}" for host, port in brokers)}
         self._producer: Producer | None = None
