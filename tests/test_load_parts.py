@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import resource
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +31,41 @@ def test_samples_that_were_flushed_are_on_disk_before_the_end(tmp_path: Path) ->
     recorder.flush()
     assert (tmp_path / "samples-0.bin").stat().st_size == SAMPLE.itemsize
     recorder.close()
+
+
+@contextlib.contextmanager
+def full_after(size_bytes: int) -> Iterator[None]:
+    """No file grows beyond that size: the write that reaches it is cut, as by a full disk, and the next one fails."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_what_a_full_disk_does_not_take_is_neither_lost_nor_torn(tmp_path: Path) -> None:
+    file, rows = tmp_path / "samples-0.bin", [(*range(n, n + len(Sample._fields)),) for n in range(60)]
+    recorder = Recorder(file)
+    for row in rows[:20]:
+        recorder.add(record(*row))
+    for _ in range(2):
+        with full_after(10 * SAMPLE.itemsize + 7), pytest.raises(OSError, match="File too large"):
+            recorder.flush()
+        assert file.stat().st_size == 10 * SAMPLE.itemsize
+    for row in rows[20:]:
+        recorder.add(record(*row))
+    recorder.close()
+    assert np.fromfile(file, dtype=SAMPLE).tolist() == rows
+
+
+def test_a_file_whose_last_samples_are_not_taken_is_closed_all_the_same(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "samples-0.bin")
+    recorder.add(record(*range(len(Sample._fields))))
+    with full_after(0), pytest.raises(OSError, match="File too large"):
+        recorder.close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(recorder._fd)
 
 
 @pytest.mark.parametrize("share", [0.5, 0.9, 0.99, 1.0])

@@ -55,16 +55,26 @@ class Recorder:
         """One `record` more."""
 
     def flush(self) -> None:
-        """All samples so far, given to the kernel."""
-        rest = memoryview(b"".join(self._kept))
-        self._kept.clear()
-        while rest:
-            rest = rest[os.write(self._fd, rest) :]
+        """All samples so far, given to the kernel. OSError when it does not take all: the others stay kept."""
+        kept = self._kept
+        rest = memoryview(b"".join(kept))
+        try:
+            while rest:
+                rest = rest[os.write(self._fd, rest) :]
+        except OSError:
+            # What comes next must not stand behind a part of a record.
+            written, torn_bytes = divmod(len(kept) * _layout.size - len(rest), _layout.size)
+            os.ftruncate(self._fd, os.fstat(self._fd).st_size - torn_bytes)
+            del kept[:written]
+            raise
+        kept.clear()
 
     def close(self) -> None:
         """The last samples written, and the file closed."""
-        self.flush()
-        os.close(self._fd)
+        try:
+            self.flush()
+        finally:
+            os.close(self._fd)
 
     def __enter__(self) -> Recorder:
         return self
