@@ -402,6 +402,22 @@ def test_the_first_request_that_fails_ends_the_load_where_that_was_asked_for(
     assert (0.05 in clock.waited_s) == (reply == TOO_MANY)
 
 
+@pytest.mark.usefixtures("clock")
+@pytest.mark.parametrize("ended", ["cut-off", "timeout"])
+def test_a_request_that_the_end_of_the_load_cuts_off_has_not_failed_and_one_that_takes_too_long_has(ended: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        user, kept = started(Endpoint(*listener.getsockname()), aborts=True)
+        request = gevent.spawn(user.send, PLANNED_NS, BULK)
+        while not user.connection.bytes_sent:
+            gevent.idle()
+        user.connection.expire(ended)
+        request.get(timeout=60)
+        user.on_stop()
+        user.way.deadlines.close()
+    assert outcome(kept.only) == ended
+    assert bool(user.work.hopeless) == user.work.stopped == (ended == "timeout")
+
+
 def test_what_is_tried_again_and_taken_has_not_failed(clock: Clock) -> None:
     sample, work, _ = sent(lambda body, number: TOO_MANY if number < 3 else accept_all(body, number), aborts=True)
     assert (outcome(sample), work.hopeless, work.stopped) == ("ok", "", False)

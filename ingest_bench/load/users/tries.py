@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ingest_bench.protocols.way import Way
 
 _OK, _PARTIAL, _CUT_OFF = OUTCOME_INDEX[OK], OUTCOME_INDEX[PARTIAL], OUTCOME_INDEX["cut-off"]
+_NO_FAILURE = (_OK, _CUT_OFF)
 # Before it is tried again, as Elasticsearch's own BulkProcessor (BackoffPolicy.exponentialBackoff: 50 ms, growing).
 _RESEND_S = 0.05
 _RESEND_LIMIT_S = 5.0
@@ -136,7 +137,8 @@ class Sender(User):
                     connection.local_port,
                 )
             )
-        if outcome != _OK and self.aborts:
+        # The end of the load is no failure of the request that it cuts off.
+        if outcome not in _NO_FAILURE and self.aborts:
             which = f"user {self.number} to {connection.used.name}, attempt {attempts}"
             work.abort(planned_ns, which, _told(verdict, documents, acked))
         if self.failures_in_a_row and not self.is_paced:
