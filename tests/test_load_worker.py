@@ -172,6 +172,16 @@ def test_a_user_that_fails_before_it_is_ready_ends_the_load_with_its_text() -> N
         lead.spawned([type("User", (TicketUser,), {"fixed_count": 1})], lambda: "no memory is left")
 
 
+def test_a_worker_that_is_given_up_before_it_has_looked_at_its_plan_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[dict[str, Any]] = []
+    lead, nobody = FleetWorker({"seat": None}), Environment()
+    monkeypatch.setattr(lead, "end", lambda code, **last: ended.append({"code": code, **last}))
+    for kind in ("plan", "released"):
+        lead._hear(nobody, SimpleNamespace(type=kind, data={}))
+    gevent.sleep(0)
+    assert ended == [{"code": 0, "last": "released"}]
+
+
 def test_a_worker_does_not_look_all_the_time_whether_its_users_may_start(monkeypatch: pytest.MonkeyPatch) -> None:
     def look_again(_: float) -> None:
         raise AssertionError("it looks again after a moment")

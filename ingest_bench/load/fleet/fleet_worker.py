@@ -96,16 +96,14 @@ class FleetWorker:
         who = {"machine": self._setup["machine"] or socket.gethostname(), "pid": os.getpid()}
         self._message("hello", {**who, "seat": self._setup["seat"], "version": metadata.version("ingest-bench")})
 
-    def serve(self) -> str:
-        """One load, or none: "released" when there may be another one, "dismissed" when there is none."""
-        kind, told = self._next("plan", "released", "dismissed")
-        if kind != "plan":
-            return kind
+    def serve(self) -> None:
+        """One load. Who is released or dismissed before it is over ends at once (`_hear`)."""
+        _, told = self._next("plan")
         try:
             worker.send(self._prepared(told), self)
         except IngestBenchError as error:
             self.say(phase="failed", error=str(error))
-        return self._hand_over()
+        self._hand_over()
 
     def say(self, **line: Any) -> None:
         """Whoever measures hears it."""
@@ -175,12 +173,12 @@ class FleetWorker:
             self._figures = Figures(self.runner.environment, plan)
         return plan
 
-    def _hand_over(self) -> str:
+    def _hand_over(self) -> None:
         """What was measured goes to the master, as it asks for it; then we are free."""
         while True:
-            kind, told = self._next("ship", "released", "dismissed")
+            kind, told = self._next("ship", "released")
             if kind != "ship":
-                return kind
+                return
             assert self._plan is not None  # noqa: S101 - a load was sent
             files = {path.name: path for path in (*self._plan.record_files, self._plan.report)}
             self._ship(files[told["name"]], told["credits"])
@@ -206,8 +204,8 @@ class FleetWorker:
             self._lose(_ABANDONED)
         elif kind == "end" and self._stop is not None:
             self._stop()
-        elif kind in {"released", "dismissed"} and self._plan is not None:
-            # Also in the middle of a load that was given up there.
+        elif kind in {"released", "dismissed"}:
+            # Also in the middle of a load that was given up there, or before we have looked at its plan.
             gevent.spawn(self.end, 0, last=kind)
         else:
             self._heard.put((kind, msg.data or {}))
@@ -304,7 +302,7 @@ def main() -> None:
     try:
         own.join()
         tell(joined=True)
-        kind = own.serve()
+        own.serve()
     except IngestBenchError as error:
         own.end(3, error=str(error))
     except Exception as error:
@@ -313,7 +311,7 @@ def main() -> None:
             own.say(phase="failed", error=f"{type(error).__name__}: {error}")
         own.end(3, error=f"{type(error).__name__}: {error}")
     else:
-        own.end(0, last=kind)
+        own.end(0, last="released")
 
 
 if __name__ == "__main__":
