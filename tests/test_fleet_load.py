@@ -139,6 +139,22 @@ def test_workers_that_joined_once_send_load_after_load_with_other_numbers_of_use
 
 
 @pytest.mark.long
+def test_after_a_load_that_could_not_begin_its_workers_join_anew_for_the_next_one(tmp_path: Path) -> None:
+    port = free_port()
+    with bulk_server() as server, agents(tmp_path, port, 2) as started:
+        plan = plan_for(server.address, tmp_path)
+        taken = plan.out / "samples-1.bin"
+        taken.mkdir(parents=True)
+        with supervising(tmp_path, port, 2) as there:
+            with pytest.raises(IsADirectoryError):
+                start(plan, fleet=there)
+            taken.rmdir()
+            start(plan, fleet=there).wait(lambda _: None)
+        assert ends(started) == [(0, ""), (0, "")]
+    assert samples_of(plan)["documents_acked"].sum() == server.documents
+
+
+@pytest.mark.long
 def test_a_worker_that_dies_ends_the_load_with_its_name(tmp_path: Path) -> None:
     port = free_port()
     with bulk_server() as server, agents(tmp_path, port, 2) as started:

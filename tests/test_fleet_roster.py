@@ -69,7 +69,8 @@ def fleet_of(tmp_path: Path, *lines: dict[str, Any]) -> tuple[Fleet, list[Member
     plan = plan_for(Endpoint("127.0.0.1", 1), tmp_path)
     members: list[Member] = []
     for number in range(WORKERS):
-        member = Counted(plan, who=f"machine-{number}")
+        member = Counted(plan)
+        member.who = f"machine-{number}"
         member.id = f"w{number}"
         fleet._active[member.id] = member
         members.append(member)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from bulk_server import accept_all, answer, bulk_answer, bulk_server, documents_in
 from numpy.typing import NDArray
@@ -26,6 +27,7 @@ from ingest_bench.experiment import catalog
 from ingest_bench.inputs.rates import parse_arrivals
 from ingest_bench.load import LoadPlan, Progress, start
 from ingest_bench.load.arrivals import schedule
+from ingest_bench.load.fleet import roster
 from ingest_bench.model.load import Arrivals, LoadOptions, Wire, WorkerReport
 from ingest_bench.model.samples import CPU_MARK, OUTCOMES, SAMPLE
 from ingest_bench.model.target import Endpoint
@@ -590,6 +592,17 @@ def test_workers_share_users_and_bodies_without_duplicates(tmp_path: Path) -> No
     # However often a body was sent: each document is in one body only.
     documents = [line for body in set(server.bodies) for line in body.splitlines()[1::2]]
     assert len(documents) == len(set(documents)) == 1000
+
+
+def test_when_one_worker_cannot_be_started_none_is_left_of_those_that_were(tmp_path: Path) -> None:
+    plan = plan_for(Endpoint("127.0.0.1", 1), tmp_path, processes=3)
+    (plan.out / "load-2.log").mkdir(parents=True)
+    with roster.local(plan.out) as fleet:
+        before = psutil.Process().children()
+        with pytest.raises(IsADirectoryError):
+            start(plan, fleet=fleet)
+        assert psutil.Process().children() == before
+    assert (plan.out / "load-1.log").is_file()
 
 
 def test_a_worker_ends_when_its_supervisor_is_killed(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from ingest_bench.errors import RunAborted, RunFailed
 from ingest_bench.load import reports
 from ingest_bench.load.fleet import roster
 from ingest_bench.load.fleet.json_child import JsonChild
+from ingest_bench.load.fleet.member import Member
 from ingest_bench.load.fleet.transfer import Clock, report_on_our_clock
 from ingest_bench.load.live import figures
 from ingest_bench.load.live.giving_up import Patience
@@ -20,7 +21,6 @@ from ingest_bench.model.load import ClockOffset, WorkerReport
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ingest_bench.load.fleet.member import Member
     from ingest_bench.load.fleet.roster import Enter, Fleet
     from ingest_bench.load.live.figures import Seen
     from ingest_bench.load.plan import LoadPlan
@@ -74,8 +74,9 @@ class LoadProcess:
     def prepare(self, enters: Sequence[Enter]) -> None:
         """Each worker has its share, and prepares it."""
         plan = self._plan if self._fleet.is_far else self._plan.unpacked()
-        shares = [dataclasses.replace(plan, worker=number) for number in range(plan.workers)]
-        self._members = self._fleet.muster(shares, enters)
+        # Known before the first one starts: `stop` ends those that did when a later one cannot.
+        self._members = [Member(dataclasses.replace(plan, worker=number)) for number in range(plan.workers)]
+        self._fleet.muster(self._members, enters)
 
     def wait(self, on_progress: Callable[[Progress], None]) -> WorkerReport:
         """The whole load's report; RunFailed when it was hopeless, or when a worker died (its name is said).

@@ -26,25 +26,21 @@ _LONGEST_NAME = 64  # HOST_NAME_MAX of Linux (limits.h)
 class Member:
     """A worker at one load. What it said last is in `said`, at least its phase."""
 
-    def __init__(self, plan: LoadPlan, who: str = "") -> None:
+    def __init__(self, plan: LoadPlan) -> None:
         self.plan = plan
         self.said: dict[str, Any] = {"phase": "prepare"}
         self.id = ""
         """By which the master knows it; empty until it has joined."""
         self.child: JsonChild | None = None
         """None: it is one of somebody else's, on another machine."""
-        self._who = who
-        self._lost = ""
-
-    @property
-    def who(self) -> str:
+        self.who = ""
         """Of one on another machine, which one."""
-        return self._who
+        self._lost = ""
 
     @property
     def name(self) -> str:
         """What errors call it."""
-        who = f" ({self._who})" if self._who else ""
+        who = f" ({self.who})" if self.who else ""
         return f"load worker {self.plan.worker + 1} of {self.plan.workers}{who}"
 
     @property

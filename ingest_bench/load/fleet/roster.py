@@ -20,13 +20,14 @@ from ingest_bench import system
 from ingest_bench.errors import RunFailed
 from ingest_bench.load.fleet import keys
 from ingest_bench.load.fleet.json_child import JsonChild, MasterProcess, worker_setup
-from ingest_bench.load.fleet.member import Member, who
+from ingest_bench.load.fleet.member import who
 from ingest_bench.load.fleet.transfer import LIMIT_BYTES, Clock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from ingest_bench.load.fleet.keys import RunKeys
+    from ingest_bench.load.fleet.member import Member
     from ingest_bench.load.plan import LoadPlan
     from ingest_bench.model.target import Endpoint
 
@@ -93,20 +94,19 @@ class Fleet:
             here = f" ({names})" if names else ""
             raise RunFailed(f"{len(self._free)} of {count} workers joined in {patience_s:.0f} s{here}")
 
-    def muster(self, plans: Sequence[LoadPlan], enters: Sequence[Enter]) -> list[Member]:
-        """A worker for each share, preparing it."""
-        if self.is_far:
-            self._forget(self._used)
-            self._used.clear()
-            self.wait_for_workers(len(plans), _AGAIN_LIMIT_S)
-            chosen = sorted(self._free, key=lambda worker: who(self._free[worker]))[: len(plans)]
-            found = []
-            for plan, worker in zip(plans, chosen, strict=True):
-                member = Member(plan, who=who(self._free.pop(worker)))
-                found.append(member)
-                self._assign(member, worker)
-            return found
-        return [self._start(plan, enters[plan.worker % len(enters)]) for plan in plans]
+    def muster(self, members: Sequence[Member], enters: Sequence[Enter]) -> None:
+        """Each of these has a worker, preparing its share. They are to be released, also when one could not begin."""
+        if not self.is_far:
+            for member in members:
+                self._start(member, enters[member.plan.worker % len(enters)])
+            return
+        self._forget(self._used)
+        self._used.clear()
+        self.wait_for_workers(len(members), _AGAIN_LIMIT_S)
+        chosen = sorted(self._free, key=lambda worker: who(self._free[worker]))[: len(members)]
+        for member, worker in zip(members, chosen, strict=True):
+            member.who = who(self._free.pop(worker))
+            self._assign(member, worker)
 
     def hear(self, limit_s: float = _LOOK_S) -> None:
         """What the master and our children say; returns once something was said, or after that time."""
@@ -211,18 +211,16 @@ class Fleet:
         """The processes of these workers end at once; elsewhere others join in their place."""
         self._master.write({"do": "forget", "workers": sorted(workers)})
 
-    def _start(self, plan: LoadPlan, enter: Enter) -> Member:
-        """A child of ours that joins and then prepares this share."""
+    def _start(self, member: Member, enter: Enter) -> None:
+        """It has a child of ours that joins and then prepares its share."""
         assert self.seats is not None  # noqa: S101 - this is a fleet of children of ours
-        member = Member(plan)
         seat = len(self._sitting)
         self._sitting[seat] = member
         address, own = self.seats
         setup = worker_setup(address, own, patience_s=_MASTER_LIMIT_S, seat=seat)
         argv = enter(system.python("ingest_bench.load.fleet.fleet_worker"))
-        member.child = JsonChild(argv, setup, plan.log.open("w+b"))
+        member.child = JsonChild(argv, setup, member.plan.log.open("w+b"))
         self._selector.register(member.child.stdout, selectors.EVENT_READ, member)
-        return member
 
     def _assign(self, member: Member, worker: str) -> None:
         plan = member.plan
