@@ -15,7 +15,7 @@ from typing import Any
 import gevent
 import numpy as np
 import pytest
-from bulk_server import bulk_server
+from bulk_server import accept_all, answer, bulk_server
 from gevent.hub import get_hub
 from test_load_process import plan_for
 
@@ -23,9 +23,11 @@ from ingest_bench.documents.body import Body
 from ingest_bench.errors import RunFailed
 from ingest_bench.inputs.rates import parse_arrivals
 from ingest_bench.load import LoadPlan
+from ingest_bench.load.live.figures import from_lines
 from ingest_bench.load.supervisor import start_delay_ns
 from ingest_bench.model.samples import SAMPLE
 from ingest_bench.model.target import Endpoint
+from ingest_bench.model.workload import Query
 
 with pytest.MonkeyPatch.context() as patched:
     # As in `test_users`: Locust would let gevent patch the whole process.
@@ -130,6 +132,23 @@ def test_a_load_that_is_stopped_before_its_start_ends_at_its_start(tmp_path: Pat
     assert report["measure_end_ns"] == report["started_monotonic_ns"] == lead.began_ns
     assert time.monotonic_ns() >= lead.began_ns
     assert len(samples) == 0
+
+
+@pytest.mark.slow
+def test_the_last_figures_are_those_of_all_samples_bulks_and_queries(tmp_path: Path) -> None:
+    found = answer(b'{"took":1,"timed_out":false,"_shards":{"total":1,"failed":0}}')
+    lead = Here()
+    with bulk_server(lambda body, number: found if b"match_all" in body else accept_all(body, number)) as server:
+        options = {"query_users": 1, "query_arrivals": parse_arrivals("100/s")}
+        plan = plan_for(server.address, tmp_path, warm_up_ns=0, measure_ns=200 * MS, **options)
+        workload = dataclasses.replace(plan.workload, queries=(Query(name="q", body={"query": {"match_all": {}}}),))
+        plan = dataclasses.replace(plan, workload=workload, search_path="/tiny/_search", tells_figures=True).checked()
+        plan.out.mkdir()
+        worker.send(plan, lead)
+    last = from_lines([lead.said[-1]["figures"]])
+    bulks, queries = (np.fromfile(file, dtype=SAMPLE) for file in (plan.samples, plan.query_samples))
+    assert last.bulks.requests == len(bulks) > 0
+    assert last.queries.requests == len(queries) == 20
 
 
 def test_the_lines_of_many_workers_are_spread_and_those_of_few_are_not_late(tmp_path: Path) -> None:

@@ -124,6 +124,7 @@ def _load(plan: LoadPlan, source: Source, recorder: Recorder, queries: Recorder 
     if queries is not None:
         for planned_ns in work.query_tickets.unsent():
             queries.add(record(*unsent(planned_ns, end_ns)))
+        queries.flush()
     if work.has_failed and not work.hopeless:
         work.give_up()
     report = _report(plan, work, way, start_ns, end_ns, watch)
