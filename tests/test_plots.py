@@ -206,6 +206,15 @@ def test_the_headline_of_allocations_is_for_each_gb_taken() -> None:
     assert "on loopback" in headline.allocation(FOUR)
 
 
+def test_the_headline_of_what_is_0_in_every_cell_says_so() -> None:
+    none = [made.changed(run, values={"outside_tlab_network_bytes": 0}) for run in FOUR]
+    assert headline.allocation(none) == "Allocated outside TLABs by the network, for each GB taken: 0 GB"
+    one = [*none[:2], made.changed(FOUR[2], values={"outside_tlab_network_bytes": 7e9}), *none[3:]]
+    assert headline.allocation(one).endswith("for each GB taken: 0 GB to 1 GB")
+    still = [made.changed(run, values={"docs_per_s_p10": 0.0}) for run in FOUR]
+    assert headline.machine(still) == "Documents/s in all but the worst tenth of seconds: 0"
+
+
 def test_a_run_without_series_has_no_picture_over_time() -> None:
     assert plots_time.timeline(FOUR[0]) is None
 

@@ -64,6 +64,7 @@ def layers(summaries: Sequence[Summary]) -> bytes | None:
                 (left_in - 0.15) / WIDTH_IN, top - (top - bottom) * (number + 0.55) / len(rows), label, ha="right",
                 va="center", fontsize=14, fontweight="bold",
             )  # fmt: skip
+        axes.set_xlim(left=0)
         axes.set_xlabel("bytes allocated outside TLABs for each GB (10⁹ bytes) of requests", color=FAINT)
         at_in = left_in
         for _, name, colour in LAYERS:

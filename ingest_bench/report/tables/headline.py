@@ -60,7 +60,7 @@ def _compared(
     text: Callable[[float], str] = bytes_text,
     alone: str = "",
 ) -> str:
-    known = [row for row in rows if value(row)]
+    known = [row for row in rows if value(row) is not None]
     pair = _pair(summaries, known, value)
     if pair is None:
         return sentence.format(_range([value(row) or 0.0 for row in known], text)) + alone
