@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import made_summaries as made
+import numpy as np
 import pytest
+from test_plots import figures, words
 
 from ingest_bench.analysis.compare import cells
 from ingest_bench.analysis.run import integrity, summary
 from ingest_bench.inputs import data
 from ingest_bench.model.results import Series, Summary
 from ingest_bench.report import REPORTS, published_rows
+from ingest_bench.report.plots import plots_direct
 from ingest_bench.report.tables import direct_memory_table
 
 PUBLISHED = direct_memory_table.read((data.folder("results/reference/published") / "jdk-6857566.csv").read_text())
@@ -83,6 +86,17 @@ def test_the_picture_has_a_row_for_one_that_ran_out_of_memory_too() -> None:
     files = REPORTS["pictures"]([ours(), gone])
     assert next(iter(files)) == "report/direct-memory.png"
     assert files["report/direct-memory.png"].startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("unknown", [("p99",), ("p50", "p99")])
+def test_a_row_of_too_few_buffers_for_a_percentile_has_its_mean_and_its_waits(unknown: tuple[str, ...]) -> None:
+    few = made.changed(ours(), values=dict.fromkeys(f"direct_allocation_ms_{name}" for name in unknown))
+    with figures() as drawn:
+        assert plots_direct.waits([few]) is not None
+    assert "not measured" not in words(drawn[0])
+    points = [np.array(collection.get_offsets())[:, 0].tolist() for collection in drawn[0].axes[0].collections]
+    assert points == [[20.0, 3500.0], [0.12]]
 
 
 def test_a_buffer_that_the_server_counted_and_nobody_recorded_makes_a_run_invalid() -> None:

@@ -33,6 +33,7 @@ from ingest_bench.report.tables.words import short, whole
 
 _LABELS_IN, _NUMBERS_IN = 4.0, 3.9
 _MEAN, _MAX = "direct_allocation_ms_mean", "direct_allocation_ms_max"
+_MEDIAN, _P99 = "direct_allocation_ms_p50", "direct_allocation_ms_p99"
 _BESIDE = (("mean, ms", _MEAN, short), ("longest, ms", _MAX, short), ("System.gc()", "system_gcs", whole))
 
 _USUAL, _WAIT = PALETTE[0], PALETTE[1]
@@ -92,22 +93,25 @@ def _headline(rows: Sequence[CellRuns]) -> str:
 
 
 def _least(rows: Sequence[CellRuns]) -> float:
-    return min(value for row in rows for value in row.measured_or_oom.numbers("direct_allocation_ms_p50"))
+    """What the axis begins with. Of a single buffer there is a mean and no median."""
+    return min(value for row in rows for name in (_MEDIAN, _MEAN) for value in row.measured_or_oom.numbers(name))
 
 
 def _row(axes: Axes, number: int, row: CellRuns) -> None:
     told = row.measured_or_oom
-    mean, low, high = (told.typical(name) for name in (_MEAN, "direct_allocation_ms_p50", "direct_allocation_ms_p99"))
-    if mean is None or low is None or high is None:
+    mean, low, high = map(told.typical, (_MEAN, _MEDIAN, _P99))
+    if mean is None:
         missing(axes, number, row)
         return
     axes.axhline(number, color=RULE, linewidth=1, zorder=0)
     recorded = [run.series["direct_wait_ms"] for run in told.valid if "direct_wait_ms" in run.series]
-    found = [value for series in recorded for value in series.values if value > high]
+    # Below 100 buffers there is no 99th percentile, and each wait is one of the longest.
+    found = [value for series in recorded for value in series.values if high is None or value > high]
     # The same shifts in each picture, so that waits of one length do not hide each other.
     shifts = np.random.default_rng(number).uniform(-0.26, 0.26, len(found))
     axes.scatter(found, number + shifts, s=14, color=_WAIT, alpha=0.45, linewidths=0, zorder=2)
-    axes.plot([low, high], [number, number], color=_USUAL, linewidth=7, alpha=0.45, solid_capstyle="butt", zorder=3)
+    if low is not None and high is not None:
+        axes.plot([low, high], [number, number], color=_USUAL, linewidth=7, alpha=0.45, solid_capstyle="butt", zorder=3)
     axes.scatter([mean], [number], s=80, color=_USUAL, linewidths=0, zorder=4)
 
 
