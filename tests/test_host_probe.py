@@ -285,6 +285,33 @@ def test_a_quota_that_nobody_counts_was_not_looked_for(tmp_path: Path) -> None:
     assert "server process stopped" in seen
 
 
+# A process with 80 threads, and the probe where a process may have 100 open files.
+MANY_THREADS = """
+import threading, time
+for _ in range(79):
+    threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+print(flush=True)
+time.sleep(60)
+"""
+FEW_FILES = 'ulimit -Sn 100 && exec "$0" -m ingest_bench.probes.proc "$@"'
+
+
+def test_a_server_with_more_threads_than_half_of_the_open_files_that_are_allowed_is_sampled(tmp_path: Path) -> None:
+    out = tmp_path / "host.jsonl"
+    out.touch()
+    with subprocess.Popen([sys.executable, "-c", MANY_THREADS], stdout=subprocess.PIPE) as server:
+        assert server.stdout is not None
+        server.stdout.readline()
+        argv = ["sh", "-c", FEW_FILES, sys.executable, str(server.pid), str(out), str(tmp_path / "waits.jsonl")]
+        with subprocess.Popen(argv) as probe:
+            while probe.poll() is None and len(out.read_text().splitlines()) < 2:
+                time.sleep(0.05)
+            probe.kill()
+        server.kill()
+    threads = proc.FIELDS.index("server_threads")
+    assert [json.loads(line)[threads] for line in out.read_text().splitlines()[:2]] == [80, 80]
+
+
 def test_a_stopped_process_has_stopped_threads() -> None:
     child = subprocess.Popen(["sleep", "60"])
     try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import resource
 import sys
 import time
 from pathlib import Path
@@ -136,6 +137,9 @@ def _text(path: str) -> str:
 
 def main(pid: int, out: Path, waits: Path) -> None:
     """Samples until the server is gone or this process is ended; a late sample does not delay the next ones."""
+    # Two files for each thread of the server stay open, and 1024 are usual: they were too few for 510 threads.
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     threads = Threads(pid)
     following_ns = time.monotonic_ns()
     with (
