@@ -59,6 +59,14 @@ def test_the_page_is_well_formed_and_wants_only_files_that_the_reports_write() -
     assert len([name for name in files if "time-" in name]) == 4
 
 
+@pytest.mark.slow
+def test_cells_that_differ_in_a_letter_that_no_file_name_has_both_have_a_picture_over_time() -> None:
+    runs = [made.with_series(made.summary({"workload": name})) for name in ("my_docs", "my-docs")]
+    names = sorted(name for name in REPORTS["pictures"](runs) if "time-" in name)
+    assert len(names) == 2
+    assert "report/time-workload=my-docs.png" in names
+
+
 def test_nothing_on_the_page_comes_from_elsewhere() -> None:
     text = page.index([made.with_series(run) for run in FOUR], {"reads.png": page.Picture(b"x", "x")})
     # The only address is the name of SVG for the script, which nobody asks anything.

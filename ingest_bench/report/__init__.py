@@ -6,6 +6,7 @@ below the results folder -> content. To add one: write the function, add a line 
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 
@@ -202,7 +203,10 @@ def pictures(summaries: Sequence[Summary]) -> Files:
         for run in sorted(cell.valid, key=lambda run: (run.instrumented, run.replicate))[:1]:
             content = plots_time.timeline(run)
             if content is not None:
-                name = f"time-{re.sub('[^A-Za-z0-9.=-]+', '-', cell.name)}.png"
+                plain = re.sub("[^A-Za-z0-9.=-]+", "-", cell.name)
+                # Another cell may differ in such a letter only.
+                differs = f"-{hashlib.sha256(cell.name.encode()).hexdigest()[:12]}" * (f"time-{plain}.png" in files)
+                name = f"time-{plain}{differs}.png"
                 files[name], captions[name] = content, f"{run.run} over time"
     more = [
         ("What is noise", noise_table.table(summaries)),
