@@ -15,6 +15,7 @@ import made_summaries as made
 import numpy as np
 import pytest
 from test_page import Tags
+from test_plots import figures, texts
 
 from ingest_bench.analysis.compare import comparison, trend
 from ingest_bench.analysis.compare.comparable import Results
@@ -150,7 +151,7 @@ def test_rows_numbers_and_lengths_of_a_drawing_are_those_of_the_nights() -> None
     assert told.ends(dataclasses.replace(flat, values=(0,), line=(0,))) == (-1, 1)
     drawn = told.drawn(of_two)
     places = [float(x) for x in re.findall(r'<circle class="[a-z]+" cx="([0-9.]+)"', drawn)]
-    assert places[:8] == places[8:] == pytest.approx(np.linspace(58, 450, 8), abs=0.05)
+    assert places[:8] == places[8:] == pytest.approx(np.linspace(72, 450, 8), abs=0.05)
     heights = [float(y) for y in re.findall(r'<circle [^>]* cy="([0-9.]+)"', drawn)]
     assert heights == pytest.approx(
         [142 - (value - 7.95) / 23.1 * 130 for value in history.values] + [77] * 8, abs=0.06
@@ -256,6 +257,24 @@ def test_page_and_picture_show_every_history_and_others_text_as_text() -> None:
     assert "\\x1b" in found.histories[0].changes[0].facts[0]
     assert plots_trend.trend(found).startswith(b"\x89PNG")
     assert plots_trend.trend(Trend(histories=(), notes=())).startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [1.2e-4, 21_000.0, 4.2e8, 1.6e10, 3e13])
+def test_the_numbers_beside_an_axis_of_any_size_have_room(size: float) -> None:
+    column = "heap_after_gc_max_bytes"
+    nights = [
+        night(day(place), [made.changed(run, values={column: docs / 20_000 * size}) for run in runs(docs)])
+        for place, docs in enumerate(levels(20, 20))
+    ]
+    found = seen(nights, column)
+    with figures() as drawn:
+        plots_trend.trend(found)
+    assert [text.get_text() for text in texts(drawn[0]) if text.get_window_extent().x0 < 0] == []
+    beside = re.findall(r'<text x="([0-9]+)"[^>]*text-anchor="end">([^<]+)</text>', told.drawn(found))[:3]
+    # A letter of 12 pixels is 8 wide or less.
+    assert all(8 * len(text) <= float(right) for right, text in beside)
+    assert len({text for _, text in beside}) == 3
 
 
 @pytest.fixture

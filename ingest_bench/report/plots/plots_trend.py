@@ -21,7 +21,7 @@ from ingest_bench.report.plots.plots_style import (
     style,
 )
 from ingest_bench.report.tables import trend_table as told
-from ingest_bench.report.tables.words import short
+from ingest_bench.report.tables.words import beside_axis
 
 _MOST_PANELS = 12
 _PANEL_IN, _ABOVE_IN, _BELOW_IN = 1.75, 0.75, 0.4
@@ -44,9 +44,9 @@ def trend(found: Trend) -> bytes:
         share = (top - bottom) / max(1, lines)
         wide = 1 / columns
         for number, history in enumerate(shown):
-            left = (number % columns) * wide + 0.85 / WIDTH_IN
+            left = (number % columns) * wide + 1.0 / WIDTH_IN
             floor = top - (number // columns + 1) * share + _BELOW_IN / height_in
-            size = (wide - 1.4 / WIDTH_IN, share - (_ABOVE_IN + _BELOW_IN) / height_in)
+            size = (wide - 1.55 / WIDTH_IN, share - (_ABOVE_IN + _BELOW_IN) / height_in)
             axes = made.add_axes((left, floor, *size))
             most_in = size[0] * WIDTH_IN
             titles = [f"{history.column}, {told.name(history, found)}", *_said(history)]
@@ -75,7 +75,7 @@ def _panel(axes: Axes, history: History) -> None:
     axes.set_ylim(*told.ends(history))
     axes.grid(visible=True, axis="y", color=RULE, linewidth=0.6)
     axes.tick_params(length=0)
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: beside_axis(value)))
     last = len(history.nights) - 1
     places = sorted({0, *(change.place for change in history.changes), last})
     # Two days that are nearer than this would be written over one another.

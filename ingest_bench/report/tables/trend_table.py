@@ -9,11 +9,11 @@ from html import escape
 from ingest_bench.analysis.compare.trend import Change, History, Trend
 from ingest_bench.report.page import html
 from ingest_bench.report.tables import changes_table
-from ingest_bench.report.tables.words import short
+from ingest_bench.report.tables.words import beside_axis, short
 
 NO_STEP = "no step"
 _WIDTH, _HEIGHT = 460, 170
-_LEFT, _RIGHT, _TOP, _BOTTOM = 58, 450, 12, 142
+_LEFT, _RIGHT, _TOP, _BOTTOM = 72, 450, 12, 142
 
 
 def newest(trend: Trend) -> list[tuple[History, Change]]:
@@ -126,7 +126,7 @@ def _picture(history: History) -> str:
 
     parts = [
         f'<line class="rule" x1="{_LEFT}" x2="{_RIGHT}" y1="{y(value):.1f}" y2="{y(value):.1f}"/>'
-        f'<text x="{_LEFT - 6}" y="{y(value) + 4:.1f}" text-anchor="end">{short(value)}</text>'
+        f'<text x="{_LEFT - 6}" y="{y(value) + 4:.1f}" text-anchor="end">{beside_axis(value)}</text>'
         for value in (low, (low + high) / 2, high)
     ]
     for change in history.changes:

@@ -20,6 +20,14 @@ def counted(value: float) -> str:
     return whole(value) if value >= 10 or float(value).is_integer() else short(value)
 
 
+def beside_axis(value: float) -> str:
+    """A number in eight letters or about so many, whatever its size: "12,345", "419.72 M", "0.000126"."""
+    for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6)):
+        if abs(value) >= size:
+            return f"{value / size:.5g} {unit}"
+    return short(value)
+
+
 def exact_bytes(value: float) -> str:
     """Bytes as they are, for sizes that people know by heart: "1,514 B"."""
     return f"{whole(value)} B"
