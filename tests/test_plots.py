@@ -167,6 +167,16 @@ def test_the_headline_of_a_fault_is_what_it_cost() -> None:
     assert headline.timeline(lost).endswith("throughput not back in time")
 
 
+def test_the_headline_of_a_fault_from_the_start_on_does_not_say_that_throughput_was_not_back() -> None:
+    run = made.with_series(FOUR[0])
+    start_ns = made.START_NS + 10**9 // 5
+    early = Happened(kind="partition", started=start_ns, ended=start_ns + 10**9)
+    run = made.changed(run, faults=(early,), values={"silent_s": 0, "recovery_s": None})
+    said = "Partition: 0 s without progress, no throughput before it to compare with"
+    assert headline.timeline(run) == said
+    assert headline.timeline(made.changed(run, series={})) == said
+
+
 def test_the_headline_of_one_run_says_what_is_known_of_it() -> None:
     known = {"docs_per_s_mean": 20_000.4, "response_ms_p99": 412.0, "response_ms_max": 900.0, "requests_failed": 0}
     run = made.changed(FOUR[0], values={**known, "gc_pauses": 20, "gc_pause_ms_total": 151.6})

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from ingest_bench.analysis.compare import cells
 from ingest_bench.analysis.compare.cells import CellRuns
+from ingest_bench.analysis.run import recovery
 from ingest_bench.model.results import Summary
 from ingest_bench.report.tables.words import bytes_text, gb_text, key_text, on, short, whole
 
@@ -113,11 +114,9 @@ def machine(summaries: Sequence[Summary]) -> str:
 
 def timeline(run: Summary) -> str:
     """What a person should see first in one run over time: the cost of its faults, or else its pauses."""
-    silent, recovery = run.values.get("silent_s"), run.values.get("recovery_s")
     if run.faults:
         kinds = " and ".join(dict.fromkeys(fault.kind for fault in run.faults))
-        back = f"throughput back {short(float(recovery))} s after it" if recovery else "throughput not back in time"
-        return f"{kinds.capitalize()}: {silent or 0} s without progress, {back}"
+        return f"{kinds.capitalize()}: {run.values.get('silent_s') or 0} s without progress, {_back(run)}"
     names = ("docs_per_s_mean", "response_ms_p99", "response_ms_max", "requests_failed")
     docs, slow, worst, failed = map(run.values.get, names)
     parts = [f"{whole(float(docs))} documents/s"] if docs is not None else []
@@ -128,3 +127,13 @@ def timeline(run: Summary) -> str:
     if isinstance(pauses, int) and isinstance(paused, (int, float)):
         parts.append(f"{whole(pauses)} GC pauses, {short(paused)} ms in all")
     return ", ".join(parts) or "One run over time"
+
+
+def _back(run: Summary) -> str:
+    """Whether throughput was back after the faults of a run."""
+    back_s, rate = run.values.get("recovery_s"), run.series.get("docs_per_s")
+    if back_s is not None:
+        return f"throughput back {short(float(back_s))} s after it"
+    if rate is None or not recovery.enough(rate, run.faults, run.measure_start_ns or 0):
+        return "no throughput before it to compare with"
+    return "throughput not back in time"
