@@ -151,6 +151,12 @@ def test_a_question_of_before_the_measurement_that_was_given_up_is_no_wait() -> 
     assert [wait for _, wait in longest(looks, 1000 * MS)] == [0, 0, 100]
 
 
+def test_a_text_of_counts_is_none_of_all_also_where_two_nodes_have_the_same() -> None:
+    one = [Reading("gc_pauses", 3), Reading("gc_causes", "G1 Evacuation Pause: 3"), Reading("gc_collector", "g1")]
+    readings = {item.name: item.value for item in nodes.together([one, one]) if isinstance(item, Reading)}
+    assert readings == {"gc_pauses": 6, "gc_causes": None, "gc_collector": "g1"}
+
+
 def test_who_only_answers_waits_for_nobody() -> None:
     assert [wait for _, wait in longest(seen(asked(1000, (9300, 10, 900), (61001, 5, 2))), 0)] == [0]
 

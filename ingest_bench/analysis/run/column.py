@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-Together = Literal["sum", "max", "min", "machine", ""]
+Together = Literal["sum", "max", "min", "machine", "same", ""]
 # What a name has that is no count of events: a unit, a mean, or a largest number of things that are there at once.
 _UNITS = frozenset({"s", "ms", "seconds", "bytes", "ppm", "percent", "share", "per", "mean", "max", "min", "mss"})
 
@@ -19,8 +19,8 @@ class Column:
     name: str
     meaning: str
     together: Together = ""
-    """What the readings of several nodes become in the run's row. "machine": each node's is that of all. "": nothing,
-    for a median or a text of each is none of all; nodes.csv has them."""
+    """What the readings of several nodes become in the run's row. "machine": each node's is that of all. "same": what
+    all have alike. "": nothing, for a median or a text of each is none of all; nodes.csv has them."""
     of: str = ""
     """Of a median or another percentile: the column with the number of values that it is of. Else ""."""
 

@@ -99,7 +99,7 @@ def _one(name: str, values: Sequence[Value], nodes: int) -> Value:
     rule = _RULES.get(name, "")
     if len(values) < nodes or None in values:
         return None
-    if rule == "machine" or (isinstance(values[0], str) and len(set(values)) == 1):
+    if rule == "machine" or (rule == "same" and len(set(values)) == 1):
         return values[0]
     numbers = [value for value in values if isinstance(value, (int, float))]
     rules: dict[Together, Callable[[Iterable[float]], float]] = {"sum": sum, "max": max, "min": min}
