@@ -43,7 +43,7 @@ TRY = """
     stacked: [...document.querySelectorAll(".wide:has(.stacked)")].map((each) => each.scrollWidth - each.clientWidth),
     cut: [...svg.querySelectorAll("text")].filter((text) => {
       const [own, all] = [text.getBoundingClientRect(), svg.getBoundingClientRect()];
-      return own.right > all.right + 12 || own.left < all.left;
+      return own.right > all.right || own.left < all.left;
     }).map((text) => text.textContent),
     bold: document.querySelectorAll("b.hostile").length,
     paper: getComputedStyle(document.body).backgroundColor,
@@ -138,6 +138,25 @@ def test_the_runs_are_drawn_zoomed_by_keys_and_hostile_names_are_text(tmp_path: 
     assert seen["again"] == seen["axis"]
     assert seen["bold"] == 0
     assert seen["wide"] <= 0
+
+
+@pytest.mark.processes
+def test_names_of_faults_and_stalls_lie_on_no_other_and_do_not_leave_the_chart(tmp_path: Path) -> None:
+    (run,) = made.experiment(replicates=1, network=["ethernet"])
+    run = made.with_series(run, fault=True)
+    spans = [("compact_memory", 4 * number, 4 * number + 1) for number in range(14)] + [("memory_pressure", 59, 60)]
+    faults = [
+        dataclasses.replace(run.faults[0], kind=kind, started=made.START_NS + left * 10**9, ended=None)
+        for kind, left, _ in spans
+    ]
+    stalls = [
+        dataclasses.replace(run.stalls[0], start_ns=made.START_NS + left * 10**9, end_ns=made.START_NS + right * 10**9)
+        for _, left, right in spans
+    ]
+    seen = drawn(tmp_path, page.index([made.changed(run, faults=tuple(faults), stalls=tuple(stalls))], {}), 1280)
+    assert seen["faults"] == ["compact_memory", "memory_pressure"]
+    assert seen["causes"] == ["packets lost on the network"]
+    assert seen["cut"] == []
 
 
 @pytest.mark.processes

@@ -65,11 +65,18 @@ def words(figure: Figure) -> str:
     return "\n".join(text.get_text() for text in texts(figure))
 
 
+FAULTS = tuple(
+    Happened(kind=kind, started=made.START_NS + left * 10**9, ended=made.START_NS + (left + 1) * 10**9)
+    for kind, left in (("partition", 20), ("compact_memory", 21), ("memory_pressure", 59))
+)
 PICTURES: dict[str, Callable[[], bytes | None]] = {
     **{name: partial(plots.overview, runs) for name, runs in EXPERIMENTS.items()},
     "layers": partial(plots_layers.layers, FOUR),
     "a minute": partial(plots_time.timeline, made.with_series(FOUR[0])),
     "a minute with a fault": partial(plots_time.timeline, made.with_series(FOUR[0], fault=True)),
+    "faults at once and at the end": partial(
+        plots_time.timeline, made.changed(made.with_series(FOUR[0]), faults=FAULTS)
+    ),
 }
 
 

@@ -2,7 +2,7 @@
 "use strict";
 (() => {
   const SVG = "http://www.w3.org/2000/svg";
-  const LEFT = 58, RIGHT = 8, TOP = 22, HEIGHT = 120, AXIS = 22;
+  const LEFT = 58, RIGHT = 28, TOP = 22, HEIGHT = 120, AXIS = 22;
   const data = JSON.parse(document.getElementById("data").textContent);
 
   const element = (parent, tag, attributes, text) => {
@@ -120,6 +120,21 @@
       this.chosen = element(this.svg, "rect", { class: "chosen", x: 0, y: 0, width: 0, height });
     }
 
+    // Names of spans in one line, each once, where it begins, or further left where it would leave the chart. One that
+    // would lie on another is left out: the pointer tells it.
+    names(kind, y, spans) {
+      const taken = new Map();
+      for (const [at, text] of spans) {
+        const left = this.x(at);
+        if (left < LEFT || left >= LEFT + this.width || taken.has(text)) continue;
+        const made = element(this.svg, "text", { class: kind, y }, text), wide = made.getComputedTextLength();
+        const begin = Math.max(Math.min(left + 3, LEFT + this.width - wide), LEFT);
+        made.setAttribute("x", begin);
+        if ([...taken.values()].some(([from, to]) => begin < to + 6 && from < begin + wide + 6)) made.remove();
+        else taken.set(text, [begin, begin + wide]);
+      }
+    }
+
     panel(panel, top, clip, first) {
       const bottom = top + HEIGHT - 10, all = panel.lines.flatMap((line) => line.points);
       const seen = all.filter(([at]) => this.span[0] <= at && at <= this.span[1]).map(([, value]) => value);
@@ -128,16 +143,15 @@
       for (const fault of this.run.faults) {
         const left = this.x(fault.from), width = Math.max(this.x(fault.to) - left, 2);
         element(this.svg, "rect", { class: "fault", x: left, y: top, width, height: bottom - top, "clip-path": `url(#${clip})` });
-        if (first && left >= LEFT && left < LEFT + this.width) {
-          element(this.svg, "text", { class: "kind", x: left + 3, y: top + 12 }, fault.kind);
-        }
       }
       for (const stall of this.run.stalls) {
         const left = this.x(stall.from), width = Math.max(this.x(stall.to) - left, 2);
         element(this.svg, "rect", { class: "stall", x: left, y: top, width, height: bottom - top, "clip-path": `url(#${clip})` });
-        if (first && left >= LEFT && left < LEFT + this.width) {
-          element(this.svg, "text", { class: "cause", x: left + 3, y: top + 26 }, stall.cause);
-        }
+      }
+      if (first) {
+        this.names("kind", top + 12, this.run.faults.map((fault) => [fault.from, fault.kind]));
+        const longest = [...this.run.stalls].sort((one, other) => other.to - other.from - (one.to - one.from));
+        this.names("cause", top + 26, longest.map((stall) => [stall.from, stall.cause]));
       }
       if (this.span[0] < 0) {
         const end = Math.min(this.x(0), LEFT + this.width);

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import nan
 
 from matplotlib.axes import Axes
@@ -165,7 +165,7 @@ def _ends(run: Summary, start_ns: int) -> tuple[float, float]:
 
 def _spans(made: Figure, axes: Axes, run: Summary, start_ns: int, ends: tuple[float, float], *, labelled: bool) -> None:
     spans = []
-    named: set[str] = set()
+    named: dict[str, tuple[float, float]] = {}
     for fault in run.faults:
         left, right = ((end_ns - start_ns) / 1e9 for end_ns in (fault.started, fault.ended or fault.started))
         if right < ends[0] or left > ends[1]:
@@ -175,10 +175,12 @@ def _spans(made: Figure, axes: Axes, run: Summary, start_ns: int, ends: tuple[fl
         right = max(right, left + 0.002 * (ends[1] - ends[0]))
         spans.append((left, right))
         axes.axvspan(left, right, color=FAULT, alpha=0.28, linewidth=0, zorder=0)
-        # One that happens again and again is named once: names side by side would hide each other.
-        if labelled and fault.kind not in named:
+        # One that happens again and again is named once, and none where its name would hide another: the title has all.
+        left = min(left, ends[1] - _wide(made, axes, fault.kind, ends))
+        room = (left, left + _wide(made, axes, fault.kind, ends))
+        if labelled and fault.kind not in named and _is_free(room, named):
             _label(axes, left, fault.kind, "#8a5a00")
-        named.add(fault.kind)
+            named[fault.kind] = room
     texts: dict[str, tuple[float, float]] = {}
     for stall in sorted(run.stalls, key=lambda one: one.start_ns - one.end_ns):
         left, right = ((moment - start_ns) / 1e9 for moment in (stall.start_ns, stall.end_ns))
@@ -188,15 +190,24 @@ def _spans(made: Figure, axes: Axes, run: Summary, start_ns: int, ends: tuple[fl
         # The longest of each cause is named, where its name hides no other and does not leave the picture.
         if not labelled or cause in texts or cause.removeprefix("fault ") in named:
             continue
-        wide_in = text_width_in(made, f"{cause}  ", _LABEL_PT)
-        room = (left, left + wide_in / (axes.bbox.width / made.dpi) * (ends[1] - ends[0]))
-        if room[1] <= ends[1] and all(room[1] < begin or end < room[0] for begin, end in texts.values()):
+        room = (left, left + _wide(made, axes, cause, ends))
+        if room[1] <= ends[1] and _is_free(room, texts):
             _label(axes, left, cause, FAINT, down=16)
             texts[cause] = room
     if ends[0] < 0:
         axes.axvspan(ends[0], 0, color=RULE, alpha=0.5, linewidth=0, zorder=0)
         if labelled and not any(left < 0.12 * ends[1] for left, _ in spans):
             _label(axes, ends[0], "warm-up", FAINT)
+
+
+def _wide(made: Figure, axes: Axes, text: str, ends: tuple[float, float]) -> float:
+    """How wide a name is, with some space behind it, in seconds."""
+    return text_width_in(made, f"{text}  ", _LABEL_PT) / (axes.bbox.width / made.dpi) * (ends[1] - ends[0])
+
+
+def _is_free(room: tuple[float, float], taken: Mapping[str, tuple[float, float]]) -> bool:
+    """Whether none of those that are taken has a part of it."""
+    return all(room[1] < begin or end < room[0] for begin, end in taken.values())
 
 
 def _label(axes: Axes, at: float, text: str, colour: str, down: int = 3) -> None:
