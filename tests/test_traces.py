@@ -44,6 +44,19 @@ def test_a_trace_of_moments_has_the_rate_of_its_packets_in_each_half_second() ->
 
 
 @pytest.mark.parametrize(
+    ("length_ms", "steps"),
+    [(1, [0]), (7, [0]), (499, [0]), (500, [0]), (600, [0]), (999, [0]), (1000, [0, 0.5]), (1600, [0, 0.5, 1])],
+)
+def test_a_packet_each_millisecond_is_one_rate_however_long_the_trace_is(length_ms: int, steps: list[float]) -> None:
+    found, length_ns = trace.parse("\n".join(map(str, range(1, length_ms + 1))), "x")
+    assert [step.at_ns / S for step in found] == steps
+    # A packet at the very moment at which a step ends is the next one's.
+    assert [step.rate_bps for step in found] == pytest.approx([12 * MBIT] * len(steps), rel=1 / 400)
+    assert length_ns >= S // 2
+    assert length_ns % (length_ms * 10**6) == 0
+
+
+@pytest.mark.parametrize(
     ("text", "said"),
     [
         ("", "at least one line"),

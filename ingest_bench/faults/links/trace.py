@@ -2,7 +2,8 @@
 
 A trace is a file of one of two forms. CSV: a line `seconds,rate` for each change, such as `0.5,12mbit`, from 0 on; the
 last rate lasts as long as the longest. Mahimahi's (mm-link(1)): a line for each packet of 1500 bytes, the millisecond
-at which it may leave; its rate is taken over each half second. A trace that is over begins again.
+at which it may leave; its rate is taken over each half second, and at the end with what is left of one. A trace that
+is over begins again.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ from ingest_bench.network.plan.link_plan import impairment_of
 # mm-link(1): each line is an opportunity for a packet of 1500 bytes.
 _PACKET_BYTES = 1500
 # A change of a link takes some 50 ms on a busy machine.
-_STEP_NS = 500 * 10**6
+_STEP_MS = 500
+_STEP_NS = _STEP_MS * 10**6
 # Where nothing may leave for a step. No bottleneck takes a rate of 0; at this one a packet takes longer than the step.
 _SILENT_BPS = 64_000
 _MOST_LINES = 1_000_000
@@ -90,13 +92,17 @@ def _mahimahi(lines: Sequence[str], name: str) -> tuple[tuple[Step, ...], int]:
         raise SpecError(f"{name}: the milliseconds of a trace never fall, and its last one is its length")
     if moments_ms[-1] > _LONGEST_NS // 10**6:
         raise SpecError(f"{name}: {_TOO_LONG}")
-    step_ms = _STEP_NS // 10**6
-    packets = Counter(min(at_ms, moments_ms[-1] - 1) // step_ms for at_ms in moments_ms)
-    count = -(-moments_ms[-1] // step_ms)
-    rates = [packets[number] * _PACKET_BYTES * 8 * 10**9 // _STEP_NS for number in range(count)]
-    return tuple(Step(number * _STEP_NS, max(rate, _SILENT_BPS)) for number, rate in enumerate(rates)), moments_ms[
-        -1
-    ] * 10**6
+    length_ms = moments_ms[-1]
+    # What is left at the end is part of the last step: it may be too short for one of its own.
+    count = max(1, length_ms // _STEP_MS)
+    packets = Counter(min(at_ms // _STEP_MS, count - 1) for at_ms in moments_ms)
+    steps = []
+    for number in range(count):
+        lasts_ms = _STEP_MS if number < count - 1 else length_ms - number * _STEP_MS
+        rate_bps = packets[number] * _PACKET_BYTES * 8 * 1000 // lasts_ms
+        steps.append(Step(number * _STEP_NS, max(rate_bps, _SILENT_BPS)))
+    # A shorter one has one rate, however often it begins again.
+    return tuple(steps), length_ms * -(-_STEP_MS // length_ms) * 10**6
 
 
 def moments(steps: Sequence[Step], length_ns: int) -> Iterator[Step]:
