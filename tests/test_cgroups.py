@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -92,17 +93,37 @@ def test_a_controller_that_is_mounted_nowhere_is_named() -> None:
         cgroups.own(HYBRID.splitlines()[0], "1:memory:/\n", "memory")
 
 
-def test_of_version_2_a_group_is_made_where_children_have_the_controller(tmp_path: Path) -> None:
+def test_of_version_2_a_group_is_made_where_children_have_all_its_controllers(tmp_path: Path) -> None:
     own = tmp_path / "user.slice" / "session"
     own.mkdir(parents=True)
     for folder, gives in ((tmp_path, "cpu memory"), (own.parent, "memory"), (own, "")):
         (folder / "cgroup.subtree_control").write_text(gives)
     before = Parent(own, 2, own)
-    assert cgroups.with_children(before, "cpu") == Parent(tmp_path, 2, own)
-    assert cgroups.with_children(before, "memory") == Parent(own.parent, 2, own)
+    assert cgroups.with_children(before, ["cpu"]) == Parent(tmp_path, 2, own)
+    assert cgroups.with_children(before, ["memory"]) == Parent(own.parent, 2, own)
     (tmp_path / "cgroup.subtree_control").write_text("memory")
-    with pytest.raises(MissingCapability, match="gives its children the controller cpu"):
-        cgroups.with_children(before, "cpu")
+    with pytest.raises(MissingCapability, match="gives its children the controller cpu and memory"):
+        cgroups.with_children(before, ["cpu", "memory"])
+
+
+def test_of_version_2_a_node_with_several_controllers_is_in_one_cgroup(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As systemd has it: a slice of users gives memory on, and not cpu.
+    own = tmp_path / "user.slice" / "session"
+    own.mkdir(parents=True)
+    for folder, gives in ((tmp_path, "cpu io memory"), (own.parent, "memory"), (own, "")):
+        (folder / "cgroup.subtree_control").write_text(gives)
+    texts = {
+        "/proc/self/mountinfo": f"29 1 0:26 / {tmp_path} rw - cgroup2 cgroup2 rw\n",
+        "/proc/self/cgroup": "0::/user.slice/session\n",
+    }
+    monkeypatch.setattr(system, "is_root", lambda: True)
+    monkeypatch.setattr(cgroups, "_read", lambda path: texts.get(str(path)) or Path(path).read_text())
+    monkeypatch.setattr(cgroups, "session", lambda *_, **__: nullcontext(SimpleNamespace(change=list)))
+    with cgroups.groups(frozenset({"cpu", "memory"}), 1) as (group,):
+        assert len({place.folder for place in group.places.values()}) == 1
+        assert {place.folder.parent for place in group.places.values()} == {tmp_path}
 
 
 def test_of_several_limits_the_tightest_counts_until_it_ends() -> None:

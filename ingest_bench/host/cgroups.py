@@ -115,13 +115,13 @@ def numbers(path: Path) -> dict[str, int]:
 @contextmanager
 def groups(controllers: Set[Controller], nodes: int) -> Iterator[tuple[Group, ...]]:
     """A group for each of so many nodes with these controllers; they are gone after the block, and after `kill -9`."""
-    parents = {controller: parent(controller) for controller in CONTROLLERS if controller in controllers}
-    if not parents:
+    found = parents(controllers)
+    if not found:
         yield tuple(Group({}) for _ in range(nodes))
         return
     name = f"ingest-bench-{os.getpid()}-{secrets.token_hex(4)}"
     made = [
-        Group({key: Parent(its.folder / f"{name}-{node}", its.version, its.own) for key, its in parents.items()})
+        Group({key: Parent(its.folder / f"{name}-{node}", its.version, its.own) for key, its in found.items()})
         for node in range(1, nodes + 1)
     ]
     folders = {place.folder: place.own for group in made for place in group.places.values()}
@@ -138,9 +138,7 @@ def _making(folder: Path, own: Path) -> Step:
 
 def require(controllers: Set[Controller]) -> None:
     """MissingCapability unless groups with these controllers can be made here; nothing is changed."""
-    for controller in CONTROLLERS:
-        if controller in controllers:
-            parent(controller)
+    parents(controllers)
 
 
 def capability() -> Capability:
@@ -149,35 +147,42 @@ def capability() -> Capability:
 
 
 def _usable() -> str:
-    require(frozenset(_OF_BOTH))
-    return ", ".join(f"{name} of version {parent(name).version}" for name in _OF_BOTH)
+    return ", ".join(f"{name} of version {place.version}" for name, place in parents(frozenset(_OF_BOTH)).items())
 
 
-def parent(controller: Controller) -> Parent:
-    """Where a group with that controller can be made; MissingCapability where none can be."""
-    if not system.is_root():
-        raise MissingCapability(f"cgroups: only root may give a server its own for {controller}; run as root")
-    found = own(_read("/proc/self/mountinfo"), _read("/proc/self/cgroup"), controller)
-    shown = _SHOWN_BY.get((controller, found.version), "")
-    if found.version == 2:
-        found = with_children(found, controller)
-    elif not (found.folder / shown).exists():
-        raise MissingCapability(f"cgroups: this kernel has no {found.folder / shown}")
-    if not os.access(found.folder, os.W_OK):
-        raise MissingCapability(f"cgroups: {found.folder} is read-only here, as it is in a container")
+def parents(controllers: Set[Controller]) -> dict[Controller, Parent]:
+    """Where a group with each of them can be made; MissingCapability where one cannot be.
+
+    Of version 2 that is one place for all: a process is in no second cgroup.
+    """
+    wanted = [name for name in CONTROLLERS if name in controllers]
+    if wanted and not system.is_root():
+        raise MissingCapability(f"cgroups: only root may give a server its own for {wanted[0]}; run as root")
+    mounts, memberships = _read("/proc/self/mountinfo"), _read("/proc/self/cgroup")
+    found = {name: own(mounts, memberships, name) for name in wanted}
+    of_version_2 = [name for name, place in found.items() if place.version == 2]
+    for name, place in found.items():
+        shown = _SHOWN_BY.get((name, place.version), "")
+        if place.version == 2:
+            found[name] = with_children(place, of_version_2)
+        elif not (place.folder / shown).exists():
+            raise MissingCapability(f"cgroups: this kernel has no {place.folder / shown}")
+        if not os.access(found[name].folder, os.W_OK):
+            raise MissingCapability(f"cgroups: {found[name].folder} is read-only here, as it is in a container")
     return found
 
 
-def with_children(own: Parent, controller: Controller) -> Parent:
-    """The nearest one at or above whose children have that controller."""
+def with_children(own: Parent, controllers: Sequence[Controller]) -> Parent:
+    """The nearest one at or above whose children have all these controllers."""
     for folder in (own.folder, *own.folder.parents):
-        if controller in _read(folder / "cgroup.subtree_control").split():
+        if set(controllers) <= set(_read(folder / "cgroup.subtree_control").split()):
             return Parent(folder, 2, own.folder)
         if not (folder.parent / "cgroup.subtree_control").exists():
             break
+    named, asked = " and ".join(controllers), " ".join(f"+{name}" for name in controllers)
     raise MissingCapability(
-        f"cgroups: no cgroup at or above {own.folder} gives its children the controller {controller}.\n"
-        f"As root: echo +{controller} > {folder}/cgroup.subtree_control"
+        f"cgroups: no cgroup at or above {own.folder} gives its children the controller {named}.\n"
+        f'As root: echo "{asked}" > {folder}/cgroup.subtree_control'
     )
 
 

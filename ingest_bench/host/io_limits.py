@@ -122,7 +122,10 @@ def _to_write(device: str, value: str, path: Path) -> Action:
 
 
 def controllers() -> frozenset[Controller]:
-    """What the group of a node has to have, so that the rules can be in it: nothing of version 1."""
+    """What the group of a node has to have, so that the rules can be in it: nothing of version 1.
+
+    Of version 2 what is written back is charged to a node only in a cgroup that has io and memory.
+    """
     return frozenset() if _is_version_1() else frozenset({"io", "memory"})
 
 
@@ -131,13 +134,8 @@ def require() -> None:
     disk.require()
     if _is_version_1():
         _root()
-        return
-    io, memory = cgroups.parent("io"), cgroups.parent("memory")
-    if io.folder != memory.folder:
-        raise MissingCapability(
-            "throttle: of version 2 what is written back is charged to a node only in a cgroup that has io and memory: "
-            f"{io.folder} gives its children io, {memory.folder} memory"
-        )
+    else:
+        cgroups.require(controllers())
 
 
 def capability() -> Capability:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from ingest_bench.host import cgroups, disk, io_limits, latency
-from ingest_bench.host.cgroups import Group
+from ingest_bench.host.cgroups import Controller, Group
 from ingest_bench.host.disk import Filler, Own
 from ingest_bench.host.io_limits import Throttle
 from ingest_bench.host.syncs import Syncs, syncs
@@ -39,7 +39,7 @@ class Share:
 
 def require(needs: Set[Need]) -> None:
     """MissingCapability for the first thing that cannot be had here; nothing is changed."""
-    cgroups.require({name for name in cgroups.CONTROLLERS if name in needs})
+    cgroups.require(_controllers(needs))
     if "disk" in needs:
         disk.require()
     if "throttle" in needs:
@@ -53,9 +53,7 @@ def require(needs: Set[Need]) -> None:
 @contextmanager
 def shares(needs: Set[Need], homes: Sequence[Path]) -> Iterator[tuple[Share, ...]]:
     """A share for the node of each home, which is empty; nothing of it is left after the block, or `kill -9`."""
-    controllers = {name for name in cgroups.CONTROLLERS if name in needs}
-    if "throttle" in needs:
-        controllers |= io_limits.controllers()
+    controllers = _controllers(needs)
     with ExitStack() as stack:
         made = tuple(Share() for _ in homes)
         if controllers:
@@ -70,3 +68,9 @@ def shares(needs: Set[Need], homes: Sequence[Path]) -> Iterator[tuple[Share, ...
             if "syncs" in needs:
                 share.syncs = stack.enter_context(syncs(home))
         yield made
+
+
+def _controllers(needs: Set[Need]) -> Set[Controller]:
+    """What the group of a node has to have."""
+    found = {name for name in cgroups.CONTROLLERS if name in needs}
+    return found | io_limits.controllers() if "throttle" in needs else found
