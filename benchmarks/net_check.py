@@ -107,8 +107,9 @@ def reads(link: network.Link, rounds: int) -> Reads:
             found = json.loads(writer.line(LIMIT_S))
     counts, took_ns, waited_ns = zip(*found, strict=True)
     frames = math.ceil(BULK_BYTES / expected.mss_bytes(profile))
-    rate_bps = expected.rate_bps(profile.to_server)
-    wire_ms = (frames - 1) * expected.full_frame_bytes(profile) * 8000 / rate_bps if rate_bps else None
+    frame_bytes = expected.full_frame_bytes(profile)
+    rate_bps = expected.rate_bps(profile.to_server, frame_bytes)
+    wire_ms = (frames - 1) * frame_bytes * 8000 / rate_bps if rate_bps else None
     return Reads(
         profile.name,
         link.backend,

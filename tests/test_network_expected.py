@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,18 @@ def test_a_rarer_loss_takes_more_probes_and_a_slow_link_fewer_a_second() -> None
     slow = expected.burst(Impairment(rate_bps=10**6), 1)
     assert slow.per_s * 142 * 8 <= 10**6 / 2
     assert slow.count <= slow.per_s
+
+
+def test_overhead_and_whole_cells_leave_less_of_netems_rate_to_frames() -> None:
+    dsl = Impairment(netem_rate_bps=2 * 10**6, packet_overhead_bytes=44, cell_bytes=48, cell_overhead_bytes=5)
+    # 1558 bytes are 33 cells, and 102 are 3.
+    assert expected.rate_bps(dsl, 1514) == 2 * 10**6 * 1514 // (33 * 53)
+    assert expected.wire_ns(dsl, 58) == pytest.approx(3 * 53 * 8 / 2e6 * 1e9)
+    assert expected.rate_bps(Impairment(rate_bps=10**6, netem_rate_bps=2 * 10**6), 1514) == 10**6
+    assert expected.rate_bps(Impairment(), 1514) is None
+    bulk = expected.bulk(dataclasses.replace(dsl, rate_bps=10**9), 1500)
+    assert bulk is not None
+    assert bulk.seconds == pytest.approx((bulk.frames - 1) * 33 * 53 * 8 / 2e6, rel=1e-5)
 
 
 def test_a_flood_is_more_than_the_link_carries() -> None:

@@ -58,10 +58,24 @@ def full_frame_bytes(profile: Profile) -> int:
     return mss_bytes(profile) + TIMESTAMPS_BYTES + IP_TCP_HEADERS_BYTES + ETHERNET_HEADER_BYTES
 
 
-def rate_bps(impairment: Impairment) -> int | None:
-    """The narrower of the two bottlenecks that a direction may have."""
-    rates = [rate for rate in (impairment.rate_bps, impairment.netem_rate_bps) if rate is not None]
-    return min(rates) if rates else None
+def rate_bps(impairment: Impairment, frame_bytes: int) -> int | None:
+    """How fast frames of that size pass the narrower of the two bottlenecks that a direction may have."""
+    rates = [] if impairment.rate_bps is None else [impairment.rate_bps]
+    if impairment.netem_rate_bps is not None:
+        rates.append(max(1, impairment.netem_rate_bps * frame_bytes // _netem_bytes(impairment, frame_bytes)))
+    return min(rates, default=None)
+
+
+def wire_ns(impairment: Impairment, frame_bytes: int) -> float:
+    """How long such a frame takes at both bottlenecks, where it meets none that has saved up something."""
+    takes = ((impairment.rate_bps, frame_bytes), (impairment.netem_rate_bps, _netem_bytes(impairment, frame_bytes)))
+    return sum(size_bytes * 8e9 / rate for rate, size_bytes in takes if rate is not None)
+
+
+def _netem_bytes(impairment: Impairment, frame_bytes: int) -> int:
+    """As what netem's own rate counts a frame: with its overhead, in whole cells (sch_netem.c, packet_time_ns)."""
+    whole, cell = frame_bytes + impairment.packet_overhead_bytes, impairment.cell_bytes
+    return -(-whole // cell) * (cell + impairment.cell_overhead_bytes) if cell else whole
 
 
 def delay_ns(impairment: Impairment) -> float | None:
@@ -118,7 +132,7 @@ def burst(impairment: Impairment, attempt: int) -> Burst:
 
     The bottleneck's queue, which counts packets where it is a netem's, holds those of a busy machine's pause.
     """
-    rate = rate_bps(impairment)
+    rate = rate_bps(impairment, _PROBE_FRAME_BYTES)
     per_s = _MOST_PROBES_PER_S if rate is None else min(_MOST_PROBES_PER_S, rate // (2 * 8 * _PROBE_FRAME_BYTES))
     if impairment.rate_bps is not None:
         # MTU 1500: of a larger one the default queue holds fewer, and never less than its least.
@@ -156,8 +170,9 @@ def flood(impairment: Impairment, mtu_bytes: int, attempt: int) -> Flood:
     It grows with the attempt, against what a receiver that was paused reads at once, up to three times: the longer it
     is, the likelier a busy machine pauses the sender in it.
     """
-    rate = rate_bps(impairment) or 1
-    frames_per_s = rate / (8 * (mtu_bytes + ETHERNET_HEADER_BYTES))
+    frame_bytes = mtu_bytes + ETHERNET_HEADER_BYTES
+    rate = rate_bps(impairment, frame_bytes) or 1
+    frames_per_s = rate / (8 * frame_bytes)
     arrives = 1 - min(0.5, losses.share(impairment) or 0)
     if queues.is_managed(impairment) or (uses_netem(impairment) and impairment.burst_bytes is None):
         bucket_s = _LATE_S
@@ -203,11 +218,11 @@ def bulk(impairment: Impairment, mtu_bytes: int) -> Bulk | None:
     A bucket that was asked for lets as much pass at once as it holds; jitter, reordering and slots spread a bulk; and
     where a queue holds or spares only a few frames, or a line has only a few in seconds, there is nothing to see.
     """
-    rate = rate_bps(impairment)
+    frame_bytes = mtu_bytes + ETHERNET_HEADER_BYTES
+    rate = rate_bps(impairment, frame_bytes)
     scattered = impairment.jitter_ns or impairment.reorder_ppm or impairment.slot_min_ns is not None
     if rate is None or impairment.rate_bps is None or impairment.burst_bytes is not None or scattered:
         return None
-    frame_bytes = mtu_bytes + ETHERNET_HEADER_BYTES
     frame_s = frame_bytes * 8 / rate
     wanted = max(_FEWEST_FRAMES, min(_BULK_BYTES // frame_bytes, int(_BULK_S / frame_s)))
     room = queue_frames(impairment, mtu_bytes)
@@ -226,7 +241,7 @@ def transfer_bytes(profile: Profile, impairment: Impairment, seconds: float) -> 
 
     On a long link only what TCP sends before the first acknowledgement: ten segments (RFC 6928).
     """
-    rate = rate_bps(impairment)
+    rate = rate_bps(impairment, full_frame_bytes(profile))
     first = 10 * mss_bytes(profile)
     if is_long(profile):
         return first

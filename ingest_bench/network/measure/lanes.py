@@ -13,6 +13,7 @@ from ingest_bench import units
 from ingest_bench.model.network import Promise
 from ingest_bench.network.measure import expected, frames
 from ingest_bench.network.plan import losses
+from ingest_bench.network.plan.netem import ETHERNET_HEADER_BYTES
 
 if TYPE_CHECKING:
     from ingest_bench.model.network import Impairment, Profile
@@ -123,7 +124,7 @@ class Lane:
     def transfers(self) -> Iterator[Promise]:
         """The promises that a transfer can prove: MSS, congestion control, sizes on the wire, rate."""
         yield from self._tcp()
-        rate_bps = expected.rate_bps(self.impairment)
+        rate_bps = self._rate_bps
         if rate_bps is not None:
             yield tried(
                 f"rate {self.direction}",
@@ -142,6 +143,11 @@ class Lane:
                 functools.partial(self._bulk, plan),
                 _RATE_RESTS_S,
             )
+
+    @property
+    def _rate_bps(self) -> int | None:
+        """Of full frames."""
+        return expected.rate_bps(self.impairment, self.profile.mtu_bytes + ETHERNET_HEADER_BYTES)
 
     @property
     def _quiet_s(self) -> float:
@@ -185,7 +191,7 @@ class Lane:
         def transfer(attempt: int) -> tuple[dict[str, int], dict[int, int], str]:
             most_bytes = expected.transfer_bytes(self.profile, self.impairment, _TRANSFER_S)
             few = attempt > 1 or most_bytes < _FEW_FRAMES * expected.mss_bytes(self.profile)
-            sampled = 1 if few else frames.one_of(expected.rate_bps(self.impairment))
+            sampled = 1 if few else frames.one_of(self._rate_bps)
             sent, came = self.way.transfer(_TRANSFER_S * attempt, most_bytes, sampled)
             return sent, {int(size): count for size, count in came["frames"].items()}, sent["congestion_control"]
 

@@ -23,6 +23,7 @@ from ingest_bench.network.measure.check import typical_rtt
 from ingest_bench.network.measure.lanes import fastest_bps
 from ingest_bench.network.plan import losses
 from ingest_bench.network.plan.link_plan import impairment_of
+from ingest_bench.network.plan.netem import ETHERNET_HEADER_BYTES
 from ingest_bench.network.plan.places import DIRECTIONS
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 NOT_MEASURED = "not measured"
 _HANDSHAKES, _HANDSHAKES_S, _HANDSHAKE_S, _REST_S, _REFUSED_S = 20, 20.0, 10.0, 0.01, 0.5
 # Of a SYN with its options and an Ethernet header, there and back (RFC 9293, RFC 7323).
-_SYN_BYTES = 20 + 40 + 14
+_SYN_BYTES = 20 + 40 + ETHERNET_HEADER_BYTES
 _RTT_SHARE, _RTT_NS = 0.05, 10**6
 _TRIES = 3
 # The rate is taken over so long, of what was counted so often.
@@ -97,7 +98,8 @@ class OneEnd:
 
     def _of_direction(self, direction: Direction) -> Iterator[Promise]:
         impairment = impairment_of(self.shaped.profile, direction)
-        rate_bps, share = expected.rate_bps(impairment), losses.share(impairment)
+        frame_bytes = self.shaped.profile.mtu_bytes + ETHERNET_HEADER_BYTES
+        rate_bps, share = expected.rate_bps(impairment, frame_bytes), losses.share(impairment)
         if share:
             yield _loss(f"loss {direction}", share, impairment, self._counted(direction))
         if rate_bps is not None:
@@ -203,7 +205,7 @@ def _rtt(profile: Profile, before: Handshakes, now: Handshakes) -> Promise:
     if len(delays_ns) < len(impairments) or reorders or not before.rtts_ns:
         return _unknown("rtt", promised)
     base_ns, high_ns = _low(before.rtts_ns), before.rtts_ns[len(before.rtts_ns) * 3 // 4]
-    wire_ns = sum(_SYN_BYTES * 8 * 10**9 / rate_bps for one in impairments if (rate_bps := expected.rate_bps(one)))
+    wire_ns = sum(expected.wire_ns(one, _SYN_BYTES) for one in impairments)
     tolerance_ns = max(_RTT_SHARE * promised_ns, _RTT_NS) + wire_ns
     if high_ns - base_ns > tolerance_ns:
         return _unknown("rtt", promised, f"unshaped it is {base_ns / 1e6:.2f} to {high_ns / 1e6:.2f} ms")
@@ -238,7 +240,8 @@ def _unknown(name: str, promised: str, why: str = "") -> Promise:
 def _loss(name: str, share: float, impairment: Impairment, seen: qdiscs.Counters) -> Promise:
     """The share of packets that our own queue dropped. What the path loses beside it nobody knows at one end."""
     total, promised = seen.packets + seen.drops, units.format_ppm(share * _MILLION)
-    mixed = expected.rate_bps(impairment) is not None or impairment.corrupt_ppm or impairment.ecn
+    rates = (impairment.rate_bps, impairment.netem_rate_bps)
+    mixed = any(rate is not None for rate in rates) or impairment.corrupt_ppm or impairment.ecn
     if mixed or total < _FEW_PACKETS:
         why = "what is corrupt, marked or too fast is counted with it" if mixed else f"only {total} packets"
         return _unknown(name, promised, why)
