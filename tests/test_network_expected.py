@@ -3,13 +3,14 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from ingest_bench.analysis.run.columns import COLUMNS
 from ingest_bench.model.network import Impairment, Profile
-from ingest_bench.network.measure import expected, frames, lanes, wire
+from ingest_bench.network.measure import check, expected, frames, lanes, wire
 from ingest_bench.network.measure.check import typical_rtt
 from ingest_bench.network.measure.lanes import Seen, fastest_bps, judged, tried
 from ingest_bench.network.measure.readings import parse, readings
@@ -200,6 +201,15 @@ def test_the_kernels_tables_of_counters_are_read_by_name() -> None:
 def test_a_busy_machines_pauses_do_not_make_a_link_look_longer() -> None:
     rtts = sorted([10 * MS] * 30 + [25 * MS] * 70)
     assert typical_rtt(rtts, 10 * MS, (Impairment(delay_ns=10 * MS),)) == ("10% quantile", 10 * MS, 0.0)
+
+
+@pytest.mark.parametrize(("took_ms", "kept"), [(10, True), (12.38, True), (12.9, False), (7.1, False)])
+def test_a_probe_of_a_slow_line_takes_its_time_on_the_wire(took_ms: float, kept: bool) -> None:
+    # 58 bytes take 1.8 ms of 256 kbit/s.
+    slow = Profile(name="x", to_server=Impairment(rate_bps=256_000, delay_ns=10 * MS))
+    link, way = SimpleNamespace(profile=slow), SimpleNamespace(round_trips_ns=lambda *_: [round(took_ms * MS)] * 50)
+    (promise,) = check._rtt(way, link)  # type: ignore[arg-type]
+    assert (promise.kept, promise.promised) == (kept, "10.00 ms")
 
 
 def test_packets_that_overtook_are_left_out_of_the_round_trip() -> None:
