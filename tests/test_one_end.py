@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import socket
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -16,7 +17,8 @@ from ingest_bench.model.network import Impairment, Profile
 from ingest_bench.model.results import RunRecord
 from ingest_bench.model.target import Endpoint
 from ingest_bench.network.measure import one_end
-from ingest_bench.network.measure.one_end import Handshakes, of_handshakes, rate
+from ingest_bench.network.measure.one_end import Handshakes, OneEnd, of_handshakes, rate
+from ingest_bench.network.plan import netem
 
 MS = 10**6
 NEAR = Handshakes([MS] * 20, 1448, 1500)
@@ -100,13 +102,39 @@ def test_slots_and_a_jitter_that_no_delay_holds_promise_no_round_trip() -> None:
 )
 def test_a_rate_is_known_only_where_the_load_used_it_up(used_bps: int, expected: bool | None) -> None:
     points = [(at / 4, used_bps * at // 32) for at in range(20)]
-    assert rate("rate", 8_000_000, points).kept is expected
-    assert rate("rate", 8_000_000, []).kept is None
+    assert rate("rate", 8_000_000, 3028, points).kept is expected
+    assert rate("rate", 8_000_000, 3028, []).kept is None
+
+
+@pytest.mark.parametrize(
+    ("rate_bps", "burst_bytes"), [(20_000, None), (100_000, None), (256_000, None), (8 * 10**6, 10**6)]
+)
+@pytest.mark.parametrize(("faster", "kept"), [(1, True), (1.6, False), (3, False)])
+def test_what_a_bucket_lets_through_after_a_pause_breaks_no_rate(
+    rate_bps: int, burst_bytes: int | None, faster: float, kept: bool
+) -> None:
+    asked = Impairment(rate_bps=rate_bps, burst_bytes=burst_bytes)
+    saved_bytes = netem.burst_bytes(asked, 1500)
+    # Full frames wait all the time, and leave as soon as the bucket has enough for one; looked at four times a second.
+    tokens, passed, points = float(saved_bytes), 0, [(0.0, 0)]
+    for at_ms in range(1, 40_001):
+        tokens = min(saved_bytes, tokens + rate_bps * faster / 8000)
+        frames = int(tokens // 1514)
+        tokens, passed = tokens - frames * 1514, passed + frames * 1514
+        if not at_ms % 250:
+            points.append((at_ms / 1000, passed))
+    found = OneEnd(
+        shaped=cast("Any", SimpleNamespace(profile=Profile(name="x", to_server=asked), devices={"to-server": "x"})),
+        promises=(),
+        points={"to-server": points},
+    )
+    (promise,) = found.of_load()
+    assert promise.kept is kept
 
 
 def test_a_promise_that_was_not_measured_makes_no_run_invalid_and_a_broken_one_does() -> None:
     for used_bps, reasons in ((1_000_000, 0), (16_000_000, 1)):
-        promise = rate("rate", 8_000_000, [(at / 4, used_bps * at // 32) for at in range(20)])
+        promise = rate("rate", 8_000_000, 3028, [(at / 4, used_bps * at // 32) for at in range(20)])
         record = RunRecord(run="r", replicate=1, cell="c", levels={}, state="measured", promises=(promise,))
         said = integrity.verdict(record, np.empty(0), None, {})
         assert sum(reason.kind == "promise" for reason in said) == reasons
