@@ -66,6 +66,8 @@ def test_a_packet_each_millisecond_is_one_rate_however_long_the_trace_is(length_
         ("0,nan\n", "line 1"),
         ("nan,1mbit\n", "line 1"),
         ("0,1mbit\n1e400,1mbit", "line 2"),
+        ("0,1mbit\n1,101gbit", "its fastest rate is 101gbit, and a link has at most 100gbit"),
+        ("1\n" * 10_000, "its fastest rate is 120gbit"),
         ("5\n4\n", "never fall"),
         ("0\n", "never fall"),
         ("1.5\n", "is CSV"),

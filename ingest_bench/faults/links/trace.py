@@ -38,6 +38,8 @@ _STEP_MS = 500
 _STEP_NS = _STEP_MS * 10**6
 # Where nothing may leave for a step. No bottleneck takes a rate of 0; at this one a packet takes longer than the step.
 _SILENT_BPS = 64_000
+# As any rate of a profile (`model.network.Rate`): of more tc says in the middle of a run that it is illegal.
+_FASTEST_BPS = 100 * 10**9
 _MOST_LINES = 1_000_000
 # As long as the longest measurement.
 _LONGEST_NS = 24 * 3600 * 10**9
@@ -60,7 +62,12 @@ def parse(text: str, name: str) -> tuple[tuple[Step, ...], int]:
         raise SpecError(f"{name}: a trace has at least one line")
     if len(lines) > _MOST_LINES:
         raise SpecError(f"{name}: {len(lines):,} lines; a trace has at most {_MOST_LINES:,}")
-    return _csv(lines, name) if "," in lines[0] else _mahimahi(lines, name)
+    steps, length_ns = _csv(lines, name) if "," in lines[0] else _mahimahi(lines, name)
+    fastest_bps = max(step.rate_bps for step in steps)
+    if fastest_bps > _FASTEST_BPS:
+        said = f"its fastest rate is {units.format_bps(fastest_bps)}"
+        raise SpecError(f"{name}: {said}, and a link has at most {units.format_bps(_FASTEST_BPS)}; take smaller ones")
+    return steps, length_ns
 
 
 def _csv(lines: Sequence[str], name: str) -> tuple[tuple[Step, ...], int]:
