@@ -228,6 +228,17 @@ def test_the_route_asks_for_ecn_where_packets_may_be_marked_and_only_there() -> 
     assert words == ("features", "tcp_usec_ts", "ecn")
 
 
+@pytest.mark.parametrize("has", [("lock", "1300"), ("1300",)])
+def test_a_route_that_is_narrower_than_the_profile_stays_so(has: tuple[str, ...]) -> None:
+    narrow = dataclasses.replace(THERE, way=Way(metrics={"mtu": has, "advmss": ("1260",)}))
+    assert tcp_words(FOUND, asking(Profile(name="x", mtu_bytes=1400)), narrow) == ()
+    words = tcp_words(FOUND, asking(Profile(name="x", mtu_bytes=1400, congestion_control="reno")), narrow)
+    assert words == ("mtu", *has, "advmss", "1260", "congctl", "reno")
+    assert tcp_words(FOUND, asking(Profile(name="x", mtu_bytes=1200)), narrow) == (
+        *("mtu", "lock", "1200", "advmss", "1160"),
+    )
+
+
 def test_the_default_route_may_be_allowed() -> None:
     found = dataclasses.replace(FOUND, carries_default_route=True)
     assert plan(found, asking(PROFILE, shared_settings=True, allow_default_route=True), OURS)

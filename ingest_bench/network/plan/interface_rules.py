@@ -141,7 +141,9 @@ def tcp_words(found: Found, asked: Asked, to: Destination) -> tuple[str, ...]:
     profile = asked.profile
     # An IP header and a TCP header without options (RFC 9293, 3.7.1): 20 or 40, and 20 bytes.
     headers_bytes = 40 if to.address.version == 4 else 60
-    locks = profile.mtu_bytes < found.mtu_bytes and not asked.link.interface_mtu
+    # Where the way is narrower than the profile it stays so: what lies on it, such as a tunnel, takes no more.
+    has_bytes = min([found.mtu_bytes, *map(int, to.way.metrics.get("mtu", ())[-1:])])
+    locks = profile.mtu_bytes < has_bytes and not asked.link.interface_mtu
     mss_bytes = profile.mss_bytes or (profile.mtu_bytes - headers_bytes if locks else None)
     named: dict[str, tuple[str, ...]] = {}
     if locks:
