@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ from ingest_bench.model.network import Impairment, Profile
 from ingest_bench.network.measure import check, expected, frames, lanes, wire
 from ingest_bench.network.measure.check import typical_rtt
 from ingest_bench.network.measure.lanes import Seen, fastest_bps, judged, tried
+from ingest_bench.network.measure.probing import Way
 from ingest_bench.network.measure.readings import parse, readings
 
 MS = 10**6
@@ -210,6 +212,47 @@ def test_a_probe_of_a_slow_line_takes_its_time_on_the_wire(took_ms: float, kept:
     link, way = SimpleNamespace(profile=slow), SimpleNamespace(round_trips_ns=lambda *_: [round(took_ms * MS)] * 50)
     (promise,) = check._rtt(way, link)  # type: ignore[arg-type]
     assert (promise.kept, promise.promised) == (kept, "10.00 ms")
+
+
+class Asked:
+    """A meter that writes down what it is asked, and how long its answer is awaited."""
+
+    def __init__(self) -> None:
+        self.told: dict[str, Any] = {}
+        self.limits_s: list[float] = []
+
+    def start(self, operation: str, **arguments: Any) -> None:
+        self.told = {"operation": operation, **arguments}
+
+    def answer(self, limit_s: float = 60.0) -> dict[str, Any]:
+        self.limits_s.append(limit_s)
+        return {"rtts_ns": []}
+
+    def where(self, _: str) -> list[Any]:
+        return ["198.18.2.1", 1]
+
+
+def test_nobody_is_cut_off_on_the_longest_link_nor_on_the_slowest() -> None:
+    rtt_s = 120.0
+    sender, receiver = Asked(), Asked()
+    way = Way(sender, receiver, itertools.count(), rtt_s)  # type: ignore[arg-type]
+    way.transfer(0.3, 20_000, 1)
+    # A handshake, the data, and its end.
+    assert sender.told["connect_s"] > rtt_s
+    assert receiver.told["most_s"] > 2 * rtt_s
+    assert min(sender.limits_s[-1], receiver.limits_s[-1]) > receiver.told["most_s"] + sender.told["connect_s"] - 1
+    way = Way(sender, receiver, itertools.count())  # type: ignore[arg-type]
+    # 10 kbit/s: four probes a second.
+    way.round_trips_ns(900, 0.25, 1.0)
+    assert receiver.told["most_s"] > 225
+    assert min(sender.limits_s[-1], receiver.limits_s[-1]) > receiver.told["most_s"]
+    way.probes("burst", quiet_s=0.3, seconds=37.5, count=150, per_s=4)
+    assert receiver.told["most_s"] > 37.5
+    assert min(sender.limits_s[-1], receiver.limits_s[-1]) > receiver.told["most_s"]
+    assert "seconds" not in sender.told
+    # A full frame takes 1.2 s.
+    slow = Impairment(rate_bps=10_000, delay_ns=MS)
+    assert lanes.Lane(way, "to-server", Profile(name="x", to_server=slow), slow)._quiet_s > 1.5
 
 
 def test_packets_that_overtook_are_left_out_of_the_round_trip() -> None:

@@ -47,10 +47,10 @@ def check(link: Link) -> tuple[Promise, ...]:
     at_once = 2 if expected.is_long(profile) else 1
     with meters(link, pairs=at_once) as pairs:
         (client, server), (other_client, other_server) = pairs[0], pairs[-1]
-        runs = itertools.count(1)
+        runs, rtt_s = itertools.count(1), sum(map(expected.longest_delay_s, (profile.to_server, profile.to_client)))
         lanes = (
-            Lane(Way(client, server, runs), "to-server", profile, profile.to_server),
-            Lane(Way(other_server, other_client, runs), "to-client", profile, profile.to_client),
+            Lane(Way(client, server, runs, rtt_s), "to-server", profile, profile.to_server),
+            Lane(Way(other_server, other_client, runs, rtt_s), "to-client", profile, profile.to_client),
         )
         with ThreadPoolExecutor(at_once) as pool:
             promises = list(itertools.chain.from_iterable(pool.map(Lane.promises, lanes)))

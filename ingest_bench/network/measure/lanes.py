@@ -93,7 +93,8 @@ class Lane:
         def burst(attempt: int) -> Seen:
             plan = expected.burst(self.impairment, attempt)
             sending = {"count": plan.count, "per_s": plan.per_s, "packet_bytes": _PROBE_BYTES}
-            _, came = self.way.probes("burst", quiet_s=self._quiet_s, tail_s=self._tail_s, **sending)
+            took_s = plan.count / plan.per_s
+            _, came = self.way.probes("burst", quiet_s=self._quiet_s, tail_s=self._tail_s, seconds=took_s, **sending)
             return Seen(plan.count, came["numbers"], came["delays_ns"], came["overflowed"])
 
         impairment = self.impairment
@@ -145,14 +146,19 @@ class Lane:
             )
 
     @property
+    def _frame_bytes(self) -> int:
+        return self.profile.mtu_bytes + ETHERNET_HEADER_BYTES
+
+    @property
     def _rate_bps(self) -> int | None:
         """Of full frames."""
-        return expected.rate_bps(self.impairment, self.profile.mtu_bytes + ETHERNET_HEADER_BYTES)
+        return expected.rate_bps(self.impairment, self._frame_bytes)
 
     @property
     def _quiet_s(self) -> float:
-        """How long nothing may come before nothing more will: the delay, and a busy machine's pause."""
-        return expected.longest_delay_s(self.impairment) + 0.3
+        """How long nothing may come before nothing more will: the delay, a frame's time, and a busy machine's pause."""
+        wire_s = expected.wire_ns(self.impairment, self._frame_bytes) / 1e9
+        return expected.longest_delay_s(self.impairment) + wire_s + 0.3
 
     @property
     def _tail_s(self) -> float:

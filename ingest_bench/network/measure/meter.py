@@ -236,9 +236,9 @@ class Meter:
         frames.close()
         return {"received_bytes": received, "frames": dict(frames.counts)}
 
-    def pour(self, to: list[Any], seconds: float, most_bytes: int) -> dict[str, Any]:
+    def pour(self, to: list[Any], seconds: float, most_bytes: int, connect_s: float) -> dict[str, Any]:
         """One TCP connection that sends for that time; what the kernel then knew of it."""
-        with socket.create_connection(tuple(to), timeout=30) as connection:
+        with socket.create_connection(tuple(to), timeout=connect_s) as connection:
             until, sent, block = time.monotonic() + seconds, 0, bytes(min(1 << 16, most_bytes))
             while time.monotonic() < until and sent < most_bytes:
                 connection.sendall(block)

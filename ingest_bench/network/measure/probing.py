@@ -30,9 +30,9 @@ class Remote:
         """The operation begins; `answer` has what it says."""
         self.child.tell(json.dumps({"operation": operation, **arguments}))
 
-    def answer(self) -> dict[str, Any]:
+    def answer(self, limit_s: float = _ANSWER_S) -> dict[str, Any]:
         """The next line that the meter says."""
-        answer: dict[str, Any] = json.loads(self.child.line(_ANSWER_S))
+        answer: dict[str, Any] = json.loads(self.child.line(limit_s))
         if "error" in answer:
             raise RunFailed(f"{self.child.name}: {answer['error']}")
         return answer
@@ -49,23 +49,34 @@ class Way:
     sender: Remote
     receiver: Remote
     runs: Iterator[int]
+    longest_rtt_s: float = 0.0
+    """TCP needs some of them for its shortest transfer, and longer ones have longer limits."""
 
-    def probes(self, operation: str, *, quiet_s: float, tail_s: float = 0.0, **sending: Any) -> tuple[Any, Any]:
-        """What the sender said of its probes, and the receiver of those that came."""
+    @property
+    def _most_s(self) -> float:
+        """How long any operation takes at most, beside the time that it sends."""
+        return _ANSWER_S / 2 + 3 * self.longest_rtt_s
+
+    def probes(
+        self, operation: str, *, quiet_s: float, tail_s: float = 0.0, seconds: float = 0.0, **sending: Any
+    ) -> tuple[Any, Any]:
+        """What the sender said of its probes, which take it so long, and the receiver of those that came."""
         run = next(self.runs)
         return self._both(
             operation,
             {"run": run, "to": self.receiver.where("udp"), **sending},
             "collect",
-            {"run": run, "quiet_s": quiet_s, "tail_s": tail_s, "most_s": _ANSWER_S / 2},
+            {"run": run, "quiet_s": quiet_s, "tail_s": tail_s, "most_s": self._most_s + seconds},
+            seconds,
         )
 
     def round_trips_ns(self, count: int, every_s: float, wait_s: float) -> list[int]:
         """Round-trip times, shortest first."""
         run = next(self.runs)
         sending = {"run": run, "to": self.receiver.where("udp"), "count": count, "every_s": every_s, "wait_s": wait_s}
-        quiet_s = wait_s + 1
-        said, _ = self._both("ping", sending, "echo", {"run": run, "quiet_s": quiet_s, "most_s": _ANSWER_S / 2})
+        seconds = count * every_s
+        receiving = {"run": run, "quiet_s": wait_s + 1, "most_s": self._most_s + seconds}
+        said, _ = self._both("ping", sending, "echo", receiving, seconds)
         rtts: list[int] = sorted(said["rtts_ns"])
         return rtts
 
@@ -92,13 +103,18 @@ class Way:
     def transfer(self, seconds: float, most_bytes: int, sampled: int) -> tuple[Any, Any]:
         """What the sender's TCP knew after a short transfer, and the frames that the receiver saw."""
         sending = {"to": self.receiver.where("tcp"), "seconds": seconds, "most_bytes": most_bytes}
-        return self._both("pour", sending, "sink", {"most_s": _ANSWER_S / 2, "sampled": sampled})
+        sending["connect_s"] = self._most_s
+        return self._both("pour", sending, "sink", {"most_s": self._most_s, "sampled": sampled})
 
-    def _both(self, send: str, sending: dict[str, Any], receive: str, receiving: dict[str, Any]) -> tuple[Any, Any]:
+    def _both(
+        self, send: str, sending: dict[str, Any], receive: str, receiving: dict[str, Any], seconds: float = 0.0
+    ) -> tuple[Any, Any]:
         self.receiver.start(receive, **receiving)
         self.receiver.answer()
         self.sender.start(send, **sending)
-        return self.sender.answer(), self.receiver.answer()
+        # Each ends by itself before: its own limit is half of that.
+        limit_s = 2 * self._most_s + seconds
+        return self.sender.answer(limit_s), self.receiver.answer(limit_s)
 
 
 @contextmanager
