@@ -173,6 +173,14 @@ def test_the_rate_is_that_of_the_fastest_stretch_and_a_paused_sender_does_not_lo
     assert fastest_bps([(0.0, 0), (1.0, 5)], 2.0) == 0
 
 
+@pytest.mark.parametrize("rate_bps", [10_000, 20_000, 64_000, 10**6])
+@pytest.mark.parametrize("window_s", [1.0, 2.0, 3.0])
+def test_a_slow_line_has_no_frame_too_many(rate_bps: int, window_s: float) -> None:
+    frames_a_ms = rate_bps / (1514 * 8 * 1000)
+    points = [(ms / 1000, 1514 * int(ms * frames_a_ms)) for ms in range(0, 9000, 5)]
+    assert fastest_bps(lanes.arrivals(points), window_s) == pytest.approx(rate_bps, rel=0.02)
+
+
 def test_probes_that_found_no_room_in_the_socket_are_not_lost_on_the_link() -> None:
     seen = Seen(10, [0, 1, 2, 2, 4, 5], [5, 1, 5, 5, 5, 5], overflowed=2)
     assert (seen.lost(), seen.doubled(), seen.hurried(5)) == (3, 1, 1)

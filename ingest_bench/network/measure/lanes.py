@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -227,7 +228,7 @@ class Lane:
         # The first bytes are what the bucket had saved up.
         began = next((at for at, count in points if count != points[0][1]), 0.0)
         steady = [point for point in points if point[0] > began + plan.seconds / 10]
-        found_bps = fastest_bps(steady, plan.window_s)
+        found_bps = fastest_bps(arrivals(steady), plan.window_s)
         return f"{found_bps / 1e6:.4g} Mbit/s", abs(found_bps - rate_bps) <= _RATE_SHARE * rate_bps
 
     def _bulk(self, plan: expected.Bulk, attempt: int) -> tuple[str, bool]:
@@ -259,6 +260,11 @@ def judged(bulks: list[list[int]], plan: expected.Bulk) -> tuple[str, bool]:
     quick_s, middle_s = took_s[len(took_s) // 4], took_s[len(took_s) // 2]
     words = f"{middle_s * 1000:.4g} ms (median of {len(took_s)}; 25%: {quick_s * 1000:.4g} ms)"
     return words, middle_s >= (1 - _BULK_SHARE) * plan.seconds and quick_s <= (1 + _BULK_SHARE) * plan.seconds
+
+
+def arrivals(points: list[tuple[float, int]]) -> list[tuple[float, int]]:
+    """The moments at which something had just come: between two others a slow line has up to a frame too many."""
+    return [point for before, point in itertools.pairwise(points) if point[1] != before[1]]
 
 
 def fastest_bps(points: list[tuple[float, int]], window_s: float) -> float:
