@@ -180,6 +180,45 @@ def test_what_kept_the_server_from_working_is_told_in_spans(tmp_path: Path) -> N
     assert seen["CPU stolen by the hypervisor"] == [(10.4, 10.5)]
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("back_s", [0.1, 0.6], ids=["to the same moment", "further"])
+def test_samples_after_the_clock_was_set_back_have_no_rate_until_it_is_later_than_before(
+    tmp_path: Path, back_s: float
+) -> None:
+    moments = [10 + at / 10 - (back_s if at >= 5 else 0) for at in range(20)]
+    lines = [
+        line(
+            moment,
+            server_user_ns=at * SECOND // 20,
+            server_threads_stopped=1,
+            pressure_io_full_us=at * 10_000,
+            compact_stall=at,
+            cpu_busy_ticks=5 * at,
+            cpu_idle_ticks=5 * at,
+        )
+        for at, moment in enumerate(moments)
+    ]
+    (tmp_path / "host.jsonl").write_text("\n".join(lines))
+    measured = list(PROBES["host"].read(context(tmp_path, 10, 12)))
+    over_time = [item for item in measured if isinstance(item, Series)]
+    assert all(list(item.at_ns) == sorted(set(item.at_ns)) for item in over_time)
+    cores = next(item for item in over_time if item.name == "server_cpu_cores")
+    assert cores.values == pytest.approx([0.5] * (19 - round(back_s * 10)))
+    seen = {item.name: item.value for item in measured if isinstance(item, Reading)}
+    assert seen["pressure_io_full_share"] == pytest.approx(0.1)
+    spans = {item.cause: item.spans for item in measured if isinstance(item, Watched)}
+    assert spans["everything waiting for a disk"] == ()
+    for cause in ("server process stopped", "memory being compacted"):
+        assert all(span.start_ns < span.end_ns for span in spans[cause])
+        assert list(spans[cause]) == sorted(spans[cause], key=lambda span: span.start_ns)
+
+
+@pytest.mark.parametrize("moments", [(11, 11), (11, 10)])
+def test_two_samples_of_which_none_is_later_are_no_measurement(tmp_path: Path, moments: tuple[int, int]) -> None:
+    (tmp_path / "host.jsonl").write_text("\n".join(line(at) for at in moments))
+    assert [type(item) for item in PROBES["host"].read(context(tmp_path, 10, 13))] == [Remark]
+
+
 def test_cpus_are_saturated_where_five_threads_for_each_want_one(tmp_path: Path) -> None:
     # Two CPUs: twenty ticks of a hundredth in each tenth of a second.
     lines = [
@@ -221,6 +260,8 @@ def test_threads_that_wait_for_a_cpu_or_a_disk_have_names_and_spans(tmp_path: Pa
         wait(10.2, 10.3, 9, "merge", 250),
         # The JVM's own.
         wait(10, 10.1, 10, "C2 CompilerThre", 100, "D"),
+        # The clock was set back between its samples.
+        wait(10.1, 10.0, 11, "flush", 1, "D"),
     )
     assert found["server threads waiting for a CPU"] == [("merge", 10.05, 10.3), ("write", 10, 10.2)]
     assert found["server threads waiting for a disk"] == [("write", 10.15, 10.2)]

@@ -95,10 +95,9 @@ class Host:
         table = _table(context.raw / _FILE)
         at_ns = table["at_ns"] if table else np.empty(0)
         within = (at_ns >= context.start_ns) & (at_ns < context.end_ns)
-        if within.sum() < 2:
-            yield Remark(
-                probe="host", text=f"{int(within.sum())} samples within the measurement: see host.log of the run"
-            )
+        moments = int(_ordered(at_ns[within]).sum())
+        if moments < 2:
+            yield Remark(probe="host", text=f"{moments} samples within the measurement: see host.log of the run")
             return
         yield from _readings({name: column[within] for name, column in table.items()})
         yield from _series(table)
@@ -122,18 +121,24 @@ def _table(path: Path) -> dict[str, NDArray[np.float64]]:
     return {name: np.array([row[index] for row in rows], dtype=float) for index, name in enumerate(FIELDS)}
 
 
+def _ordered(at_ns: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Which samples are later than all before them: the others were taken after the clock had been set back."""
+    latest = np.maximum.accumulate(at_ns)
+    return np.concatenate((np.ones(min(1, len(at_ns)), dtype=bool), np.diff(latest) > 0))
+
+
 def _readings(samples: Mapping[str, NDArray[np.float64]]) -> Iterator[Reading]:
-    seconds = float(samples["at_ns"][-1] - samples["at_ns"][0]) / 1e9
+    ordered = _ordered(samples["at_ns"])[1:]
 
     def growth(name: str) -> float | None:
         value = float(samples[name][-1] - samples[name][0])
         return None if np.isnan(value) else value
 
-    def share(name: str, whole: float) -> float | None:
+    def seconds(name: str) -> float | None:
         value = growth(name)
-        return None if value is None else value / whole
+        return None if value is None else value / 1e9
 
-    user_s, system_s = share("server_user_ns", 1e9), share("server_system_ns", 1e9)
+    user_s, system_s = seconds("server_user_ns"), seconds("server_system_ns")
     yield Reading("server_cpu_s", None if user_s is None or system_s is None else user_s + system_s)
     yield Reading("server_cpu_user_s", user_s)
     yield Reading("server_cpu_system_s", system_s)
@@ -148,28 +153,31 @@ def _readings(samples: Mapping[str, NDArray[np.float64]]) -> Iterator[Reading]:
     yield Reading("run_queue_max", int(samples["run_queue"].max()))
     yield Reading("server_threads_max", int(samples["server_threads"].max()))
     yield Reading("server_rss_max_bytes", int(samples["server_rss_bytes"].max()))
+    steps_ns = np.diff(samples["at_ns"])[ordered].sum()
     for name in _PRESSURE:
-        yield Reading(f"pressure_{name}_share", share(f"pressure_{name}_us", seconds * 1e6))
+        grown_us = np.diff(samples[f"pressure_{name}_us"])[ordered].sum()
+        yield Reading(f"pressure_{name}_share", None if np.isnan(grown_us) else float(grown_us * 1e3 / steps_ns))
 
 
 def _series(table: Mapping[str, NDArray[np.float64]]) -> Iterator[Series]:
     """Rates between neighbouring samples, at the later one; the run queue as it was. None of what is not counted."""
     at_ns = table["at_ns"].astype(np.int64)
-    moments = tuple(int(at) for at in at_ns[1:])
-    steps = np.diff(at_ns)
-    yield Series("server_cpu_cores", moments, _rates(table, ("server_user_ns", "server_system_ns"), steps))
-    yield Series("server_cpu_system_cores", moments, _rates(table, ("server_system_ns",), steps))
+    ordered = _ordered(table["at_ns"])
+    moments = tuple(int(at) for at in at_ns[1:][ordered[1:]])
+    yield Series("server_cpu_cores", moments, _rates(table, ("server_user_ns", "server_system_ns"), 1))
+    yield Series("server_cpu_system_cores", moments, _rates(table, ("server_system_ns",), 1))
     for name, counters in _RATES.items():
         if not any(np.isnan(table[counter]).any() for counter in counters):
-            yield Series(name, moments, _rates(table, counters, steps / 1e9))
-    yield Series("run_queue", tuple(int(at) for at in at_ns), tuple(table["run_queue"]))
+            yield Series(name, moments, _rates(table, counters, 1e9))
+    yield Series("run_queue", tuple(int(at) for at in at_ns[ordered]), tuple(table["run_queue"][ordered]))
 
 
-def _rates(
-    table: Mapping[str, NDArray[np.float64]], counters: Sequence[str], steps: NDArray[np.float64]
-) -> tuple[float, ...]:
-    """What these counters grew by together, from each sample to the next, for each unit of `steps`."""
-    return tuple(np.diff(sum((table[counter] for counter in counters), np.zeros(len(steps) + 1))) / steps)
+def _rates(table: Mapping[str, NDArray[np.float64]], counters: Sequence[str], unit_ns: float) -> tuple[float, ...]:
+    """What these counters grew by together, from each sample to the next that is later than all, for each `unit_ns`."""
+    ordered = _ordered(table["at_ns"])[1:]
+    steps: NDArray[np.float64] = np.diff(table["at_ns"])[ordered] / unit_ns
+    grown = np.diff(sum((table[counter] for counter in counters), np.zeros(len(ordered) + 1)))[ordered]
+    return tuple(grown / steps)
 
 
 def watched(table: Mapping[str, NDArray[np.float64]]) -> Iterator[Watched]:
@@ -177,14 +185,14 @@ def watched(table: Mapping[str, NDArray[np.float64]]) -> Iterator[Watched]:
 
     A cause that the machine does not count is none that was looked for.
     """
-    at_ns = table["at_ns"]
-    middle = (at_ns[1:] + at_ns[:-1]) / 2
-    around = np.concatenate((at_ns[:1], middle)), np.concatenate((middle, at_ns[-1:]))
+    at_ns, ordered = table["at_ns"], _ordered(table["at_ns"])
+    steps_ns = np.where(ordered, np.diff(at_ns, prepend=np.nan), np.nan)
+    half_ns = np.nan_to_num(steps_ns) / 2
+    around = at_ns - half_ns, at_ns + np.append(half_ns[1:], 0)
     since = np.concatenate((at_ns[:1], at_ns[:-1])), at_ns
-    steps_ns = np.diff(at_ns, prepend=np.nan)
     ticks = np.diff(table["cpu_busy_ticks"] + table["cpu_steal_ticks"] + table["cpu_idle_ticks"], prepend=np.nan)
     with np.errstate(divide="ignore", invalid="ignore"):
-        cpus = np.nanmedian(ticks * TICK_NS / steps_ns) if len(ticks) > 1 else np.nan
+        cpus = np.nanmedian(ticks * TICK_NS / steps_ns) if ordered.sum() > 1 else np.nan
         found = {
             STOPPED: (around, table["server_threads_stopped"] > 0),
             _QUOTA: (since, _share(table, "server_throttled_ns", steps_ns) >= _HELD),
@@ -205,7 +213,7 @@ def watched(table: Mapping[str, NDArray[np.float64]]) -> Iterator[Watched]:
     for cause, ((begins, ends), true) in found.items():
         if cause in counted and np.isnan(table[counted[cause]]).all():
             continue
-        spans = zip(begins[true].tolist(), ends[true].tolist(), strict=True)
+        spans = zip(begins[true & ordered].tolist(), ends[true & ordered].tolist(), strict=True)
         told = tuple(Interval(cause, int(begin), int(end)) for begin, end in spans)
         yield Watched(
             cause,
@@ -230,7 +238,8 @@ def waits(context: ReadContext) -> Iterator[Watched]:
     )
     found: dict[str, list[Interval]] = {_NO_CPU: [], _DISK: []}
     for wait in _waits(path):
-        if _JVM_OWN.fullmatch(wait.name):
+        # The clock was set back meanwhile.
+        if wait.at_ns <= wait.since_ns or _JVM_OWN.fullmatch(wait.name):
             continue
         thread = named.get(str(wait.thread), wait.name)
         if wait.waited_ns >= _HALF * (wait.at_ns - wait.since_ns):
