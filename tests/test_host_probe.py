@@ -130,6 +130,21 @@ def test_readings_are_growth_within_the_measurement(tmp_path: Path) -> None:
     assert over_time["server_context_switches_per_s"].values[1:3] == (50, 20)
 
 
+def test_time_of_cpus_that_the_kernel_takes_back_is_neither_negative_nor_stolen(tmp_path: Path) -> None:
+    # A machine that moved to another host: what was stolen there is counted from 0 on.
+    steal = [1000, 1010, 0, 10]
+    lines = [
+        line(10 + at / 10, cpu_busy_ticks=30 * at, cpu_idle_ticks=60 * at, cpu_steal_ticks=ticks)
+        for at, ticks in enumerate(steal)
+    ]
+    (tmp_path / "host.jsonl").write_text("\n".join(lines))
+    measured = list(PROBES["host"].read(context(tmp_path, 10, 13)))
+    seen = {item.name: item.value for item in measured if isinstance(item, Reading)}
+    assert (seen["cpu_busy_share"], seen["cpu_steal_share"]) == (90 / 290, 20 / 290)
+    spans = {item.cause: item.spans for item in measured if isinstance(item, Watched)}
+    assert spans["CPU stolen by the hypervisor"] == ()
+
+
 def test_a_counter_that_the_machine_lacks_is_unavailable_and_not_zero(tmp_path: Path) -> None:
     lacks: dict[str, None] = dict.fromkeys(("compact_stall", "numa_pages_migrated", "allocstall"))
     lines = [line(10, **lacks, thp_fault_alloc=4, pgmajfault=7), line(11, **lacks, thp_fault_alloc=9, pgmajfault=7)]

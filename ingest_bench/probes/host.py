@@ -145,10 +145,10 @@ def _readings(samples: Mapping[str, NDArray[np.float64]]) -> Iterator[Reading]:
     for name, column in _GROWTH.items():
         value = growth(column)
         yield Reading(name, None if value is None else round(value))
-    busy, steal, idle = (growth(f"cpu_{state}_ticks") for state in ("busy", "steal", "idle"))
-    whole = None if busy is None or steal is None or idle is None else max(busy + steal + idle, 1)
-    yield Reading("cpu_busy_share", None if busy is None or whole is None else busy / whole)
-    yield Reading("cpu_steal_share", None if steal is None or whole is None else steal / whole)
+    busy, steal, idle = (float(ticks[1:].sum()) for ticks in _ticks(samples))
+    whole = max(busy + steal + idle, 1)
+    yield Reading("cpu_busy_share", None if np.isnan(whole) else busy / whole)
+    yield Reading("cpu_steal_share", None if np.isnan(whole) else steal / whole)
     yield Reading("run_queue_mean", float(samples["run_queue"].mean()))
     yield Reading("run_queue_max", int(samples["run_queue"].max()))
     yield Reading("server_threads_max", int(samples["server_threads"].max()))
@@ -190,13 +190,14 @@ def watched(table: Mapping[str, NDArray[np.float64]]) -> Iterator[Watched]:
     half_ns = np.nan_to_num(steps_ns) / 2
     around = at_ns - half_ns, at_ns + np.append(half_ns[1:], 0)
     since = np.concatenate((at_ns[:1], at_ns[:-1])), at_ns
-    ticks = np.diff(table["cpu_busy_ticks"] + table["cpu_steal_ticks"] + table["cpu_idle_ticks"], prepend=np.nan)
+    busy, steal, idle = _ticks(table)
+    ticks = busy + steal + idle
     with np.errstate(divide="ignore", invalid="ignore"):
         cpus = np.nanmedian(ticks * TICK_NS / steps_ns) if ordered.sum() > 1 else np.nan
         found = {
             STOPPED: (around, table["server_threads_stopped"] > 0),
             _QUOTA: (since, _share(table, "server_throttled_ns", steps_ns) >= _HELD),
-            _STOLEN: (since, _share(table, "cpu_steal_ticks", ticks) >= _HELD),
+            _STOLEN: (since, steal / ticks >= _HELD),
             SATURATED: (around, table["run_queue"] >= _MANY_THREADS * cpus),
             "everything waiting for memory": (since, _share(table, "pressure_memory_full_us", steps_ns / 1e3) >= _HALF),
             "everything waiting for a disk": (since, _share(table, "pressure_io_full_us", steps_ns / 1e3) >= _HALF),
@@ -276,11 +277,15 @@ def _joined(spans: list[Interval]) -> Iterator[Interval]:
         yield first
 
 
-def _share(
-    table: Mapping[str, NDArray[np.float64]], name: str, whole: NDArray[np.float64] | int
-) -> NDArray[np.float64]:
+def _share(table: Mapping[str, NDArray[np.float64]], name: str, whole: NDArray[np.float64]) -> NDArray[np.float64]:
     """What a counter grew by since the sample before, of so much."""
     return _grown(table, name) / whole
+
+
+def _ticks(table: Mapping[str, NDArray[np.float64]]) -> Iterator[NDArray[np.float64]]:
+    """Of all CPUs, how long they were busy, stolen and idle since the sample before. A count that fell is no time."""
+    for state in ("busy", "steal", "idle"):
+        yield np.maximum(_grown(table, f"cpu_{state}_ticks"), 0)
 
 
 def _grown(table: Mapping[str, NDArray[np.float64]], name: str) -> NDArray[np.float64]:
