@@ -72,6 +72,30 @@ def test_nodes_that_are_not_the_same_have_no_counts(tmp_path: Path, after: dict[
     assert "unavailable" in said(found)
 
 
+@pytest.mark.parametrize("up_s", [1000, 20], ids=["long up", "not long up"])
+def test_a_jvm_that_started_anew_just_after_the_first_answer_has_no_counts(tmp_path: Path, up_s: int) -> None:
+    # Of 40 s the second JVM was up for 39, and counted more than the first one.
+    lines = [(100 * S, {"a": jvm(50, uptime_s=up_s)}), (140 * S, {"a": jvm(70, uptime_s=39)})]
+    (tmp_path / nodestats.FILE).write_text(
+        "".join(json.dumps({"at_ns": at_ns, "nodes": nodes}) + "\n" for at_ns, nodes in lines)
+    )
+    found = list(nodestats.read(tmp_path, 100 * S, 140 * S))
+    assert "gc_young_collections" not in values(found)
+    assert "started anew" in said(found)
+
+
+def test_a_jvm_that_had_just_started_at_the_first_answer_is_counted(tmp_path: Path) -> None:
+    found = read(tmp_path, (10 * S, {"a": jvm(1, uptime_s=4)}), (12 * S, {"a": jvm(5, uptime_s=5)}))
+    assert values(found)["gc_young_collections"] == 4
+
+
+@pytest.mark.parametrize("now", [jvm(7, ms=600), jvm(50, ms=200)], ids=["collections", "time"])
+def test_counts_that_fall_are_those_of_another_jvm(tmp_path: Path, now: dict[str, Any]) -> None:
+    found = read(tmp_path, (10 * S, {"a": jvm(50, ms=600)}), (12 * S, {"a": now}))
+    assert "gc_young_collections" not in values(found)
+    assert "started anew" in said(found)
+
+
 def test_one_answer_is_no_count_and_a_line_that_was_cut_off_is_none(tmp_path: Path) -> None:
     found = read(tmp_path, (10 * S, {"a": jvm(1)}), rest='{"at_ns": 12')
     assert "gc_young_collections" not in values(found)

@@ -107,9 +107,25 @@ def _samples(path: Path) -> list[Sample]:
 
 
 def _restarted(first: Sample, last: Sample) -> bool:
-    """Whether a JVM is younger than the first answer: its counts began anew."""
+    """Whether the counts of a JVM began anew: one fell, or it started after the first answer.
+
+    Both answers say how long it had been up at the first one. Moments of answers are not exact: where the last one
+    says less than half of it, that is another JVM.
+    """
     elapsed_ms = (last.at_ns - first.at_ns) / 1e6
-    return any(last.nodes[name].get("uptime_in_millis", elapsed_ms) < elapsed_ms * 0.9 for name in first.nodes)
+    for name, now in last.nodes.items():
+        then, counts = first.nodes[name], _counts(now)
+        before_ms = now.get("uptime_in_millis", elapsed_ms) - elapsed_ms
+        if before_ms < then.get("uptime_in_millis", 0) / 2:
+            return True
+        if any(counts.get(counter, 0) < count for counter, count in _counts(then).items()):
+            return True
+    return False
+
+
+def _counts(node: dict[str, Any]) -> dict[tuple[str, str], int]:
+    keys = ("collection_count", "collection_time_in_millis")
+    return {(name, key): told[key] for name, told in node["gc"]["collectors"].items() for key in keys}
 
 
 def _collections(first: Sample, last: Sample) -> Iterator[Measured]:
