@@ -309,6 +309,40 @@ def test_a_pause_whose_threads_had_no_cpu_is_a_cause_of_its_own(tmp_path: Path) 
     assert span.end_ns - span.start_ns == 311_118_000
 
 
+def test_the_cpu_time_of_a_phase_of_cms_is_not_that_of_the_pause_before_it() -> None:
+    # A young collection ended between the remark and its phases, and between a phase and its CPU time.
+    text = """
+[2026-11-25T17:39:50.000+0000][0.100s][info][gc             ] Using Concurrent Mark Sweep
+[2026-11-25T17:40:01.734+0000][39.1s][info][gc,start       ] GC(39) Pause Remark
+[2026-11-25T17:40:02.045+0000][39.4s][info][gc             ] GC(39) Pause Remark 770M->770M(1024M) 311.118ms
+[2026-11-25T17:40:02.045+0000][39.4s][info][gc,cpu         ] GC(39) User=0.01s Sys=0.00s Real=0.31s
+[2026-11-25T17:40:02.045+0000][39.4s][info][gc             ] GC(39) Concurrent Sweep
+[2026-11-25T17:40:02.345+0000][39.7s][info][gc             ] GC(39) Concurrent Sweep 300.000ms
+[2026-11-25T17:40:02.345+0000][39.7s][info][gc,cpu         ] GC(39) User=0.50s Sys=0.01s Real=0.30s
+[2026-11-25T17:40:02.345+0000][39.7s][info][gc             ] GC(39) Concurrent Reset
+[2026-11-25T17:40:02.405+0000][39.8s][info][gc,start       ] GC(40) Pause Young (Allocation Failure)
+[2026-11-25T17:40:02.505+0000][39.8s][info][gc             ] GC(40) Pause Young (Allocation Failure) 366M->98M(989M) 100.007ms
+[2026-11-25T17:40:02.505+0000][39.8s][info][gc             ] GC(39) Concurrent Reset 60.000ms
+[2026-11-25T17:40:02.505+0000][39.8s][info][gc,cpu         ] GC(39) User=0.50s Sys=0.01s Real=0.30s
+[2026-11-25T17:40:02.505+0000][39.8s][info][gc,cpu         ] GC(40) User=0.19s Sys=0.01s Real=0.10s
+[2026-11-25T17:40:03.000+0000][40.3s][info][gc             ] GC(41) Pause Initial Mark 98M->98M(989M) 60.000ms
+[2026-11-25T17:40:03.000+0000][40.3s][info][gc,cpu         ] GC(41) User=0.06s Sys=0.00s Real=0.06s
+[2026-11-25T17:40:03.000+0000][40.3s][info][gc             ] GC(41) Concurrent Mark
+[2026-11-25T17:40:03.100+0000][40.4s][info][gc             ] GC(41) Concurrent Mark 100.000ms
+[2026-11-25T17:40:03.100+0000][40.4s][info][gc,cpu         ] GC(41) User=0.10s Sys=0.00s Real=0.10s
+[2026-11-25T17:40:03.200+0000][40.5s][info][gc             ] GC(41) Pause Remark 98M->98M(989M) 70.000ms
+[2026-11-25T17:40:03.200+0000][40.5s][info][gc,cpu         ] GC(41) User=0.07s Sys=0.00s Real=0.07s
+"""  # noqa: E501 - lines of a log
+    found = gclog.parse(text.splitlines()).pauses
+    assert [(pause.name, pause.cpu_ns) for pause in found] == [
+        ("Pause Remark", 10_000_000),
+        ("Pause Young (Allocation Failure)", 200_000_000),
+        ("Pause Initial Mark", 60_000_000),
+        ("Pause Remark", 70_000_000),
+    ]
+    assert [pause.is_starved for pause in found] == [True, False, False, False]
+
+
 def test_the_pauses_of_the_warm_up_are_in_the_picture_and_in_no_number(tmp_path: Path) -> None:
     whole = lay_out(tmp_path, "17-g1")
     half = sorted(pause.end_ns for pause in pauses(recorded("17-g1")))

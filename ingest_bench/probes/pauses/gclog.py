@@ -158,6 +158,8 @@ class _Reader:
     with_heap: set[str] = field(default_factory=set)
     concurrent: bool = False
     """Whether a phase of CMS runs beside the program."""
+    phase_of: int = -1
+    """The number of the collection of which such a phase ended last, and no pause since."""
 
     def take(self, line: str) -> None:
         match = _LINE.fullmatch(line)
@@ -203,15 +205,17 @@ class _Reader:
             self._end(_pause(match, pause))
         elif tags == "gc" and text.startswith("Concurrent ") and self.log.collector == "cms":
             self.concurrent = not text.endswith("ms")
+            if not self.concurrent:
+                self.phase_of = int(match["gc"])
         elif tags == "gc" and not (_CYCLE.fullmatch(text) or _KNOWN.fullmatch(text)):
             self.log.unrecognised.append(match.string)
         if tags == "gc" and (_CYCLE_END.fullmatch(text) or ((cycle := _CYCLE.fullmatch(text)) and cycle["before"])):
             self.log.cycle_ends[int(match["gc"])] = _realtime_ns(match["time"])
 
     def _add_cpu(self, gc: int, text: str) -> None:
-        """The line follows the one of its pause."""
+        """The line follows the one of its pause, or of its phase beside the program."""
         cpu, pauses = _CPU.fullmatch(text), self.log.pauses
-        if cpu and pauses and pauses[-1].gc == gc:
+        if cpu and pauses and pauses[-1].gc == gc != self.phase_of:
             ran_s = float(cpu["user"]) + float(cpu["system"])
             pauses[-1] = replace(pauses[-1], cpu_ns=round(ran_s * 1e9))
 
@@ -221,6 +225,8 @@ class _Reader:
         A full collection within it: what is left is its own only if it really collected, as the recording has it. Where
         its promotion failed it did. Else the log of CMS does not say it. Without a line about its heap it never began.
         """
+        if pause.gc == self.phase_of:
+            self.phase_of = -1
         own = next((one for one in self.started if one.gc == pause.gc), None)
         if own is not None:
             self.started.remove(own)
