@@ -126,6 +126,17 @@ def test_histograms_and_response_times_of_all_cells_share_an_axis() -> None:
     assert not distributions.responses(cells.group([none]))
 
 
+def test_reads_of_one_byte_have_a_bar() -> None:
+    single = made.changed(FOUR[0], histograms={"read_bytes": {1: 9}})
+    drawn = distributions.reads(cells.group([single]))
+    ((left, width, height),) = re.findall(
+        r'class="bar" x="([0-9.]+)" y="[0-9.]+" width="([0-9.]+)" height="([0-9.]+)', drawn
+    )
+    one_byte = float(re.findall(r'<text x="([0-9.]+)"[^>]*>1 B', drawn)[0])
+    assert float(left) + float(width) == pytest.approx(one_byte, abs=0.2)
+    assert (float(width) > 5, float(height)) == (True, 100)
+
+
 @pytest.mark.slow
 def test_a_long_run_keeps_its_peaks_and_what_is_no_number_is_left_out() -> None:
     run = made.with_series(FOUR[0])

@@ -56,7 +56,8 @@ def _histogram(row: CellRuns, counts: dict[int, int], low: float, high: float) -
     most = max(number for _, _, number in bins)
     bars = []
     for lower, upper, number in bins:
-        left, right = x(log2(max(lower - 1, 1))), x(log2(upper))
+        # The bin of 1 byte would begin at minus infinity: it is as wide as the others.
+        left, right = x(log2(lower - 1) if lower > 1 else -1 / _BINS_PER_OCTAVE), x(log2(upper))
         height = number / most * (_BOTTOM - _TOP)
         if right > left and number:
             place = f'x="{left:.1f}" y="{_BOTTOM - height:.1f}" width="{right - left:.1f}" height="{height:.1f}"'
