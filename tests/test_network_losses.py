@@ -62,7 +62,9 @@ def test_the_interval_holds_what_was_counted_and_narrows_with_more_packets() -> 
     assert losses.interval(0, 2000, factor=1)[1] < 0.01
 
 
-@pytest.mark.parametrize(("to_bad", "to_good"), [(0.02, 0.2), (0.001, 0.01), (0.3, 0.1), (0.9, 0.95)])
+@pytest.mark.parametrize(
+    ("to_bad", "to_good"), [(0.02, 0.2), (0.001, 0.01), (0.3, 0.1), (0.9, 0.95), (0.0001, 0.0001), (1e-6, 1e-5)]
+)
 def test_the_scatter_of_a_gilbert_chain_is_its_closed_form(to_bad: float, to_good: float) -> None:
     model = Impairment(loss_gemodel_ppm=(round(to_bad * 1e6), round(to_good * 1e6)))
     # What is left of a state after a packet; where it is below 0 losses are more even than by chance: no less is said.

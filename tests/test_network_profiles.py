@@ -52,6 +52,8 @@ def test_a_profile_may_be_a_file_of_the_user(tmp_path: Path) -> None:
         ("ethernet", {"gso_max_segs": "0"}, "not between 1 and 65,535"),
         ("ethernet", {"to_server": {"loss": "1%"}, "gso_max_segs": "8"}, "super-packets"),
         ("ethernet", {"to_server": {"loss": "1%", "loss_gemodel": "1% 10%"}}, "one model of loss"),
+        ("ethernet", {"to_server": {"loss_state": "60% 10% 0% 100% 60%"}}, "p13 and p14 are 120% together"),
+        ("ethernet", {"to_server": {"loss_state": "1% 60% 41%"}}, "p31 and p32 are 101% together"),
         ("ethernet", {"to_server": {"reorder": "25%"}}, "reorder does nothing without delay"),
         ("ethernet", {"to_server": {"distribution": "normal"}}, "distribution does nothing without jitter"),
         ("ethernet", {"to_server": {"ecn": "true"}}, "ecn does nothing without loss"),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ingest_bench import units
 from ingest_bench.errors import SpecError
 from ingest_bench.inputs import records
 from ingest_bench.model.network import Impairment
@@ -142,6 +143,7 @@ def _complaints(impairment: Impairment, profile: Profile) -> Iterator[str]:
     models = [key for key in _LOSS_MODELS if getattr(impairment, f"{key}_ppm")]
     if len(models) > 1:
         yield f"{' and '.join(models)}: netem knows one model of loss at a time"
+    yield from _states(impairment.loss_state_ppm)
     names = records.keys(Impairment)
     for key, needed in _NEEDS.items():
         if getattr(impairment, names[key]) and not any(getattr(impairment, names[need]) for need in needed):
@@ -154,6 +156,14 @@ def _complaints(impairment: Impairment, profile: Profile) -> Iterator[str]:
     yield from _bucket(impairment, profile.mtu_bytes + _ETHERNET_HEADER_BYTES)
     if impairment.slot_max_ns is not None and impairment.slot_max_ns < (impairment.slot_min_ns or 0):
         yield "slot_max is less than slot_min"
+
+
+def _states(given_ppm: Sequence[int]) -> Iterator[str]:
+    """What is wrong with the 4-state model of loss: no state is left more often than at each packet."""
+    p13, p31, p32, _, p14 = [*given_ppm, *[0] * (5 - len(given_ppm))]
+    for one, other, name in ((p13, p14, "p13 and p14"), (p31, p32, "p31 and p32")):
+        if one + other > 10**6:
+            yield f"loss_state: {name} are {units.format_ppm(one + other)} together; take at most 100%"
 
 
 def _queue(impairment: Impairment, profile: Profile) -> Iterator[str]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from statistics import NormalDist
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -13,7 +15,8 @@ if TYPE_CHECKING:
 
 _MILLION = 10**6
 _Z99 = NormalDist().inv_cdf(0.995)
-_CHAIN_STEPS = 4096
+# A chain is followed for 2 to the power of so many packets: one in a million changes a state, if any does.
+_DOUBLINGS = 40
 
 
 def share(impairment: Impairment) -> float | None:
@@ -27,26 +30,22 @@ def share(impairment: Impairment) -> float | None:
     if impairment.corrupt_ppm and impairment.corrupt_correlation_ppm:
         return None
     states, lost, steps = _chain(impairment)
-    arrives = 1 - sum(part * loss for part, loss in zip(_settled(steps, states), lost, strict=True))
+    arrives = 1 - float(_settled(steps, states) @ np.array(lost))
     return 1 - arrives * (1 - impairment.corrupt_ppm / _MILLION)
 
 
 def variance_factor(impairment: Impairment) -> float:
     """How much more a count of lost packets scatters than that of independent losses: bursts make it more than 1."""
     states, lost, steps = _chain(impairment)
-    settled = _settled(steps, states)
-    mean = sum(part * loss for part, loss in zip(settled, lost, strict=True))
+    settled, chain, apart = _settled(steps, states), np.array(steps), np.array(lost)
+    mean = float(settled @ apart)
     if not 0 < mean < 1 or states == 1:
         return 1.0
-    # The sum of the correlations between a packet and those after it.
-    weights = [part * loss for part, loss in zip(settled, lost, strict=True)]
-    total = 0.0
-    for _ in range(_CHAIN_STEPS):
-        weights = _step(weights, steps)
-        after = sum(weight * loss for weight, loss in zip(weights, lost, strict=True)) - mean * mean
-        total += after
-        if abs(after) < 1e-12:
-            break
+    apart -= mean
+    # The sum of the correlations between a packet and all after it, by the chain's fundamental matrix (Kemeny and Snell
+    # 1960, "Finite Markov Chains").
+    later = np.linalg.lstsq(np.eye(states) - chain + np.outer(np.ones(states), settled), apart, rcond=None)[0]
+    total = float((settled * np.array(lost)) @ (later - apart))
     return max(1.0, 1 + 2 * total / (mean * (1 - mean)))
 
 
@@ -79,16 +78,11 @@ def _chain(impairment: Impairment) -> tuple[int, Sequence[float], Sequence[Seque
     return 1, (impairment.loss_ppm / _MILLION,), ((1.0,),)
 
 
-def _settled(steps: Sequence[Sequence[float]], states: int) -> list[float]:
-    """The share of time in each state. Halfway steps settle a chain that would swing for ever, too."""
-    parts = [1.0, *[0.0] * (states - 1)]
-    for _ in range(_CHAIN_STEPS * 4):
-        after = [(old + new) / 2 for old, new in zip(parts, _step(parts, steps), strict=True)]
-        if max(abs(old - new) for old, new in zip(parts, after, strict=True)) < 1e-13:
-            break
-        parts = after
-    return parts
-
-
-def _step(parts: Sequence[float], steps: Sequence[Sequence[float]]) -> list[float]:
-    return [sum(part * row[state] for part, row in zip(parts, steps, strict=True)) for state in range(len(parts))]
+def _settled(steps: Sequence[Sequence[float]], states: int) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """The share of time in each state, begun in the first. Halfway steps settle a chain that would swing for ever."""
+    many = (np.eye(states) + np.array(steps)) / 2
+    for _ in range(_DOUBLINGS):
+        many = many @ many
+        many /= many.sum(axis=1, keepdims=True)
+    found: np.ndarray[Any, np.dtype[np.float64]] = many[0]
+    return found
