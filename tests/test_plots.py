@@ -296,6 +296,23 @@ def test_a_fault_from_another_time_than_its_load_does_not_keep_a_picture_from_be
     assert plots_time.timeline(made.changed(run, faults=(Happened(kind="pause", started=started, ended=ended),)))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gc_pause_ms", "large_allocation_bytes"])
+def test_what_was_before_the_load_does_not_scale_a_panel(name: str) -> None:
+    run = made.with_series(FOUR[0])
+    moments = (made.START_NS - 20 * 10**9, made.START_NS + 10**9, made.START_NS + 2 * 10**9)
+    line = Series(name, moments, (900.0, 10.0, 40.0))
+    with figures() as drawn:
+        plots_time.timeline(made.changed(run, series={"docs_per_s": run.series["docs_per_s"], name: line}))
+        plots_time.timeline(made.changed(run, series={"docs_per_s": run.series["docs_per_s"], name: only_first(line)}))
+    assert 40 <= drawn[0].axes[1].get_ylim()[1] < 50
+    assert len(drawn[1].axes) == 2
+
+
+def only_first(line: Series) -> Series:
+    return Series(line.name, line.at_ns[:1], line.values[:1])
+
+
 def stall(begin_s: float, end_s: float, cause: str = "") -> Stall:
     begin_ns, end_ns = (made.START_NS + round(at * 10**9) for at in (begin_s, end_s))
     causes = (Cause(cause=cause, lasted_ns=end_ns - begin_ns),) if cause else ()

@@ -116,17 +116,23 @@ def _heap(axes: Axes, run: Summary, start_ns: int) -> None:
 
 
 def _pauses(axes: Axes, run: Summary, start_ns: int) -> None:
-    at, values = _xy(run.series["gc_pause_ms"], start_ns)
-    axes.vlines(at, 0, values, color=_RED, linewidth=2)
+    _upright(axes, *_xy(run.series["gc_pause_ms"], start_ns), _RED)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value) if value else "0"))
 
 
 def _large(axes: Axes, run: Summary, start_ns: int) -> None:
-    at, values = _xy(run.series["large_allocation_bytes"], start_ns)
-    axes.vlines(at, 0, values, color=_BLUE, linewidth=2)
+    most = _upright(axes, *_xy(run.series["large_allocation_bytes"], start_ns), _BLUE)
     # Halves of a power of two have round names.
-    axes.yaxis.set_major_locator(FixedLocator([0, max(values) / 2, max(values)]))
+    axes.yaxis.set_major_locator(FixedLocator([0, most / 2, most]))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: bytes_text(value) if value else "0"))
+
+
+def _upright(axes: Axes, at: list[float], values: list[float], colour: str) -> float:
+    """A line up to each value that is seen, and the most of them: what was before the load does not scale the panel."""
+    first, last = axes.get_xlim()
+    seen = [(moment, value) for moment, value in zip(at, values, strict=True) if first <= moment <= last]
+    axes.vlines([moment for moment, _ in seen], 0, [value for _, value in seen], color=colour, linewidth=2)
+    return max((value for _, value in seen), default=0.0)
 
 
 _PANELS: tuple[tuple[str, str, _Draw], ...] = (
