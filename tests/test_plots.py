@@ -69,6 +69,10 @@ FAULTS = tuple(
     Happened(kind=kind, started=made.START_NS + left * 10**9, ended=made.START_NS + (left + 1) * 10**9)
     for kind, left in (("partition", 20), ("compact_memory", 21), ("memory_pressure", 59))
 )
+LONG = [
+    made.with_series(made.changed(run, levels={**run.levels, "heap": "W" * 200, "gc": "x" * 100, "fault": "none"}))
+    for run in FOUR
+]
 PICTURES: dict[str, Callable[[], bytes | None]] = {
     **{name: partial(plots.overview, runs) for name, runs in EXPERIMENTS.items()},
     "layers": partial(plots_layers.layers, FOUR),
@@ -77,6 +81,8 @@ PICTURES: dict[str, Callable[[], bytes | None]] = {
     "faults at once and at the end": partial(
         plots_time.timeline, made.changed(made.with_series(FOUR[0]), faults=FAULTS)
     ),
+    "long levels in common": partial(plots.overview, LONG),
+    "a minute with long levels": partial(plots_time.timeline, LONG[0]),
 }
 
 

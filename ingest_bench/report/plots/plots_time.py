@@ -30,6 +30,7 @@ from ingest_bench.report.tables.words import bytes_text, key_text, separated, sh
 _BLUE, _RED, _GREEN = PALETTE[0], PALETTE[1], PALETTE[2]
 _LABEL_PT = 12
 _LEFT_IN, _RIGHT_IN, _PANEL_IN, _GAP_IN = 1.15, 1.35, 1.25, 0.42
+_AXIS_IN = 0.6  # numbers and name of the lowest axis
 
 _Draw = Callable[[Axes, Summary, int], None]
 _RESPONSES = (
@@ -48,8 +49,10 @@ def timeline(run: Summary) -> bytes | None:
     with style():
         hides = closed_loop.hidden(run)
         made = figure((2.05 if hides else 1.75) + len(panels) * (_PANEL_IN + _GAP_IN) + 0.45)
+        below = "\n".join(filter(None, (_conditions(run), hides)))
+        beneath_in = len(panels) * (_PANEL_IN + _GAP_IN) + _AXIS_IN
+        top = headed(made, headline.timeline(run), below, beneath_in=beneath_in)
         height_in = made.get_figheight()
-        top = headed(made, headline.timeline(run), "\n".join(filter(None, (_conditions(run), hides))))
         ends = _ends(run, start_ns)
         for number, (title, draw) in enumerate(panels):
             bottom = top - ((number + 1) * (_PANEL_IN + _GAP_IN)) / height_in

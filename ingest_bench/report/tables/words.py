@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 from ingest_bench import units
 
+SEPARATOR = "  ·  "  # stands between conditions
+
 
 def whole(value: float) -> str:
     """A number in groups of thousands: "12,345"."""
@@ -57,7 +59,7 @@ def separated(parts: Sequence[str], characters: int = 120) -> str:
     """The parts with dots between them, in lines that neither begin nor end with a dot."""
     lines: list[str] = []
     for part in parts:
-        longer = f"{lines[-1]}  ·  {part}" if lines else part
+        longer = f"{lines[-1]}{SEPARATOR}{part}" if lines else part
         lines[-1:] = [longer] if len(longer) <= characters else [*lines[-1:], part]
     return "\n".join(lines)
 
