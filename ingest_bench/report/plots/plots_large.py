@@ -43,8 +43,11 @@ def large(summaries: Sequence[Summary]) -> bytes | None:
     runs = [run for row in rows if (run := _shown(row)) is not None]
     with style():
         made = figure(2.6 + _ROW_IN * len(rows))
+        marked = {fault.kind: FAULT for run in runs for fault in run.faults}
+        beneath_in = 1.5 + _ROW_IN * len(rows)
+        top = headed(made, headline.large(summaries), conditions(summaries), marked, beneath_in)
         height_in = made.get_figheight()
-        top = headed(made, headline.large(summaries), conditions(summaries)) - 0.5 / height_in
+        top -= 0.5 / height_in
         bottom = footed(made, notes(summaries)) + 0.65 / height_in
         labels = [fitted(made, label, 15, _LABELS_IN) for label in row_labels(rows, cells.varying(summaries))]
         left_in = 0.25 + max(text_width_in(made, label, 15) for label in labels)
@@ -67,9 +70,7 @@ def large(summaries: Sequence[Summary]) -> bytes | None:
                 axes.set_axisbelow(True)
                 axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: bytes_text(value) if value else "0"))
                 if number == 0:
-                    kinds = " and ".join(dict.fromkeys(fault.kind for fault in run.faults))
-                    marked = f"; each line is a {kinds}" if kinds else ""
-                    axes.set_title(title + (marked if place == 0 else ""), loc="left", fontweight="bold", pad=8)
+                    axes.set_title(title, loc="left", fontweight="bold", pad=8)
                 if number < len(runs) - 1:
                     axes.set_xticklabels([])
                 else:
