@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import made_summaries as made
 import pytest
+from test_plots import assert_readable, figures, words
 
 from ingest_bench.analysis.compare import cells
 from ingest_bench.inputs import data
 from ingest_bench.model.results import Summary
 from ingest_bench.report import REPORTS, published_rows
+from ingest_bench.report.plots import plots_forwarding
 from ingest_bench.report.tables import forwarding_table
 
 PUBLISHED = forwarding_table.read((data.folder("results/reference/published") / "data-prepper-6394.csv").read_text())
@@ -74,6 +76,21 @@ def test_the_published_cap_stands_beneath_the_same_delay_and_cap_of_each_node(
     # A hundred forwards of two nodes, of which each has one peer.
     assert row[place] == "50"
     assert [one[place] for one in beneath] == ([] if published is None else [published])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("others", [0.0, 9000.0, 1_234_567.0, 9e9])
+def test_a_cell_that_delivers_nothing_and_one_that_delivers_much_are_named_on_the_page(others: float) -> None:
+    rates = {"blocking": (others, 0.0), "asynchronous": (0.0, others), "x" * 100: (others, others)}
+    found = [
+        ours(rate, waiting=waiting, trip=trip)
+        for waiting, both in rates.items()
+        for trip, rate in zip(("1ms", "50ms"), both, strict=True)
+    ]
+    with figures() as drawn:
+        assert plots_forwarding.forwarding(found) is not None
+    assert "blocking  0" in words(drawn[0])
+    assert_readable(drawn[0])
 
 
 @pytest.mark.slow

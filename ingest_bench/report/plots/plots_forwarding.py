@@ -19,6 +19,7 @@ from ingest_bench.report.plots.plots_style import (
     WIDTH_IN,
     bare,
     figure,
+    fitted,
     footed,
     headed,
     saved,
@@ -26,7 +27,7 @@ from ingest_bench.report.plots.plots_style import (
     text_width_in,
 )
 from ingest_bench.report.tables.forwarding_table import CAP, DELIVERED, FORWARDS, rounds_per_s, row_cap, times_faster
-from ingest_bench.report.tables.words import short, whole
+from ingest_bench.report.tables.words import beside_axis, short, whole
 
 _LABELS_IN, _VALUE_IN = 3.4, 0.95
 _PANELS = ((DELIVERED, "Delivered/s"), ("delivery_ms_p50", "Accepted to delivered, p50, ms"))
@@ -57,14 +58,17 @@ def _lines(summaries: Sequence[Summary], rows: Sequence[CellRuns], delay: str) -
     trips = sorted({row.levels[delay] for row in rows}, key=units.parse_time_ns)
     lines: dict[str, dict[int, float]] = {}
     for row in rows:
-        name = " · ".join(row.levels.get(key, "") for key in keys) or "delivered/s"
+        name = fitted(made, " · ".join(row.levels.get(key, "") for key in keys) or "delivered/s", 14, _LABELS_IN)
         lines.setdefault(name, {})[trips.index(row.levels[delay])] = row.typical(DELIVERED) or 0.0
-    right_in = 0.4 + max(text_width_in(made, f"{name}  00,000", 14) for name in lines)
+    named = {name: f"{name}  {whole(points[max(points)])}" for name, points in lines.items()}
+    right_in = 0.4 + max(text_width_in(made, text, 14) for text in named.values())
     axes = made.add_axes((1.0 / WIDTH_IN, bottom, 1 - (1.0 + right_in) / WIDTH_IN, top - bottom))
     bare(axes, left=True)
     axes.set_yscale("log")
+    if not any(value > 0 for points in lines.values() for value in points.values()):
+        axes.set_ylim(1, 10)  # nothing gives it a scale
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: whole(value)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: beside_axis(value)))
     axes.yaxis.set_minor_locator(NullLocator())
     axes.grid(axis="y", color=RULE, linewidth=0.8)
     axes.set_title("Documents delivered/s, logarithmic", loc="left", fontweight="bold", pad=10)
@@ -77,7 +81,7 @@ def _lines(summaries: Sequence[Summary], rows: Sequence[CellRuns], delay: str) -
         axes.plot(
             places, values, color=colour, linewidth=2.5, marker=_MARKS[number % len(_MARKS)], markersize=9, alpha=0.9
         )
-        ends.append((values[-1], places[-1], f"{name}  {whole(values[-1])}", colour))
+        ends.append((values[-1], places[-1], named[name], colour))
     _named(axes, ends, (top - bottom) * height_in)
     return saved(made)
 
@@ -88,8 +92,9 @@ def _named(axes: Axes, ends: Sequence[tuple[float, int, str, str]], height_in: f
     least_apart = 0.3 / height_in
     at = -1.0
     for value, place, text, colour in sorted(ends):
-        share = float(axes.transAxes.inverted().transform(axes.transData.transform((place, value)))[1])
-        at = max(share, at + least_apart)
+        # The line of one that delivers nothing leaves a logarithmic axis at its lower end.
+        seen = (place, max(value, low))
+        at = max(float(axes.transAxes.inverted().transform(axes.transData.transform(seen))[1]), at + least_apart)
         axes.annotate(
             text, (1.0, at), xycoords="axes fraction", xytext=(10, 0), textcoords="offset points", va="center",
             fontsize=14, fontweight="bold", color=colour,
