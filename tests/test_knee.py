@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from test_plots import assert_readable, figures, words
 
 from ingest_bench.analysis.search import goals
 from ingest_bench.analysis.search.knees import Knee
@@ -36,6 +37,14 @@ def step(per_s: float | None, p99_ms: float, outcome: Outcome) -> tuple[Tried, S
 def searched(cell: str, beyond: Outcome = "missed") -> Knee:
     steps = (step(None, 30, "met"), step(500, 40, "met"), step(1000, 812, beyond), step(710, 95, "met"))
     return Knee(cell=cell, goal=GOAL, steps=steps, found=Found(710, steps[2][0], "710 requests/s meets the goal"))
+
+
+@pytest.mark.slow
+def test_the_names_of_eight_cells_stay_on_the_page_of_the_picture() -> None:
+    with figures() as drawn:
+        plots_knee.knee([searched(f"ethernet · receive predictor {cell} KiB · heap {cell}g") for cell in range(8)])
+    assert words(drawn[0]).count("— ethernet") == 8
+    assert_readable(drawn[0])
 
 
 def test_every_step_is_a_row_in_the_order_in_which_it_was_decided() -> None:

@@ -11,9 +11,10 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from ingest_bench import units
 from ingest_bench.analysis.search.knees import Knee
 from ingest_bench.report.plots.plots_style import FAINT, RULE, WIDTH_IN, colours, figure, footed, headed, saved, style
-from ingest_bench.report.tables.words import counted
+from ingest_bench.report.tables.words import SEPARATOR, counted
 
 _LIMIT = "#b00020"
+_BENEATH_IN = 5.6  # panel, axis and notes
 _MARKS = {"met": "o", "missed": "X", "generator": "s"}
 _MEANINGS = {"met": "met the goal", "missed": "missed it", "generator": "the load generator was the limit"}
 
@@ -22,15 +23,15 @@ def knee(knees: Sequence[Knee]) -> bytes:
     """A PNG with one line a cell: the limited number against the planned rate."""
     with style():
         made = figure()
-        top = headed(made, _title(knees), _conditions(knees))
+        paint = colours(each.cell for each in knees)
+        top = headed(made, _title(knees), _conditions(knees), paint if len(knees) > 1 else {}, _BENEATH_IN)
         bottom = footed(made, _notes(knees)) + 0.95 / made.get_figheight()
         axes = made.add_axes((1.15 / WIDTH_IN, bottom, 1 - 1.75 / WIDTH_IN, top - bottom - 0.45 / made.get_figheight()))
         _axes(axes, knees)
-        paint = colours(each.cell for each in knees)
         for each in knees:
             _line(axes, each, paint[each.cell])
         _marks(axes, knees, paint)
-        _legend(axes, knees, paint)
+        _legend(axes, knees)
         return saved(made)
 
 
@@ -97,18 +98,15 @@ def _marks(axes: Axes, knees: Sequence[Knee], paint: Mapping[str, str]) -> None:
         )  # fmt: skip
 
 
-def _legend(axes: Axes, knees: Sequence[Knee], paint: Mapping[str, str]) -> None:
+def _legend(axes: Axes, knees: Sequence[Knee]) -> None:
     seen = {outcome for each in knees for _, _, outcome in _points(each)}
     for outcome, mark in _MARKS.items():
         if outcome in seen:
             face = FAINT if outcome == "met" else "white"
             axes.scatter([], [], s=75, marker=mark, facecolor=face, edgecolor=FAINT, label=_MEANINGS[outcome])
-    if len(knees) > 1:
-        for each in knees:
-            axes.plot([], [], color=paint[each.cell], linewidth=3, label=each.cell)
     if seen:
         # Above the panel: inside it would cover points.
-        axes.legend(loc="lower left", bbox_to_anchor=(-0.01, 1.0), ncols=6, frameon=False, fontsize=12)
+        axes.legend(loc="lower left", bbox_to_anchor=(-0.01, 1.0), ncols=len(seen), frameon=False, fontsize=12)
 
 
 def _title(knees: Sequence[Knee]) -> str:
@@ -126,7 +124,7 @@ def _title(knees: Sequence[Knee]) -> str:
 def _conditions(knees: Sequence[Knee]) -> str:
     first = next((summary.values for each in knees for _, summary in each.steps), {})
     known = [str(first[name]) for name in ("target", "workload") if first.get(name)]
-    return "  ·  ".join([f"goal: {knees[0].goal.text}", *known, "open loop, one point a run"])
+    return SEPARATOR.join([f"goal: {knees[0].goal.text}", *known, "open loop, one point a run"])
 
 
 def _notes(knees: Sequence[Knee]) -> list[str]:
