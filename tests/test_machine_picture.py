@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from PIL import Image
-from test_plots import figures, texts
+from test_plots import assert_readable, figures, texts
 
 from ingest_bench.model.results import Series, Summary
 from ingest_bench.report import REPORTS
@@ -79,15 +79,15 @@ def test_what_was_not_counted_is_neither_drawn_nor_called_0() -> None:
 
 @pytest.mark.slow
 def test_no_text_is_beyond_the_edges_or_over_another() -> None:
-    figure = drawn(ALL)
-    found = [(text.get_text(), text.get_window_extent()) for text in texts(figure) if text.get_text()]
-    for said, box in found:
-        assert (figure.bbox.x0 <= box.x0, box.x1 <= figure.bbox.x1) == (True, True), said
-        assert (figure.bbox.y0 <= box.y0, box.y1 <= figure.bbox.y1) == (True, True), said
-    # The 0 of both axes meet in a corner, as everywhere.
-    words = [(said, box) for said, box in found if not said.replace(",", "").isdigit()]
-    for (one, here), (other, there) in itertools.combinations(words, 2):
-        assert not here.overlaps(there), (one, other)
+    assert_readable(drawn(ALL))
+
+
+@pytest.mark.slow
+def test_eight_lines_and_long_names_of_lines_and_columns_stay_apart_and_on_the_page() -> None:
+    faults = ("none", "fragmented", "W" * 200, "x" * 100, "d", "e", "f", "g")
+    figure = drawn([run(level, fault) for level in ("always", "W" * 100, "x" * 100, "never") for fault in faults])
+    assert sum(text.get_text().startswith("— fault") for text in texts(figure)) == len(faults)
+    assert_readable(figure)
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from ingest_bench.analysis.compare import cells
@@ -17,17 +18,19 @@ from ingest_bench.report.plots.plots_style import (
     bare,
     colours,
     figure,
+    fitted,
     footed,
     headed,
     saved,
     style,
+    text_width_in,
 )
 from ingest_bench.report.tables import headline, machine_table
 from ingest_bench.report.tables.words import counted, key_text, separated, whole
 
 _LEFT_IN, _RIGHT_IN, _PANEL_IN, _GAP_IN, _BETWEEN_IN = 0.95, 0.3, 0.78, 0.38, 0.3
-# A title of three lines with conditions; legend and levels between it and the panels; what stands below them.
-_TITLE_IN, _HEAD_IN, _BELOW_IN = 1.9, 1.0, 0.8
+# The levels above the panels, and what stands below these.
+_HEAD_IN, _BELOW_IN = 0.7, 0.8
 _MOST_COLUMNS = 4
 _SECOND_NS = 10**9
 
@@ -68,27 +71,27 @@ def machine(summaries: Sequence[Summary]) -> bytes | None:
     drawn = [panel for panel, lines in found.items() if any(any(line.values()) for line in lines.values())]
     flat = [panel.title for panel, lines in found.items() if panel not in drawn and any(lines.values())]
     with style():
-        made = figure(_TITLE_IN + _HEAD_IN + len(drawn) * (_PANEL_IN + _GAP_IN) + _BELOW_IN)
+        beneath_in = _HEAD_IN + len(drawn) * (_PANEL_IN + _GAP_IN) + _BELOW_IN
+        made = figure(beneath_in)
+        top = headed(made, headline.machine(summaries), _conditions(runs), paint if others else {}, beneath_in)
         height_in = made.get_figheight()
-        top = headed(made, headline.machine(summaries), _conditions(runs))
-        if others:
-            _legend(made.text, paint, top)
         footed(made, [f"0 at all times: {', '.join(flat)}"] if flat else [])
         width_in = (WIDTH_IN - _LEFT_IN - _RIGHT_IN - _BETWEEN_IN * (len(columns) - 1)) / len(columns)
+        size = next((size for size in (15, 13) if _fit(made, columns, size, width_in)), 11)
         for row, panel in enumerate(drawn):
             most = max(max(line.values(), default=0.0) for line in found[panel].values())
             for place, column in enumerate(columns):
                 left_in = _LEFT_IN + place * (width_in + _BETWEEN_IN)
                 bottom = top - (_HEAD_IN + row * (_PANEL_IN + _GAP_IN) + _PANEL_IN) / height_in
-                size = (left_in / WIDTH_IN, bottom, width_in / WIDTH_IN, _PANEL_IN / height_in)
-                axes = made.add_axes(size)
+                box = (left_in / WIDTH_IN, bottom, width_in / WIDTH_IN, _PANEL_IN / height_in)
+                axes = made.add_axes(box)
                 here = [run for run in runs if _named(run, settings) == column]
                 _draw(axes, panel, here, found[panel], {run.run: paint[_named(run, others)] for run in here})
                 axes.set_ylim(0, most * 1.08)
                 if row == 0:
                     axes.annotate(
-                        column, (0, 1), xycoords="axes fraction", xytext=(0, 26), textcoords="offset points",
-                        fontsize=15, fontweight="bold",
+                        fitted(made, column, size, width_in), (0, 1), xycoords="axes fraction", xytext=(0, 26),
+                        textcoords="offset points", fontsize=size, fontweight="bold",
                     )  # fmt: skip
                 if place == 0:
                     axes.set_title(panel.title, loc="left", fontweight="bold", pad=5)
@@ -99,6 +102,10 @@ def machine(summaries: Sequence[Summary]) -> bytes | None:
                 elif place == 0:
                     axes.set_xlabel("seconds from the start of the measurement", loc="left")
         return saved(made)
+
+
+def _fit(made: Figure, texts: Sequence[str], size: int, most_in: float) -> bool:
+    return all(text_width_in(made, text, size) <= most_in for text in texts)
 
 
 def _shown(row: cells.CellRuns) -> Summary | None:
@@ -138,11 +145,6 @@ def _draw(
         line = lines[run.run]
         axes.plot([second + 0.5 for second in line], list(line.values()), color=paint[run.run], linewidth=1.9)
     axes.set_xlim(0, max(((run.measure_end_ns or 0) - (run.measure_start_ns or 0)) / _SECOND_NS for run in runs))
-
-
-def _legend(text: Callable[..., object], paint: Mapping[str, str], top: float) -> None:
-    for place, (name, colour) in enumerate(paint.items()):
-        text(0.02 + 0.24 * place, top, f"— {name}", color=colour, fontsize=14, fontweight="bold", va="top")
 
 
 def _conditions(runs: Sequence[Summary]) -> str:
