@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import re
 from html import escape
@@ -121,6 +122,14 @@ def test_histograms_and_response_times_of_all_cells_share_an_axis() -> None:
     assert "50% within 10 ms, 99% within 1,000 ms, all within 1,000 ms" in curve
     heights = [float(y) for y in re.findall(r'cy="([0-9.]+)"', curve)]
     assert heights == [108, 8, 8]
+    decades = made.changed(FOUR[0], values={"response_ms_p50": 0.02, "response_ms_p99": 5, "response_ms_max": 900_000})
+    (curve,) = distributions.responses(cells.group([decades])).split("<h3>")[1:]
+    labels = re.findall(r'<text x="([0-9.]+)" y="([0-9.]+)" text-anchor="end">([^<]+)', curve)
+    assert [text for _, _, text in labels] == ["0.01 ms", "1 ms", "100 ms", "10 s", "1000 s"]
+    # A letter of 12 pixels is about 7 wide.
+    assert all(float(right) >= 7 * len(text) for right, _, text in labels)
+    tops = [float(y) for _, y, _ in labels]
+    assert min(below - above for below, above in itertools.pairwise(tops)) > 16
     none = made.changed(FOUR[0], histograms={}, values=dict.fromkeys(FOUR[0].values))
     assert not distributions.reads(cells.group([none]))
     assert not distributions.responses(cells.group([none]))

@@ -79,12 +79,12 @@ def _times(row: CellRuns) -> list[tuple[int, float]]:
 
 def _curve(times: Sequence[tuple[int, float]], low: int, high: int) -> str:
     def x(place: int) -> float:
-        return _LEFT + 40 + place / (len(_KNOWN) - 1) * (_RIGHT - _LEFT - 60)
+        return _LEFT + 48 + place / (len(_KNOWN) - 1) * (_RIGHT - _LEFT - 68)
 
     def y(value: float) -> float:
         return _BOTTOM - (log10(value) - low) / (high - low) * (_BOTTOM - _TOP)
 
-    heights = [(10.0**at, y(10.0**at)) for at in range(low, high + 1)]
+    heights = [(10.0**at, y(10.0**at)) for at in range(low, high + 1, ceil((high - low) / 4))]
     rules = [
         f'<line class="rule" x1="{x(0):.1f}" x2="{x(len(_KNOWN) - 1):.1f}" y1="{at:.1f}" y2="{at:.1f}"/>'
         f'<text x="{x(0) - 8:.1f}" y="{at + 4:.1f}" text-anchor="end">{_time(ms)}</text>'
