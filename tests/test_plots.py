@@ -407,6 +407,16 @@ def test_the_lines_of_faults_beside_large_allocations_are_named_whichever_cell_h
     assert_readable(drawn[0])
 
 
+@pytest.mark.slow
+def test_a_large_allocation_before_the_measurement_does_not_scale_those_within() -> None:
+    run = with_large(FOUR[0], 8 << 20, 0)
+    line = run.series["large_allocation_bytes"]
+    line = Series(line.name, (made.START_NS - 10**9, *line.at_ns), (float(64 << 30), *line.values))
+    with figures() as drawn:
+        plots_large.large([made.changed(run, series={**run.series, line.name: line})])
+    assert drawn[0].axes[1].get_ylim()[1] < 1 << 30
+
+
 def test_a_run_without_any_large_allocation_is_drawn_and_says_so() -> None:
     (run,) = made.experiment(replicates=1, network=["loopback"])
     empty = made.changed(

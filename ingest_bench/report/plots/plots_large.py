@@ -52,7 +52,7 @@ def large(summaries: Sequence[Summary]) -> bytes | None:
         labels = [fitted(made, label, 15, _LABELS_IN) for label in row_labels(rows, cells.varying(summaries))]
         left_in = 0.25 + max(text_width_in(made, label, 15) for label in labels)
         width_in = (WIDTH_IN - left_in - 2 * _TICKS_IN - _GAP_IN - _RIGHT_IN) / 2
-        most = max((value for run in runs for value in run.series[SERIES].values), default=0.0)
+        most = max((value for run in runs for value in _xy(run.series[SERIES], run)[1]), default=0.0)
         seconds = max(_seconds(run) for run in runs)
         each = (top - bottom) / len(rows)
         for number, (run, label) in enumerate(zip(runs, labels, strict=True)):
