@@ -15,6 +15,7 @@ from ingest_bench.report.tables import forwarding_table
 
 PUBLISHED = forwarding_table.read((data.folder("results/reference/published") / "data-prepper-6394.csv").read_text())
 TRIP = "peers.to_server.delay"
+TRIPS = ("1ms", "50ms")
 
 
 def ours(delivered: float = 2000.0, forwards: float = 100.0, cap: float = 100.0, **levels: str) -> Summary:
@@ -85,11 +86,19 @@ def test_a_cell_that_delivers_nothing_and_one_that_delivers_much_are_named_on_th
     found = [
         ours(rate, waiting=waiting, trip=trip)
         for waiting, both in rates.items()
-        for trip, rate in zip(("1ms", "50ms"), both, strict=True)
+        for trip, rate in zip(TRIPS, both, strict=True)
     ]
     with figures() as drawn:
         assert plots_forwarding.forwarding(found) is not None
     assert "blocking  0" in words(drawn[0])
+    assert_readable(drawn[0])
+
+
+@pytest.mark.slow
+def test_the_names_of_many_cells_that_deliver_as_much_stand_below_one_another_on_the_page() -> None:
+    rates = {f"w{number}": 9000.0 if number else 90.0 for number in range(14)}
+    with figures() as drawn:
+        plots_forwarding.forwarding([ours(rates[name], waiting=name, trip=trip) for name in rates for trip in TRIPS])
     assert_readable(drawn[0])
 
 

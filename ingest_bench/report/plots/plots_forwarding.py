@@ -90,11 +90,17 @@ def _named(axes: Axes, ends: Sequence[tuple[float, int, str, str]], height_in: f
     """The name of each line at its end, none on another one."""
     low, high = axes.get_ylim()
     least_apart = 0.3 / height_in
-    at = -1.0
-    for value, place, text, colour in sorted(ends):
+    ends = sorted(ends)
+    heights: list[float] = []
+    for value, place, _, _ in ends:
         # The line of one that delivers nothing leaves a logarithmic axis at its lower end.
-        seen = (place, max(value, low))
-        at = max(float(axes.transAxes.inverted().transform(axes.transData.transform(seen))[1]), at + least_apart)
+        seen = axes.transData.transform((place, max(value, low)))
+        own = float(axes.transAxes.inverted().transform(seen)[1])
+        heights.append(max([own, *(below + least_apart for below in heights[-1:])]))
+    highest = 1.0
+    for (_, _, text, colour), height in zip(reversed(ends), reversed(heights), strict=True):
+        at = min(height, highest)
+        highest = at - least_apart
         axes.annotate(
             text, (1.0, at), xycoords="axes fraction", xytext=(10, 0), textcoords="offset points", va="center",
             fontsize=14, fontweight="bold", color=colour,
