@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,7 +14,7 @@ if TYPE_CHECKING:
 _MILLION = 10**6
 _Z99 = NormalDist().inv_cdf(0.995)
 # A chain is followed for 2 to the power of so many packets: one in a million changes a state, if any does.
-_DOUBLINGS = 40
+_DOUBLINGS = 26
 
 
 def share(impairment: Impairment) -> float | None:
@@ -30,22 +28,25 @@ def share(impairment: Impairment) -> float | None:
     if impairment.corrupt_ppm and impairment.corrupt_correlation_ppm:
         return None
     states, lost, steps = _chain(impairment)
-    arrives = 1 - float(_settled(steps, states) @ np.array(lost))
+    arrives = 1 - _mean(_settled(steps, states), lost)
     return 1 - arrives * (1 - impairment.corrupt_ppm / _MILLION)
 
 
 def variance_factor(impairment: Impairment) -> float:
     """How much more a count of lost packets scatters than that of independent losses: bursts make it more than 1."""
     states, lost, steps = _chain(impairment)
-    settled, chain, apart = _settled(steps, states), np.array(steps), np.array(lost)
-    mean = float(settled @ apart)
+    settled = _settled(steps, states)
+    mean = _mean(settled, lost)
     if not 0 < mean < 1 or states == 1:
         return 1.0
-    apart -= mean
-    # The sum of the correlations between a packet and all after it, by the chain's fundamental matrix (Kemeny and Snell
-    # 1960, "Finite Markov Chains").
-    later = np.linalg.lstsq(np.eye(states) - chain + np.outer(np.ones(states), settled), apart, rcond=None)[0]
-    total = float((settled * np.array(lost)) @ (later - apart))
+    # The sum of the correlations between a packet and those after it: of twice as many it is that of the first half,
+    # and the same as seen from its end.
+    chain = [list(row) for row in steps]
+    later = _applied(chain, [loss - mean for loss in lost])
+    for _ in range(_DOUBLINGS):
+        later = [one + other for one, other in zip(later, _applied(chain, later), strict=True)]
+        chain = _product(chain, chain)
+    total = _mean([part * loss for part, loss in zip(settled, lost, strict=True)], later)
     return max(1.0, 1 + 2 * total / (mean * (1 - mean)))
 
 
@@ -78,11 +79,24 @@ def _chain(impairment: Impairment) -> tuple[int, Sequence[float], Sequence[Seque
     return 1, (impairment.loss_ppm / _MILLION,), ((1.0,),)
 
 
-def _settled(steps: Sequence[Sequence[float]], states: int) -> np.ndarray[Any, np.dtype[np.float64]]:
+def _settled(steps: Sequence[Sequence[float]], states: int) -> list[float]:
     """The share of time in each state, begun in the first. Halfway steps settle a chain that would swing for ever."""
-    many = (np.eye(states) + np.array(steps)) / 2
+    many = [[(part + (row == state)) / 2 for state, part in enumerate(steps[row])] for row in range(states)]
     for _ in range(_DOUBLINGS):
-        many = many @ many
-        many /= many.sum(axis=1, keepdims=True)
-    found: np.ndarray[Any, np.dtype[np.float64]] = many[0]
-    return found
+        many = [[part / sum(row) for part in row] for row in _product(many, many)]
+    return many[0]
+
+
+# By hand: in User-Mode Linux, where tests import this, numpy does not start (its log of 2 is 0).
+
+
+def _product(one: Sequence[Sequence[float]], other: Sequence[Sequence[float]]) -> list[list[float]]:
+    return [[_mean(row, column) for column in zip(*other, strict=True)] for row in one]
+
+
+def _applied(chain: Sequence[Sequence[float]], values: Sequence[float]) -> list[float]:
+    return [_mean(row, values) for row in chain]
+
+
+def _mean(parts: Sequence[float], values: Sequence[float]) -> float:
+    return sum(part * value for part, value in zip(parts, values, strict=True))
