@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from ingest_bench.errors import SpecError
 from ingest_bench.experiment import order, spec
 from ingest_bench.inputs import files
 from ingest_bench.results import layout
+from ingest_bench.results.run_folder import RunFolder
 
 SINK = '[target]\nname = "sink"\n'
 
@@ -94,3 +96,17 @@ def test_a_recording_of_arrivals_is_read_before_anything_starts(
     for file, said in (("times", "times:2: '0.5' is before the line above"), ("none", "No such file")):
         assert app.run(["plan", str(tmp_path / "x.toml"), "--set", f"arrivals=recorded {tmp_path / file}"]) == 2
         assert said in capsys.readouterr().err
+
+
+def test_a_broken_try_is_moved_aside_where_an_earlier_one_was_deleted(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "cell" / "1")
+    for _ in range(3):
+        folder.create()
+    (folder.path / "load" / "kept").touch()
+    shutil.rmtree(tmp_path / "cell" / "1.broken-1")
+    for _ in range(2):
+        folder.create()
+    assert sorted(path.name for path in (tmp_path / "cell").iterdir()) == [
+        *("1", "1.broken-1", "1.broken-2", "1.broken-3"),
+    ]
+    assert (tmp_path / "cell" / "1.broken-1" / "load" / "kept").is_file()

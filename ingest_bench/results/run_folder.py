@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -123,8 +124,9 @@ class RunFolder(NodeFolder):
             if not self.path.is_symlink():
                 # Only `kill -9` leaves them.
                 self.remove_homes()
-            tries = len(list(self.path.parent.glob(f"{self.path.name}.broken-*")))
-            self.path.rename(self.path.with_name(f"{self.path.name}.broken-{tries + 1}"))
+            aside = (self.path.with_name(f"{self.path.name}.broken-{number}") for number in itertools.count(1))
+            # Some of them may have been deleted: they are large.
+            self.path.rename(next(path for path in aside if not path.is_symlink() and not path.exists()))
         self.load.mkdir(parents=True)
         self.make()
 
