@@ -434,3 +434,17 @@ def test_an_opensearch_flushes_again_and_again_and_its_large_allocations_are_kno
     # A heap of 512 MiB has regions of 1 MiB: each object of so much is humongous.
     assert values["allocations_humongous"] == values["allocations_1mib"]
     assert values["documents_counted"] == values["documents_acked"]
+
+
+@pytest.mark.long
+@pytest.mark.jvm
+@pytest.mark.netns
+def test_the_faults_of_a_run_that_ends_out_of_memory_are_kept(tmp_path: Path) -> None:
+    # More and more bodies are held at once, in the end far more than the heap has room for.
+    text = SINK.replace("256m", "28m").replace("users = 2\n", 'users = 150\narrivals = "ramp 1/s..300/s 8s"\n')
+    text = text.replace("bulk_documents = 200", "bulk_documents = 2000").replace('"1s"', '"500ms"')
+    held = '[target.setting]\n"sink.hold" = "true"\n"sink.delay" = "600ms"\n'
+    fault = '[[fault]]\nkind = "gc"\nat = "100ms"\n'
+    _, (summary,) = carried_out(tmp_path, f'{text}measure = "20s"\n{held}{fault}')
+    assert summary.state == "oom", summary.reason
+    assert [each.kind for each in summary.faults] == ["gc"]

@@ -179,7 +179,8 @@ def _carry_out(
             record = _aborted(record, folder, server, error)
             return dataclasses.replace(record, faults=tuple(happened), **window.fields(folder, cell))
         except RunFailed as error:
-            return _broken(record, cell, folder, server, error)
+            record = _broken(record, cell, folder, server, error)
+            return dataclasses.replace(record, faults=tuple(happened))
         finally:
             with stages.stage("stop"):
                 stack.close()
