@@ -10,6 +10,7 @@ import os
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import made_runs
@@ -20,9 +21,11 @@ from ingest_bench.analysis.compare import cells
 from ingest_bench.cli import app
 from ingest_bench.errors import SpecError
 from ingest_bench.experiment import order, spec
-from ingest_bench.lab import evaluation
+from ingest_bench.lab import campaign, evaluation
+from ingest_bench.lab.runner import RunOptions
 from ingest_bench.load import reports
-from ingest_bench.model.results import FileMark
+from ingest_bench.model.experiment import Run
+from ingest_bench.model.results import FileMark, Summary
 from ingest_bench.model.schemas import OLDEST, SCHEMAS
 from ingest_bench.probes import host, nodestats, proc, recording
 from ingest_bench.probes.context import ReadContext
@@ -442,3 +445,36 @@ def test_reads_that_are_not_those_of_the_recording_are_read_anew(
         reads.write_bytes({"cut": b"reads", "changed": b"raeds" * 100, "added": b"more"}[damage])
     recording.load(context)
     assert len(asked) == 2
+
+
+def test_what_a_run_left_that_is_done_anew_is_not_read(results: Results, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, cut = results.plan.runs
+    (whole_row,) = (row for row in evaluation.summaries(results) if row.run == whole.id)
+    folder = results.run(cut)
+    folder.write(made_runs.record(run=cut.id, cell=cut.cell.name, replicate=cut.replicate, state="started"))
+    (folder.load / "load.json").write_bytes(b"")
+    done = dataclasses.replace(whole_row, run=cut.id, replicate=cut.replicate)
+    carried_out = []
+
+    def one(_results: Results, planned: Run, *_: object) -> Summary:
+        carried_out.append(planned)
+        return done
+
+    monkeypatch.setattr(campaign, "one", one)
+    watcher: Any = SimpleNamespace(begin=lambda *_, **__: None)
+    found = campaign.carry_out(results, RunOptions(), watcher)
+    assert carried_out == [cut]
+    assert {row.run for row in found} == {whole.id, cut.id}
+
+
+def test_a_report_of_a_load_is_there_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(_: int) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", killed)
+        with pytest.raises(KeyboardInterrupt):
+            reports.write(made_runs.report(), tmp_path)
+    assert not (tmp_path / "load.json").exists()
+    reports.write(made_runs.report(), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["load.json"]

@@ -23,7 +23,7 @@ from ingest_bench.lab import evaluation, runner, steps, wires
 from ingest_bench.lab.server import attaching, borrowed, real_path, running_server
 from ingest_bench.lab.steps import downloads, parts, track_steps
 from ingest_bench.load import Progress
-from ingest_bench.model.experiment import Cell, LeftOut, Plan, Run
+from ingest_bench.model.experiment import Cell, LeftOut, Plan, Run, RunState
 from ingest_bench.model.network import LinkName, Profile
 from ingest_bench.model.results import RunRecord, Summary
 from ingest_bench.probes import recording
@@ -31,7 +31,7 @@ from ingest_bench.results.facts import memory_bytes
 from ingest_bench.results.layout import Results
 from ingest_bench.units import format_bytes
 
-DONE = {"measured", "oom", "aborted", "invalid"}
+DONE: frozenset[RunState] = frozenset({"measured", "oom", "aborted", "invalid"})
 
 
 class Watcher(Protocol):
@@ -174,11 +174,9 @@ def unique_cells(plan: Plan) -> Iterator[Cell]:
 def carry_out(results: Results, options: runner.RunOptions, watcher: Watcher) -> list[Summary]:
     """The summaries of all runs, after doing each one that was not done yet; tables and pictures are up to date."""
     plan = results.plan
-    records_before = results.records()
-    done = {run for run, record in records_before.items() if record.state in DONE}
-    before = evaluation.summaries(results, options.java_home) if done else []
-    found = {summary.run: summary for summary in before if summary.run in done}
-    found |= {summary.run: summary for summary in evaluation.left_out(plan)}
+    done = {run for run, record in results.records().items() if record.state in DONE}
+    # A run that is done anew may have left anything: half a file, too.
+    found = {summary.run: summary for summary in evaluation.summaries(results, options.java_home, DONE)}
     missing = [(number, run) for number, run in enumerate(plan.runs, 1) if run.id not in done]
     for at, (number, planned) in enumerate(missing):
         watcher.begin(number, planned.id, left=len(missing) - at)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +20,7 @@ from ingest_bench.inputs import files, visible
 from ingest_bench.inputs.records import from_json
 from ingest_bench.jvm.java import Java, again
 from ingest_bench.lab import buffer_advice, window, wires
-from ingest_bench.model.experiment import Cell, Plan, Run
+from ingest_bench.model.experiment import Cell, Plan, Run, RunState
 from ingest_bench.model.load import WorkerReport
 from ingest_bench.model.network import LinkName
 from ingest_bench.model.results import Measured, Remark, RunRecord, Summary, Value
@@ -64,11 +64,18 @@ def run_summary(
     return visible.summary(dataclasses.replace(found, remarks=(*found.remarks, *noted, *said)))
 
 
-def summaries(results: Results, java_home: Path | None = None) -> list[Summary]:
-    """A row for each run that was started and each cell that was left out, in the order of the experiment's levels."""
+def summaries(
+    results: Results, java_home: Path | None = None, states: Collection[RunState] | None = None
+) -> list[Summary]:
+    """A row for each run that was started and each cell that was left out, in the order of the experiment's levels.
+
+    With `states` only runs whose records have one of these: nothing that the others left is read.
+    """
     plan, records = results.plan, results.records()
     found = [
-        run_summary(plan, run, results.run(run), records[run.id], java_home) for run in plan.runs if run.id in records
+        run_summary(plan, run, results.run(run), records[run.id], java_home)
+        for run in plan.runs
+        if run.id in records and (states is None or records[run.id].state in states)
     ]
     return cells.in_order([*found, *left_out(plan)], plan.factors)
 

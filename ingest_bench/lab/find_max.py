@@ -45,7 +45,7 @@ def most_runs(plan: Plan) -> int:
 
 def carry_out(results: Results, options: runner.RunOptions, watcher: campaign.Watcher) -> list[Summary]:
     """The summaries of all steps, after doing what the search still needs; tables are up to date after each."""
-    found = {summary.run: summary for summary in evaluation.summaries(results, options.java_home)}
+    found = {summary.run: summary for summary in evaluation.summaries(results, options.java_home, campaign.DONE)}
     done = {name for name, record in results.records().items() if record.state in campaign.DONE}
     number = len(done)
     for first in knees.beginnings(results.plan):

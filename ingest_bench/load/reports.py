@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -34,8 +35,13 @@ def joined(reports: Sequence[WorkerReport]) -> WorkerReport:
 
 
 def write(report: WorkerReport, folder: Path) -> None:
-    """`load.json` in that folder."""
-    (folder / "load.json").write_text(json.dumps({"schema": SCHEMAS["load.json"], **to_json(report)}, indent=1))
+    """`load.json` in that folder, whole or not at all: whoever is killed meanwhile leaves results that can be read."""
+    new = folder / ".load.json.new"
+    with new.open("w") as file:
+        file.write(json.dumps({"schema": SCHEMAS["load.json"], **to_json(report)}, indent=1))
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(folder / "load.json")
 
 
 def merge(reports: Sequence[WorkerReport]) -> WorkerReport:
