@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from ingest_bench.analysis.run import summary
 from ingest_bench.cli.app import app
 from ingest_bench.errors import SpecError
 from ingest_bench.experiment import fingerprints, order, spec
+from ingest_bench.inputs import data
 from ingest_bench.model.experiment import Plan
 from ingest_bench.results import layout
 from ingest_bench.results.facts import facts
@@ -108,4 +110,27 @@ def test_documents_without_a_folder_in_their_name_have_a_fingerprint(
     planned(tmp_path)
     monkeypatch.chdir(tmp_path)
     made = order.order(spec.load("x.toml", fixed={"documents": "docs.ndjson"}))
-    assert "docs.ndjson" in fingerprints.of(made)
+    assert str(tmp_path / "docs.ndjson") in fingerprints.of(made)
+
+
+def test_a_run_is_resumed_from_another_folder_with_the_files_that_it_named_without_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(data.files("workloads")["nyc_taxis"], "mine.toml")
+    shutil.copy(data.files("netem")["ethernet"], "net.toml")
+    Path("rates.csv").write_text("0,100mbit\n1,50mbit\n")
+    Path("gaps.txt").write_text("0.1\n0.2\n")
+    Path("x.toml").write_text(
+        '[target]\nname = "sink"\n[load]\nworkload = "mine.toml"\narrivals = "recorded gaps.txt"\n'
+        '[[fault]]\nkind = "profile"\nprofile = "net.toml"\nat = "1s"\nfor = "1s"\n'
+        '[[fault]]\nkind = "trace"\ntrace = "rates.csv"\nat = "2s"\nfor = "1s"\n'
+    )
+    made = order.order(spec.load("x.toml"))
+    first = fingerprints.of(made)
+    names = ["gaps.txt", "mine.toml", "net.toml", "rates.csv"]
+    assert sorted(first) == [str(tmp_path / name) for name in names]
+    assert summary.sent(made.runs[0].cell) == "mine.toml"
+    monkeypatch.chdir("elsewhere")
+    fingerprints.check(first, made)

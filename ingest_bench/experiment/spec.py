@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ingest_bench.errors import SpecError
-from ingest_bench.experiment import catalog, contradictions, key_paths
+from ingest_bench.experiment import catalog, contradictions, key_paths, whole_paths
 from ingest_bench.inputs import records
 from ingest_bench.model.experiment import MOST_LEVELS, MOST_RUNS, Cell, Experiment, Factor, Fault
 from ingest_bench.model.host_settings import HostSettings
@@ -222,7 +222,7 @@ def _cell(experiment: Experiment, levels: dict[str, str]) -> Cell:
         probes=experiment.probes,
     )
     contradictions.check_nodes(cell, where)
-    return cell
+    return whole_paths.from_anywhere(cell)
 
 
 def _profile(table: Mapping[str, Any], usual: str) -> Profile:

@@ -185,7 +185,7 @@ def _in_columns(values: dict[str, Value]) -> dict[str, Value]:
 def sent(cell: Cell) -> str:
     """What was sent: the name of a workload, of a track or of a file."""
     path = cell.load.track.path if cell.load.track else cell.load.documents
-    return PurePath(path).name if path else cell.load.workload
+    return PurePath(path or cell.load.workload).name
 
 
 def _server(record: RunRecord, options: TargetOptions) -> str:
