@@ -134,6 +134,27 @@ def test_the_rest_of_an_interrupted_experiment_is_recorded_as_its_beginning(
     assert layout.facts(folder)["jfr"] == ("profile" if option else "default")
 
 
+@pytest.mark.slow
+def test_the_rest_of_an_interrupted_experiment_is_all_of_it_as_it_was_carried_out(
+    typed: Typed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(campaign, "preflight", lambda *_: ())
+    monkeypatch.setattr(campaign, "fetch", lambda *_: None)
+    monkeypatch.setattr(campaign, "carry_out", interrupted)
+    Path("one.toml").write_text('[target]\nname = "sink"\n')
+    Path("two.toml").write_text('[target]\nname = "sink"\n')
+    Path("both.toml").write_text('includes = ["one.toml", "two.toml"]\n')
+    how = "--netem uml --java-home /some/jdk --allow-delete --last-frames"
+    code, said = typed(f"run both.toml {how}")
+    assert code == 130
+    (one,), (two,) = Path("results/one").iterdir(), Path("results/two").iterdir()
+    rest = "; ".join(f"ingest-bench run --resume {folder} {how}" for folder in (one, two))
+    assert said.endswith(f"The rest: {rest}")
+
+
 def test_a_full_disk_is_one_message_with_the_remedy(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(_path: Path) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

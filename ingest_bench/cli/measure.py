@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shlex
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -116,7 +116,7 @@ def run(  # noqa: PLR0917 - typer takes them all by name
         told = campaign.preflight(results.plan, options)
         _fetch([results.plan], options)
         with worker.exported(prometheus) as exporter, worker.joined(remote, shown) as fleet:
-            return _carried_out(results, dataclasses.replace(options, fleet=fleet, exporter=exporter), told)
+            return _carried_out(results, dataclasses.replace(options, fleet=fleet, exporter=exporter), told, [results])
     planned = plans(what)
     if find_max is not None:
         if what.against_itself is not None:
@@ -132,11 +132,14 @@ def run(  # noqa: PLR0917 - typer takes them all by name
     _fetch(planned, options)
     with worker.exported(prometheus) as exporter, worker.joined(remote, shown) as fleet:
         options = dataclasses.replace(options, fleet=fleet, exporter=exporter)
+        folders = [
+            layout.create(out, ordered, {**facts(), "jfr": jfr, "files": fingerprints.of(ordered)})
+            for ordered in planned
+        ]
+        # Those that have not begun are resumed, too, when one is interrupted.
         codes = [
-            _carried_out(
-                layout.create(out, ordered, {**facts(), "jfr": jfr, "files": fingerprints.of(ordered)}), options, told
-            )
-            for ordered, told in zip(planned, known, strict=True)
+            _carried_out(results, options, told, folders[at:])
+            for at, (results, told) in enumerate(zip(folders, known, strict=True))
         ]
     return max(codes)
 
@@ -152,7 +155,8 @@ def _fetch(plans: Sequence[Plan], options: RunOptions) -> None:
             campaign.fetch(ordered, options, tell)
 
 
-def _carried_out(results: Results, options: RunOptions, told: Sequence[str]) -> int:
+def _carried_out(results: Results, options: RunOptions, told: Sequence[str], unfinished: Sequence[Results]) -> int:
+    """The exit code of these runs; Interrupted says how to go on with everything that is unfinished."""
     # What other machines can send was not measured here.
     for line in (
         *told,
@@ -167,10 +171,26 @@ def _carried_out(results: Results, options: RunOptions, told: Sequence[str]) -> 
             pictures = evaluation.write_report(results, found)
         return report.show(results, found, pictures)
     except KeyboardInterrupt:
-        # Runs of one folder are compared: each has to cost its server the same.
-        same = ("--jfr", options.jfr) if options.profiles else ()
-        rest = shlex.join(("ingest-bench", "run", "--resume", str(results.path), *same))
+        rest = "; ".join(
+            shlex.join(("ingest-bench", "run", "--resume", str(each.path), *_same(options))) for each in unfinished
+        )
         raise Interrupted(f"everything that was started is stopped. The rest: {rest}") from None
+
+
+def _same(options: RunOptions) -> Iterator[str]:
+    """The options with which the rest is carried out as its beginning was: runs of one folder are compared."""
+    if options.profiles:
+        yield from ("--jfr", options.jfr)
+    if options.netem != RunOptions().netem:
+        yield from ("--netem", options.netem)
+    if options.java_home is not None:
+        yield from ("--java-home", str(options.java_home))
+    if options.allow_delete:
+        yield "--allow-delete"
+    if options.last_frames:
+        yield "--last-frames"
+    if options.fleet is not None:
+        yield from ("--workers", str(options.fleet.joined))
 
 
 def show_plan(what: What) -> None:
