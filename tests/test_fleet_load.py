@@ -22,7 +22,9 @@ import pytest
 from bulk_server import bulk_server
 from test_load_process import plan_for, samples_of
 
+from ingest_bench import system
 from ingest_bench.errors import RunFailed
+from ingest_bench.faults.clients import name_server
 from ingest_bench.inputs.rates import parse_arrivals
 from ingest_bench.load import Fleet, Progress, Remote, joined, start
 from ingest_bench.load.fleet import keys
@@ -402,6 +404,23 @@ def test_a_worker_says_who_we_are_to_no_other_address_of_a_cluster_either(
             with pytest.raises(RunFailed, match=rf"machine-0.*{other.address}.*--credentials-to"):
                 start(plan, fleet=there).wait(lambda _: None)
         assert server.heads == other.heads == []
+
+
+def test_a_worker_says_who_we_are_to_no_address_that_a_name_server_of_the_run_gives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = free_port()
+    monkeypatch.setenv("INGEST_BENCH_API_KEY", "aHVudGVyMg==")
+    command = system.script(name_server.__file__, "127.0.0.1", "search.test=127.0.0.1")
+    with bulk_server() as thief, system.Child(command, name="the name server of the thief") as names:
+        resolver = Endpoint("127.0.0.1", int(names.line()))
+        url = f"http://search.test:{thief.address.port}"
+        with agents(tmp_path, port, 1, url=url), supervising(tmp_path, port, 1) as there:
+            address = Endpoint("search.test", thief.address.port)
+            plan = dataclasses.replace(plan_for(address, tmp_path), credentials=True, resolver=resolver)
+            with pytest.raises(RunFailed, match=rf"machine-0.*{resolver} looks up.*--credentials-to"):
+                start(plan, fleet=there).wait(lambda _: None)
+        assert not thief.heads
 
 
 def test_a_key_that_is_not_known_does_not_join_and_does_not_stand_in_the_way(tmp_path: Path) -> None:

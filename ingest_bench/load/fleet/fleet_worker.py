@@ -276,13 +276,15 @@ def _check_credentials(plan: LoadPlan, allowed: str | None) -> None:
         known = set()
     for place in plan.places:
         host, port = place.endpoint.host, place.endpoint.port
-        is_there = (host in known or host == url.host) and port == url.port
+        # A name server that the plan names may give any address.
+        is_there = (host in known or host == url.host) and port == url.port and place.resolver is None
         is_verified = url.scheme == "http" or (place.tls is not None and place.tls.name == url.host)
         if is_there and is_verified:
             continue
+        asked = "" if place.resolver is None else f", which the name server {place.resolver} looks up"
         raise RunFailed(
-            f"the load goes to {'http' if place.tls is None else 'https'}://{place.endpoint}, and this worker gives "
-            f"its credentials to {url} alone (--credentials-to)"
+            f"the load goes to {'http' if place.tls is None else 'https'}://{place.endpoint}{asked}, and this worker "
+            f"gives its credentials to {url} alone (--credentials-to)"
         )
 
 
