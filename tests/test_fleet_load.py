@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -17,6 +18,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, suppre
 from pathlib import Path
 from typing import Any
 
+import certificates
 import numpy as np
 import pytest
 from bulk_server import bulk_server
@@ -29,7 +31,7 @@ from ingest_bench.inputs.rates import parse_arrivals
 from ingest_bench.load import Fleet, Progress, Remote, joined, start
 from ingest_bench.load.fleet import keys
 from ingest_bench.model.samples import CPU_MARK, SAMPLE
-from ingest_bench.model.target import Endpoint, Place
+from ingest_bench.model.target import Endpoint, Place, Tls
 from ingest_bench.model.track import Step, TrackFile
 
 pytestmark = pytest.mark.processes
@@ -421,6 +423,27 @@ def test_a_worker_says_who_we_are_to_no_address_that_a_name_server_of_the_run_gi
             with pytest.raises(RunFailed, match=rf"machine-0.*{resolver} looks up.*--credentials-to"):
                 start(plan, fleet=there).wait(lambda _: None)
         assert not thief.heads
+
+
+def test_a_worker_shows_its_certificate_to_no_other_address_of_a_cluster_either(tmp_path: Path) -> None:
+    port = free_port()
+    made = certificates.made(tmp_path)
+    cert, key = map(str, made.client())
+    demanding = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    demanding.load_cert_chain(made.server)
+    demanding.load_verify_locations(made.ca)
+    demanding.verify_mode = ssl.CERT_REQUIRED
+    plain = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    plain.load_cert_chain(made.server)
+    asked = Tls(name="localhost", ca_pem=made.ca.read_text())
+    with bulk_server(tls=plain) as server, bulk_server(tls=demanding) as thief:
+        with agents(tmp_path, port, 1), supervising(tmp_path, port, 1) as there:
+            # The files are named by the run, which may guess where they are.
+            others = (Place(endpoint=thief.address, tls=dataclasses.replace(asked, client_cert=cert, client_key=key)),)
+            plan = dataclasses.replace(plan_for(server.address, tmp_path), tls=asked, others=others)
+            with pytest.raises(RunFailed, match=r"machine-0.*--credentials-to"):
+                start(plan, fleet=there).wait(lambda _: None)
+        assert server.heads == thief.heads == []
 
 
 def test_a_key_that_is_not_known_does_not_join_and_does_not_stand_in_the_way(tmp_path: Path) -> None:

@@ -147,8 +147,8 @@ class LoadPlan:
 
     @property
     def has_client_certificate(self) -> bool:
-        """Whether connections say who we are by a certificate."""
-        return self.tls is not None and bool(self.tls.client_cert)
+        """Whether connections to any of the addresses say who we are by a certificate."""
+        return any(place.tls is not None and place.tls.client_cert for place in self.places)
 
     def with_client_certificate(self, cert: str, key: str) -> LoadPlan:
         """The same plan with the files of this machine, which may be others; RunFailed when it has none."""
