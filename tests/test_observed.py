@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -291,3 +292,49 @@ def wait_until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.2)
+
+
+def test_nothing_is_written_where_the_user_of_the_jvm_puts_a_link(
+    tmp_path: Path, raw: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("of root")
+    secret.chmod(0o600)
+    settings = tmp_path / "recording.jfc"
+    settings.write_text("<configuration/>")
+
+    def given(folder: Path, uid: int, _group: int) -> None:
+        if uid == theirs.uid:
+            (folder / "settings.jfc").unlink(missing_ok=True)
+            (folder / "settings.jfc").symlink_to(secret)
+
+    theirs = Attached(pid=os.getpid(), uid=65534, jcmd=Path("/bin/true"), version="17", began="")
+    monkeypatch.setattr(system, "is_root", lambda: True)
+    monkeypatch.setattr(os, "chown", given)
+    with pytest.raises(RunFailed, match=r"JFR\.start"), observed(theirs, raw, settings=settings, logs=(), limit_s=60):
+        pass
+    assert (secret.read_text(), secret.stat().st_mode & 0o777) == ("of root", 0o600)
+
+
+def test_what_the_jvm_wrote_is_kept_once_its_user_can_put_nothing_there(
+    raw: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs = Attached(pid=os.getpid(), uid=65534, jcmd=Path("/bin/true"), version="17", began="")
+    owners: list[int] = []
+    folders: list[Path] = []
+
+    def given(folder: Path, uid: int, _group: int) -> None:
+        folders.append(folder)
+        owners.append(uid)
+
+    def moved(file: Path, to: Path) -> None:
+        assert owners[-1] == os.geteuid()
+        file.rename(to)
+
+    monkeypatch.setattr(system, "is_root", lambda: True)
+    monkeypatch.setattr(os, "chown", given)
+    monkeypatch.setattr(shutil, "move", moved)
+    with observed(theirs, raw, settings=None, logs=(), limit_s=60):
+        (folders[0] / "gc.log").write_text("[0.1s] a line")
+    assert owners == [theirs.uid, os.geteuid()]
+    assert (raw / "gc.log").read_text() == "[0.1s] a line"

@@ -46,12 +46,13 @@ def observed(jvm: Attached, into: Path, *, settings: Path | None, logs: Sequence
     what = f"probes in the JVM with pid {jvm.pid}"
     with ledger.session(f"jvm-{jvm.pid}", what, time_limit_s=limit_s, within=("mnt", "pid")) as session:
         session.change((_folder(folder),))
-        if system.is_root():
-            os.chown(folder, jvm.uid, -1)
+        own = folder / "settings.jfc"
         if settings is not None:
-            own = folder / "settings.jfc"
             shutil.copyfile(settings, own)
             own.chmod(0o644)
+        # From here on the JVM's user may put links there: nothing is written there by us.
+        _give(folder, jvm.uid)
+        if settings is not None:
             session.change((_recording(jvm, name, own, folder / RECORDING, limit_s + _LATER_S),))
         session.change([_log(jvm, log, folder) for log in logs])
         try:
@@ -63,6 +64,8 @@ def observed(jvm: Attached, into: Path, *, settings: Path | None, logs: Sequence
                     _stop(jvm, name, folder / RECORDING)
                 for log in logs:
                     _off(jvm, log, folder)
+                # What was looked at cannot become a link before it is moved.
+                _give(folder, os.geteuid())
                 _keep(folder, into)
 
 
@@ -71,6 +74,12 @@ def _folder(folder: Path) -> Step:
     away = Action(argv=("rm", "-r", "--", str(folder)))
     undo = Undo(action=away, exists=str(folder))
     return Step(name=str(folder), do=Action(argv=("mkdir", "-m", "700", str(folder))), undo=(undo,))
+
+
+def _give(folder: Path, uid: int) -> None:
+    """Only that user may put anything there; we give nothing away unless we are root."""
+    if system.is_root():
+        os.chown(folder, uid, -1)
 
 
 def _recording(jvm: Attached, name: str, settings: Path, file: Path, duration_s: int) -> Step:
