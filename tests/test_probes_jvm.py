@@ -292,3 +292,17 @@ def test_recordings_of_each_java_are_read_by_the_newest(recorded: str, classes: 
     kept = json.loads((raw / "recording.json").read_text())["content"]
     assert kept["types"]["jdk.SocketRead"] == reads + 1  # and the end of the stream
     assert recording.load(context(raw, newest, classes, {port})).is_whole
+
+
+def test_a_recording_for_profiling_has_no_environment_and_no_command_line_of_another_process(tmp_path: Path) -> None:
+    jdk = find(17)
+    settings, recorded = tmp_path / "recording.jfc", tmp_path / "recording.jfr"
+    settings.write_text(recording.settings({}, recording.profile(jdk.home)))
+    option = f"-XX:StartFlightRecording=settings={settings},filename={recorded}"
+    environment = {"PATH": system.PATH, "PASSWORD": "of-the-environment"}
+    with subprocess.Popen(["sh", "-c", "read _ # of-another"], stdin=subprocess.PIPE) as another:
+        subprocess.run((jdk.java, option, "-version"), env=environment, check=True, capture_output=True, timeout=60)
+        another.communicate()
+    written = recorded.read_bytes()
+    assert b"jdk.ExecutionSample" in written
+    assert [secret for secret in (b"of-the-environment", b"of-another") if secret in written] == []

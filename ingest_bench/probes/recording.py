@@ -27,6 +27,11 @@ if TYPE_CHECKING:
 
 # Says that the recorder itself dropped events: its buffers were full.
 _DATA_LOSS: Events = {"jdk.DataLoss": {"enabled": "true"}}
+# The environment and properties of the JVM and the command lines of all processes: passwords stand there.
+_SECRET: Events = {
+    name: {"enabled": "false"}
+    for name in ("jdk.InitialEnvironmentVariable", "jdk.InitialSystemProperty", "jdk.SystemProcess")
+}
 READER = tuple(
     Path(jvm.__file__).with_name(name) for name in ("JfrReader.java", "StallSpans.java", "AllocationStacks.java")
 )
@@ -80,7 +85,7 @@ def settings(events: Events, beside: Path | None = None) -> str:
 
 
 def _added(events: Events, beside: Path) -> str:
-    """What that file says, but for our own events, which are as the probes want them.
+    """What that file says, but for our own events, which are as the probes want them, and without what may be secret.
 
     One file of both, because Java 11 takes one only.
     """
@@ -91,7 +96,7 @@ def _added(events: Events, beside: Path) -> str:
             f"--jfr profile: the settings of this Java cannot be read ({beside}: {error}). Name a JDK by --java-home"
         ) from None
     known = {event.get("name"): event for event in root.iter("event")}
-    for name, wanted in events.items():
+    for name, wanted in (events | _SECRET).items():
         event = known[name] if name in known else ElementTree.SubElement(root, "event", name=name)
         # Without those of the file: its threshold or throttle would drop what a probe counts.
         event.clear()
