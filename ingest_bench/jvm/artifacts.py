@@ -89,7 +89,7 @@ def unpacked(artifact: Artifact, progress: Progress = no_progress) -> Path:
     kept = hashlib.sha256(repr((artifact.leave_out, artifact.keep)).encode()).hexdigest()[:6]
     name = f"unpacked/{artifact.name}-{artifact.version}-{artifact.sha256[:10]}-{kept}"
     place = cache.folder() / name
-    if not place.exists():
+    if not cache.has(name):
         archive = fetch(artifact, progress)
         cache.filled(name, lambda partial: _unpack(artifact, archive, partial))
     return _only_folder(place)

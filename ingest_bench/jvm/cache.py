@@ -30,8 +30,9 @@ def folder() -> Path:
 
 
 def has(name: str) -> bool:
-    """Whether the cache has the file or folder of that name; MissingCapability where we may not look."""
+    """Whether the cache has the file or folder of that name; MissingCapability where we may not look, or trust it."""
     try:
+        _refuse_anybodys(folder())
         (folder() / name).stat()
     except (FileNotFoundError, NotADirectoryError):
         return False
@@ -62,6 +63,16 @@ def filled(name: str, fill: Callable[[Path], None]) -> Path:
             f"cache: {folder()} cannot be filled ({error}). Make room there, or set INGEST_BENCH_CACHE to another one."
         ) from None
     return place
+
+
+def _refuse_anybodys(place: Path) -> None:
+    """MissingCapability where root would run what somebody else can put there."""
+    state = place.stat()
+    if system.is_root() and (state.st_uid != os.geteuid() or state.st_mode & 0o022):
+        raise MissingCapability(
+            f"cache: {place}: others can write there, and what is in it runs as root; set INGEST_BENCH_CACHE to a "
+            "folder that is root's alone."
+        )
 
 
 def remove(path: Path) -> None:
