@@ -111,17 +111,22 @@ def test_a_java_without_settings_for_profiling_is_told_of_before_anything_starts
     campaign.fetch(ordered, RunOptions(jfr="profile"), lambda *_: None)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("option", ["", " --jfr profile"])
-def test_the_rest_of_an_interrupted_experiment_is_recorded_as_its_beginning(
-    option: str, typed: Typed, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(*_: object) -> None:
+@pytest.fixture
+def interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is to be carried out is interrupted as it begins."""
+
+    def carry_out(*_: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(campaign, "preflight", lambda *_: ())
     monkeypatch.setattr(campaign, "fetch", lambda *_: None)
-    monkeypatch.setattr(campaign, "carry_out", interrupted)
+    monkeypatch.setattr(campaign, "carry_out", carry_out)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("interrupted")
+@pytest.mark.parametrize("option", ["", " --jfr profile"])
+def test_the_rest_of_an_interrupted_experiment_is_recorded_as_its_beginning(option: str, typed: Typed) -> None:
     code, said = typed(f"run quickstart{option}")
     assert code == 130
     (folder,) = Path("results/quickstart").iterdir()
@@ -135,15 +140,8 @@ def test_the_rest_of_an_interrupted_experiment_is_recorded_as_its_beginning(
 
 
 @pytest.mark.slow
-def test_the_rest_of_an_interrupted_experiment_is_all_of_it_as_it_was_carried_out(
-    typed: Typed, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(campaign, "preflight", lambda *_: ())
-    monkeypatch.setattr(campaign, "fetch", lambda *_: None)
-    monkeypatch.setattr(campaign, "carry_out", interrupted)
+@pytest.mark.usefixtures("interrupted")
+def test_the_rest_of_an_interrupted_experiment_is_all_of_it_as_it_was_carried_out(typed: Typed) -> None:
     Path("one.toml").write_text('[target]\nname = "sink"\n')
     Path("two.toml").write_text('[target]\nname = "sink"\n')
     Path("both.toml").write_text('includes = ["one.toml", "two.toml"]\n')

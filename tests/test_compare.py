@@ -6,7 +6,7 @@ import pytest
 
 from ingest_bench.analysis.compare import cells, comparison
 from ingest_bench.analysis.compare.comparison import Comparison
-from ingest_bench.analysis.run.columns import COLUMNS
+from ingest_bench.analysis.run.columns import COLUMNS, COUNTS
 
 _RUN = made.changed(made.summary({}), values={"requests": None, "gc_pauses": None})
 
@@ -101,7 +101,7 @@ def test_of_tables_in_which_nothing_differs_few_call_anything_distinct() -> None
             made.changed(
                 run,
                 values={
-                    name: int(random.poisson(20)) if name in comparison._COUNTS else float(random.normal(100, 5))
+                    name: int(random.poisson(20)) if name in COUNTS else float(random.normal(100, 5))
                     for name in columns
                 },
             )

@@ -13,9 +13,8 @@ from xml.sax.saxutils import quoteattr
 
 from ingest_bench import jvm, system
 from ingest_bench.errors import MissingCapability, SpecError
-from ingest_bench.inputs import files as plain_files
 from ingest_bench.inputs import records
-from ingest_bench.inputs.files import sha256
+from ingest_bench.inputs.files import sha256, text
 from ingest_bench.jvm.compile import classes
 from ingest_bench.model.results import Remark
 
@@ -177,9 +176,9 @@ def load(context: ReadContext) -> Recording:
     if content is None:
         content = _read(context, found)
         reads = _reads(context)
-        text = json.dumps(content)
-        made = {"key": key, "reads_sha256": sha256(reads) if reads.exists() else None, "content_sha256": _sha256(text)}
-        kept.write_text(f"{json.dumps(made)[:-1]}{_CONTENT}{text}}}", encoding="utf-8")
+        told = json.dumps(content)
+        made = {"key": key, "reads_sha256": sha256(reads) if reads.exists() else None, "content_sha256": _sha256(told)}
+        kept.write_text(f"{json.dumps(made)[:-1]}{_CONTENT}{told}}}", encoding="utf-8")
     return _judge(content, ended_well=ended_well)
 
 
@@ -199,18 +198,18 @@ def _reads(context: ReadContext) -> Path:
 def _kept(path: Path, key: list[Any], reads: Path) -> Mapping[str, Any] | None:
     """What was read before, with that key; None: nothing, or it or its reads are damaged, and all is read anew."""
     try:
-        text = plain_files.text(path)
-        kept = records.from_json(_Kept, json.loads(text))
+        written = text(path)
+        kept = records.from_json(_Kept, json.loads(written))
     except (OSError, ValueError, RecursionError):
         return None
-    if kept.content_sha256 not in (None, _sha256(text.partition(_CONTENT)[2][:-1])):
+    if kept.content_sha256 not in (None, _sha256(written.partition(_CONTENT)[2][:-1])):
         return None
     found = sha256(reads) if reads.exists() else None
     return kept.content if list(kept.key) == key and kept.reads_sha256 == found else None
 
 
-def _sha256(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
+def _sha256(content: str) -> str:
+    return hashlib.sha256(content.encode()).hexdigest()
 
 
 def opened(context: ReadContext, probe: str) -> Generator[Remark, None, Recording]:

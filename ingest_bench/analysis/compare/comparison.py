@@ -27,7 +27,7 @@ from statistics import fmean, variance
 from ingest_bench.analysis.compare import cells
 from ingest_bench.analysis.compare.cells import CellRuns
 from ingest_bench.analysis.numbers import student
-from ingest_bench.analysis.run.columns import COLUMNS
+from ingest_bench.analysis.run.columns import COUNTS
 from ingest_bench.model.results import Summary
 
 CONFIDENCE = 0.95
@@ -42,7 +42,6 @@ COMPARED = (
     "outside_tlab_network_bytes_per_gb",
 )
 _MOST_RUNS = 1000
-_COUNTS = frozenset(column.name for column in COLUMNS if column.is_count)
 # What adds up pieces, and the column that counts these.
 _PIECES = {"docs_per_s_mean": "requests", "gc_pause_ms_total": "gc_pauses"}
 
@@ -213,7 +212,7 @@ def _least_variance(column: str, one: CellRuns, other: CellRuns) -> float:
     """What the number of a run varies by at least, as far as it is made of events; else 0."""
     total = column.removesuffix("_per_gb")
     value = _mean(column, one, other)
-    if total in _COUNTS and (count := _mean(total, one, other)):
+    if total in COUNTS and (count := _mean(total, one, other)):
         return value**2 / count
     if total in _PIECES and (count := _mean(_PIECES[total], one, other)):
         # Two ends, each anywhere within a piece.

@@ -19,12 +19,11 @@ from ingest_bench.analysis.compare.comparable import Results
 from ingest_bench.analysis.compare.comparison import Comparison
 from ingest_bench.analysis.numbers import level_changes
 from ingest_bench.analysis.run import per_gb
-from ingest_bench.analysis.run.columns import COLUMNS
+from ingest_bench.analysis.run.columns import COUNTS
 from ingest_bench.inputs.visible import one_line
 from ingest_bench.model.results import Summary
 from ingest_bench.units import count_of
 
-_COUNTS = frozenset(column.name for column in COLUMNS if column.is_count)
 # What a row says of its server. Workload and network are what a history is of.
 _OF_SERVER = ("target", "java", "gc_collector", "heap_bytes", "receive_predictor_bytes")
 _Key = tuple[str, str, str, str]
@@ -189,7 +188,7 @@ def _history(column: str, key: _Key, points: _Points, level: float) -> History:
 
 def _least_spread(column: str, points: _Points) -> float:
     """Of counts: that of as many events that come independently, over the runs of a night."""
-    if column not in _COUNTS:
+    if column not in COUNTS:
         return 0.0
     runs = median(sum(len(row.numbers(column)) for row in rows) for rows in points.runs)
     return float((max(fmean(points.values), 0.0) / runs) ** 0.5)

@@ -213,6 +213,8 @@ COLUMNS = once(
         ),
     )
 )
+# Those that count events.
+COUNTS = frozenset(column.name for column in COLUMNS if column.is_count)
 
 # What a probe's Histogram and Series are called, and what their values are.
 HISTOGRAMS = {
