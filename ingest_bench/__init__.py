@@ -11,7 +11,8 @@
 
 The rooms, each with its words on its front page:
 
-    errors units system trials nearest_rank   the ground; system starts children, trials finds out what a machine can do
+    errors units system trials nearest_rank front_page
+                 the ground: system starts children, trials finds out what a machine can do
     model        the nouns: frozen records
     inputs       what comes from a user: values, files, texts and addresses, read or refused in one sentence
     experiment   TOML to plan

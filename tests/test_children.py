@@ -32,6 +32,7 @@ def test_a_child_begins_also_where_the_current_folder_is_gone(tmp_path: Path, mo
     assert system.run(("pwd",)) == "/\n"
 
 
+@pytest.mark.slow
 def test_a_python_child_imports_nothing_from_here_whatever_pythonpath_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -77,7 +78,7 @@ def test_options_for_every_jvm_are_not_for_ours(monkeypatch: pytest.MonkeyPatch)
 def test_options_for_every_python_are_not_for_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONWARNINGS", "error")
     monkeypatch.setenv("PYTHONINSPECT", "1")
-    said = system.run(system.python("ingest_bench.network.measure.wire"), check=False)
+    said = system.run(system.python("ingest_bench.probes.proc"), check=False)
     # It is imported before it is run, of which Python warns.
     assert "RuntimeWarning" in said
     assert "not enough values to unpack" in said

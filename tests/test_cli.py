@@ -176,13 +176,14 @@ def test_a_program_can_read_the_list(capsys: pytest.CaptureFixture[str]) -> None
 
 @pytest.mark.slow
 def test_a_command_that_draws_and_compares_nothing_does_not_wait_for_what_draws_and_compares() -> None:
-    code = "import sys, ingest_bench.cli.app; print(*sys.modules)"
+    code = "import sys, ingest_bench.cli.measure; print(*sys.modules)"
     argv = [sys.executable, "-c", code]
     loaded = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60).stdout.split()
     assert "ingest_bench.lab.campaign" in loaded
     assert not {"matplotlib", "scipy", "locust", "gevent"} & set(loaded)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("line", "said"),
     [

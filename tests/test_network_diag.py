@@ -78,7 +78,7 @@ def test_a_receiver_that_reads_nothing_is_a_full_window_of_its_sender(tmp_path: 
                 looks.append({"at_ns": time.time_ns(), "connections": rows})
                 time.sleep(0.25)
     end = {"frames": {}, "looked_at": 0, "lost": 0, "seconds": 2.0, "tcp": looks}
-    (tmp_path / wire.FILE).write_text(json.dumps({"to-client": end, "to-server": None}))
+    (tmp_path / wire.WIRE).write_text(json.dumps({"to-client": end, "to-server": None}))
     causes = {one.cause: one.spans for one in waits.held_back(tmp_path, [port])}
     spans = causes["the server's receive window was full"]
     assert {span.port for span in spans} == {port}

@@ -5,26 +5,16 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from importlib import metadata
-from typing import Annotated, TextIO
+from collections.abc import Iterator, Mapping
+from importlib import import_module, metadata
+from typing import Annotated, Any, TextIO
 
 import typer
+from typer.core import TyperGroup
 from typer.exceptions import TyperException
+from typer.main import get_group
 
-from ingest_bench.cli import (
-    calibrate,
-    compare,
-    gate,
-    look,
-    measure,
-    net,
-    recommend,
-    report,
-    screen,
-    trend,
-    worker,
-    workload,
-)
+from ingest_bench.cli import screen
 from ingest_bench.errors import IngestBenchError, Interrupted, RunFailed, SpecError
 
 # As a shell says it when a program ends by SIGPIPE. Not 0: what a run had still to do was not done.
@@ -34,8 +24,62 @@ _NO_PATH = {errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _DISK = {*_FULL, errno.EROFS, errno.EACCES, errno.EPERM}
 
+# Where the commands are, in the order of the help.
+_HOMES = {
+    "run": "measure",
+    "plan": "measure",
+    "report": "report",
+    "recommend": "recommend",
+    "gate": "gate",
+    "compare": "compare",
+    "trend": "trend",
+    "list": "look",
+    "fetch": "look",
+    "doctor": "look",
+    "calibrate": "calibrate",
+    "worker": "worker",
+    "net": "net",
+    "workload": "workload",
+}
+
+
+class _Commands(Mapping[str, Any]):
+    """The commands by name, each imported and built once it is asked for: to import all takes a second."""
+
+    def __init__(self) -> None:
+        self._built: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._built:
+            home = get_group(import_module(f"ingest_bench.cli.{_HOMES[name]}").app)
+            self._built[name] = home.commands.get(name, home)
+            self._built[name].name = name
+        return self._built[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_HOMES)
+
+    def __len__(self) -> int:
+        return len(_HOMES)
+
+
+_COMMANDS = _Commands()
+
+
+class _Group(TyperGroup):
+    """The command itself."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{**options, "commands": _COMMANDS})
+
+    def list_commands(self, _ctx: Any) -> list[str]:
+        """Their names, in the order of the help."""
+        return list(self.commands)
+
+
 app = typer.Typer(
     name="ingest-bench",
+    cls=_Group,
     help="Chaos and load testing of network ingest into JVM servers: what the network does to the heap.",
     epilog="Start with: ingest-bench run quickstart",
     no_args_is_help=True,
@@ -43,17 +87,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-measure.add_to(app)
-report.add_to(app)
-recommend.add_to(app)
-gate.add_to(app)
-compare.add_to(app)
-trend.add_to(app)
-look.add_to(app)
-calibrate.add_to(app)
-worker.add_to(app)
-app.add_typer(net.app, name="net")
-app.add_typer(workload.app, name="workload")
 
 
 def _version(asked: bool) -> None:

@@ -15,15 +15,13 @@ from ingest_bench.lab.runner import RunOptions
 from ingest_bench.results import layout
 from ingest_bench.results.facts import facts
 
+app = typer.Typer()
+
 # The load generator itself was the limit from here on (`analysis.run.generator_health`).
 _BUSY_PERCENT = 90
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add the commands of this module."""
-    app.command("calibrate")(calibrate)
-
-
+@app.command()
 def calibrate(
     sets: Annotated[list[str], typer.Option("--set", help="A setting or a factor: bulk=55kB processes=1,4.")] = [],  # noqa: B006 - typer copies it
     out: Annotated[Path, typer.Option(help="The folder for results.")] = Path("results"),

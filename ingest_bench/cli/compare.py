@@ -17,14 +17,12 @@ from ingest_bench.lab import evaluation
 from ingest_bench.report.page import page
 from ingest_bench.report.tables import changes_table, text_tables
 
+app = typer.Typer()
+
 _NO_VERDICT = 3
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add the commands of this module."""
-    app.command("compare")(show)
-
-
+@app.command("compare")
 def show(
     before: Annotated[Path, typer.Argument(metavar="A", help="A results folder, or a summary.csv.")],
     now: Annotated[Path, typer.Argument(metavar="B", help="The same, of what came later.")],

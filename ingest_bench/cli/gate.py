@@ -14,12 +14,10 @@ from ingest_bench.report import gate
 from ingest_bench.report.gate import job
 from ingest_bench.report.gate import junit as junit_xml
 
-
-def add_to(app: typer.Typer) -> None:
-    """Add the commands of this module."""
-    app.command("gate")(judge)
+app = typer.Typer()
 
 
+@app.command("gate")
 def judge(
     folder: Annotated[Path, typer.Argument(help="A results folder, or a summary.csv.")],
     thresholds: Annotated[

@@ -21,14 +21,10 @@ from ingest_bench.results import facts
 from ingest_bench.targets.server_capabilities import capabilities as server_capabilities
 from ingest_bench.trials import Trial, tried
 
-
-def add_to(app: typer.Typer) -> None:
-    """Add the commands of this module."""
-    app.command("list")(show_list)
-    app.command("fetch")(fetch)
-    app.command("doctor")(doctor)
+app = typer.Typer()
 
 
+@app.command("list")
 def show_list(
     as_json: Annotated[bool, typer.Option("--json", help="As a JSON object, for a program that reads it.")] = False,
 ) -> None:
@@ -52,6 +48,7 @@ def show_list(
         screen.names(title, list(rows.items()))
 
 
+@app.command()
 def fetch(
     target: Annotated[str, typer.Argument(help="A target by name, see `list`, or the TOML file of your own server.")],
     version: Annotated[str | None, typer.Option(help="Its version; without it, the default one.")] = None,
@@ -65,6 +62,7 @@ def fetch(
     screen.say(f"{asked.name}: everything is in the cache")
 
 
+@app.command()
 def doctor(
     servers: Annotated[
         list[str] | None, typer.Argument(metavar="[FILE]...", help="Your own servers: their TOML files.")

@@ -28,6 +28,8 @@ from ingest_bench.results.facts import facts
 from ingest_bench.results.layout import Results
 from ingest_bench.units import count_of
 
+app = typer.Typer()
+
 # Outside the warm-up and the measurement a run takes a boot and a few seconds (measured on 2 cores; `run` prints it).
 _AROUND_A_RUN_S = 15
 
@@ -65,12 +67,8 @@ Jfr = Annotated[
 ]
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add the commands of this module."""
-    app.command("run")(grouped(run))
-    app.command("plan")(grouped(show_plan))
-
-
+@app.command()
+@grouped
 def run(  # noqa: PLR0917 - typer takes them all by name
     what: What,
     download: Download = False,
@@ -193,6 +191,8 @@ def _same(options: RunOptions) -> Iterator[str]:
         yield from ("--workers", str(options.fleet.joined))
 
 
+@app.command("plan")
+@grouped
 def show_plan(what: What) -> None:
     """Show what would run, in which order, and for how long."""
     for ordered in plans(what):

@@ -15,14 +15,12 @@ from ingest_bench.report.tables import whatif_table
 from ingest_bench.results import layout
 from ingest_bench.units import format_bytes
 
+app = typer.Typer()
+
 _INVALID = 3
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add the commands of this module."""
-    app.command("recommend")(recommend)
-
-
+@app.command()
 def recommend(
     folders: Annotated[list[Path], typer.Argument(help="Results folders whose runs had the probe `reads`.")],
 ) -> int:

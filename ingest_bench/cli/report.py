@@ -18,15 +18,13 @@ from ingest_bench.report.tables import parquet as parquet_table
 from ingest_bench.results import layout
 from ingest_bench.results.layout import Results
 
+app = typer.Typer()
+
 _INVALID = 3
 _COMPLETE = frozenset({"measured", "oom", "inapplicable"})
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add the commands of this module."""
-    app.command("report")(rebuild)
-
-
+@app.command("report")
 def rebuild(
     folder: Annotated[Path, typer.Argument(help="A results folder: results/<experiment>/<start>.")],
     svg: Annotated[bool, typer.Option("--svg", help="Each picture as SVG beside its PNG.")] = False,

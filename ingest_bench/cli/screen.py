@@ -13,7 +13,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from rich.console import Console
 from rich.markup import escape
@@ -32,8 +32,10 @@ from rich.text import Text
 from ingest_bench.errors import SpecError
 from ingest_bench.inputs import files
 from ingest_bench.inputs.visible import one_line, visible
-from ingest_bench.load import Progress as LoadProgress
 from ingest_bench.results import whole_files
+
+if TYPE_CHECKING:
+    from ingest_bench.load import Progress as LoadProgress
 
 # Away from a terminal nothing is cut: a log may be as wide as it likes.
 _OUT = Console(width=None if sys.stdout.isatty() else 400)

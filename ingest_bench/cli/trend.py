@@ -17,14 +17,12 @@ from ingest_bench.lab import nights
 from ingest_bench.report.page import page
 from ingest_bench.report.tables import text_tables, trend_table
 
+app = typer.Typer()
+
 _NO_VERDICT = 3
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add the commands of this module."""
-    app.command("trend")(show)
-
-
+@app.command("trend")
 def show(
     folder: Annotated[Path, typer.Argument(help="A folder that holds the results folders of many nights.")],
     column: Annotated[list[str], typer.Option(help="A column of summary.csv. Several are allowed.")] = [],  # noqa: B006 - typer copies it

@@ -21,6 +21,8 @@ from ingest_bench.load.fleet.roster import PORT
 from ingest_bench.model.experiment import Plan
 from ingest_bench.model.target import Endpoint, Url
 
+app = typer.Typer()
+
 _KEYS = "INGEST_BENCH_KEYS"
 _CREDENTIALS_TO = "INGEST_BENCH_CREDENTIALS_TO"
 
@@ -53,11 +55,7 @@ Prometheus = Annotated[
 ]
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add the commands of this module."""
-    app.command("worker")(worker)
-
-
+@app.command()
 def worker(
     connect: Annotated[
         str | None,

@@ -17,7 +17,9 @@ How a body goes over the wire and what an answer means, `protocols/` knows.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ingest_bench.front_page import deferred
 
 if TYPE_CHECKING:
     from ingest_bench.load.fleet.roster import Fleet, Remote, joined, local
@@ -26,14 +28,4 @@ if TYPE_CHECKING:
     from ingest_bench.load.supervisor import LoadProcess, Progress, start
 
 __all__ = ["Exporter", "Fleet", "LoadPlan", "LoadProcess", "Progress", "Remote", "exported", "joined", "local", "start"]
-
-
-def __getattr__(name: str) -> Any:
-    """What is asked for. Each child imports this package too, with nothing of it: a load begins once they have."""
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from ingest_bench.load import plan, supervisor  # noqa: PLC0415
-    from ingest_bench.load.fleet import roster  # noqa: PLC0415
-    from ingest_bench.load.live import exporter  # noqa: PLC0415
-
-    return next(getattr(home, name) for home in (plan, roster, supervisor, exporter) if name in vars(home))
+__getattr__ = deferred(__name__, __all__, "plan", "supervisor", "fleet.roster", "live.exporter")

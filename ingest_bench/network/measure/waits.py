@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ingest_bench.model.results import Interval, Watched
-from ingest_bench.network.measure.wire import FILE, Seen, seen
+from ingest_bench.network.measure.wire import WIRE, Seen, seen
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -102,7 +102,7 @@ def losses(raw: Path, ports: Collection[int]) -> tuple[Watched, ...]:
     acknowledged yet begins the least timeout before the last look without one, and ends at the first look without one.
     What was sent again without a timeout was sent since the look before.
     """
-    found = seen(raw / FILE)
+    found = seen(raw / WIRE)
     ends = [one for one in (found.get("to-server"), found.get("to-client")) if one is not None]
     if len(ends) < 2 or not any("timeouts" in row for one in ends for asked in one.tcp for row in asked.connections):
         return ()
@@ -117,7 +117,7 @@ def held_back(raw: Path, ports: Collection[int]) -> tuple[Watched, ...]:
     From look to look of TCP, where it was so for half of that time. Nothing of an end that
     nobody watched.
     """
-    found = seen(raw / FILE)
+    found = seen(raw / WIRE)
     return tuple(
         Watched(cause, tuple(_grown(one, frozenset(ports), counter, cause, _HALF)), error_ns=_TCP_LOOK_NS)
         for direction, causes in _HELD_BACK.items()

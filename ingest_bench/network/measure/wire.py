@@ -18,13 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 from ingest_bench import system
 from ingest_bench.errors import RunFailed
-from ingest_bench.inputs import records
-from ingest_bench.model.results import Histogram
 from ingest_bench.network.measure import diag, frames
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from ingest_bench.model.results import Histogram
     from ingest_bench.network.act.link import End, Link
 
 _LOOK_EVERY_S = 0.02
@@ -37,7 +36,7 @@ _KEPT = (
     *("local_port", "remote_port", "send_mss_bytes", "rtt_us"),
     *("retransmits", "timeouts", "sent_ms_ago", "received_ms_ago", "receiver_full_us", "send_buffer_full_us"),
 )
-FILE = "wire.json"
+WIRE = "wire.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +83,8 @@ def watch_wire(link: Link, path: Path) -> Iterator[None]:
 
 def seen(path: Path) -> dict[str, Seen | None]:
     """By direction what `watch_wire` left; None: its watcher was gone. Empty where nobody watched."""
+    from ingest_bench.inputs import records  # noqa: PLC0415 - not in the child
+
     try:
         found: dict[str, Seen | None] = records.from_file(dict[str, Seen | None], path)
     except FileNotFoundError:
@@ -93,7 +94,9 @@ def seen(path: Path) -> dict[str, Seen | None]:
 
 def frame_sizes(raw: Path) -> tuple[Histogram, ...]:
     """The sampled sizes of frames to the server, as `watch_wire` left them; nothing where it saw nothing."""
-    to_server = seen(raw / FILE).get("to-server")
+    from ingest_bench.model.results import Histogram  # noqa: PLC0415 - not in the child
+
+    to_server = seen(raw / WIRE).get("to-server")
     return (Histogram("wire_bytes", to_server.frames),) if to_server and to_server.frames else ()
 
 
