@@ -28,8 +28,6 @@ NOBODY = "65534"
 # With what is optional for a user, and what runs this file.
 TESTS = ("hypothesis", "nox", "pyarrow", "pytest", "pytest-xdist")
 PYTEST = ("pytest", "-q", "--durations=20")
-# Nothing real: what is tried there needs a processor, and nothing else.
-PLAIN = ("--plain", "-n", "2")
 # Servers and processes mostly wait for each other; tests/shared_out.py says which tests go together all the same.
 BESIDE = ("-n", "3", "--dist", "loadfile")
 # A box on its way takes a processor.
@@ -61,15 +59,21 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def quick(session: nox.Session) -> None:
     """The plain tests, which need no root, no server and no network, without those that take their time."""
-    install(session, *TESTS)
-    session.run(*PYTEST, *PLAIN, "-m", "not slow", *session.posargs)
+    plain(session, "not slow")
 
 
 @nox.session
 def slow(session: nox.Session) -> None:
-    """The other plain tests: each takes more than a tenth of a second."""
+    """The other plain tests: each takes more than a twentieth of a second."""
+    plain(session, "slow", *with_mark("slow"))
+
+
+def plain(session: nox.Session, chosen: str, *files: str) -> None:
+    """The tests that need nothing but a processor, of these files or of all, on all processors."""
     install(session, *TESTS)
-    session.run(*PYTEST, *PLAIN, "-m", "slow", *(session.posargs or with_mark("slow")))
+    program, *options = PYTEST
+    start = [program] if session.posargs else ["python", "tests/in_parts.py"]
+    session.run(*start, *options, "--plain", "-m", chosen, *(session.posargs or files))
 
 
 @nox.session

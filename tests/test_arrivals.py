@@ -113,6 +113,7 @@ def test_documents_and_bytes_are_counted_by_what_a_request_carries() -> None:
     assert first(4, "10MB/s", sizes=iter([1e6, 2e6, 5e5])) == [0, 100 * MS, 300 * MS, 350 * MS]
 
 
+@pytest.mark.slow
 def test_poisson_has_the_mean_and_the_spread_of_its_name_and_one_schedule_for_a_seed() -> None:
     times = first(20_000, "poisson 1000/s", seed=5)
     gaps = [later - earlier for earlier, later in itertools.pairwise(times)]

@@ -34,6 +34,7 @@ def test_welch_agrees_with_a_worked_example() -> None:
     assert found.is_distinct
 
 
+@pytest.mark.slow
 def test_runs_of_the_same_cell_are_rarely_called_distinct() -> None:
     random = np.random.default_rng(1)
     draws = random.normal(21_000, 400, (200, 6))
@@ -50,6 +51,7 @@ def test_counts_that_happen_to_agree_are_not_certain() -> None:
     assert compared([1448, 1448], [8948, 8948], column="read_bytes_p50").is_distinct
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("column", "values", "is_distinct"),
     [
@@ -158,6 +160,7 @@ def test_a_change_from_nothing_has_no_share() -> None:
     assert compared([0, 0], [0, 0]).relative == 0.0
 
 
+@pytest.mark.slow
 def test_cells_are_compared_when_one_factor_differs_and_never_across_two() -> None:
     runs = made.experiment(replicates=3, network=["loopback", "ethernet"], receive_predictor=["32KiB", "512KiB"])
     found = comparison.table(runs, ["read_bytes_mean"])

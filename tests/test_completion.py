@@ -62,6 +62,7 @@ def groups(command: Any, *names: str) -> list[tuple[str, ...]]:
     return [names, *(found for name, one in below.items() for found in groups(one, *names, name))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", groups(typer.main.get_command(app)), ids=" ".join)
 def test_h_is_help_everywhere(names: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     assert run([*names, "-h"]) == 0

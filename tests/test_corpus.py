@@ -248,6 +248,7 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
         check(tmp_path / "nothing.json")
 
 
+@pytest.mark.slow
 def test_the_last_line_of_a_long_file_may_not_be_nested_without_end(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="its last line is nested too deeply to be read"):
         check(write(tmp_path / "long.json", b'{"n": 1}\n' * 600_000 + DEEP), limit_bytes=1000)

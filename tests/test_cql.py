@@ -57,6 +57,7 @@ def test_more_rows_than_a_batch_can_count_are_refused() -> None:
     assert len(rows(bytes(body.data))) == 65_535
 
 
+@pytest.mark.slow
 def test_an_encrypted_way_is_refused() -> None:
     made = protocol().user()
     there = Endpoint("127.0.0.1", 1)

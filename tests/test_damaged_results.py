@@ -190,6 +190,7 @@ def test_a_folder_that_no_jvm_can_be_told_is_refused_before_anything_starts(
         assert not (tmp_path / out).exists()
 
 
+@pytest.mark.slow
 def test_a_probe_that_there_is_not_is_named(results: Results, typed: Said) -> None:
     change(results.path / "plan.json", ("runs", 0, "cell", "probes"), ["reeds"])
     for command in (("run", "--resume"), ("report",)):
@@ -256,6 +257,7 @@ def test_what_a_file_cannot_hold_is_named_with_its_place(
     assert sentence in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("runtime", [..., 7, {"home": 1}], ids=["none", "a number", "half"])
 def test_a_recording_whose_java_is_not_known_is_named_with_its_place(
     results: Results, typed: Said, runtime: Any
@@ -363,6 +365,7 @@ def test_no_odd_value_ends_in_a_traceback(results: Results) -> None:
         path.write_text(json.dumps(whole))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("file", "change_it", "said"),
     [
@@ -396,6 +399,7 @@ def test_marks_lead_nowhere_else(results: Results) -> None:
         folder.changed({"../../../etc/passwd": FileMark(bytes=1, sha256="")})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", ["plan.json", "only/1/run.json", "only/1/load/load.json"])
 def test_a_newer_file_is_refused_and_one_without_a_number_is_as_old_as_can_be(
     results: Results, typed: Said, file: str
@@ -447,6 +451,7 @@ def test_reads_that_are_not_those_of_the_recording_are_read_anew(
     assert len(asked) == 2
 
 
+@pytest.mark.slow
 def test_what_a_run_left_that_is_done_anew_is_not_read(results: Results, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, cut = results.plan.runs
     (whole_row,) = (row for row in evaluation.summaries(results) if row.run == whole.id)

@@ -94,6 +94,7 @@ def test_every_key_of_an_experiment_is_documented() -> None:
     assert set(spec.TOP) <= set(re.findall(r"[\w.-]+", PAGES["docs/keys.md"]))
 
 
+@pytest.mark.slow
 def test_every_key_has_a_meaning_and_says_what_it_may_be() -> None:
     rows = [line for line in generate.keys().splitlines() if line.startswith("| `")]
     assert len(rows) > 150

@@ -101,6 +101,7 @@ def test_a_part_of_another_address_is_not_gone_on_with(served: Served, tmp_path:
     assert served.ranges() == [""]
 
 
+@pytest.mark.slow
 def test_a_server_that_cannot_now_is_asked_again_and_given_up_in_the_end(served: Served, tmp_path: Path) -> None:
     waited: list[float] = []
     served.statuses = [503, 429]

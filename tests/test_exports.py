@@ -37,6 +37,7 @@ def test_each_picture_is_there_as_svg_and_the_same_summaries_give_the_same_bytes
     assert REPORTS["pictures"](runs)["report/reads.png"] == pictures["report/reads.png"]
 
 
+@pytest.mark.slow
 def test_the_table_with_types_has_the_columns_of_summary_csv_and_null_for_what_is_unknown() -> None:
     pytest.importorskip("pyarrow", reason="needs pyarrow: pip install 'ingest-bench[parquet]'")
     import pyarrow.parquet as files  # noqa: PLC0415 - it may not be there

@@ -115,6 +115,7 @@ def state_of(one: Sleeper) -> tuple[bool, bool]:
 OF_NODES = {"pause": (True, False), "file-descriptors": (False, True), "kill": None}
 
 
+@pytest.mark.slow
 def test_each_two_faults_of_a_node_nest_and_cross(sleeper: Sleeper) -> None:
     stage = with_nodes([sleeper])
     assert state_of(sleeper) == (False, False)

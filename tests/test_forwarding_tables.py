@@ -50,6 +50,7 @@ def test_what_was_published_is_read() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_cell_that_does_not_wait_stands_beside_the_one_that_does() -> None:
     rows = cells.group(by_trip())
     times = [forwarding_table.times_faster(row, rows) for row in rows]

@@ -65,6 +65,7 @@ def says(monkeypatch: pytest.MonkeyPatch, script: str, *given: str) -> None:
 SAID = '{"taken": 9000000, "before": 9000000, "after": 1000000, "s": 2.5, "free": 900000000, "left": 268435456}'
 
 
+@pytest.mark.slow
 def test_one_that_takes_nothing_never_begins() -> None:
     with pytest.raises(RunFailed, match=r"the 0 MB that it took were in small pieces already"):
         timeline.begin(fragmented(share_ppm=0), Stage())

@@ -91,6 +91,7 @@ def test_an_interval_from_within_to_beyond_is_no_verdict_and_asks_for_replicates
     assert 4 <= int(found[1]) <= 12
 
 
+@pytest.mark.slow
 def test_so_many_replicates_as_it_asks_for_tell() -> None:
     """Of noise of 6% it knows how many runs show that a change of 4% is below 10%."""
     sides = (("before", {1: 94.0, 2: 100, 3: 106}), ("now", {1: 90.0, 2: 96, 3: 102}))

@@ -106,6 +106,7 @@ def test_numbers_for_a_chart_are_smaller_where_the_server_is_better() -> None:
         }
 
 
+@pytest.mark.slow
 def test_the_command_writes_all_three_also_when_it_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = made.experiment(network=["loopback", "ethernet"])
     (tmp_path / "summary.csv").write_text(text_tables.summary_csv(runs))

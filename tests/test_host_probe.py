@@ -352,6 +352,7 @@ time.sleep(60)
 FEW_FILES = 'ulimit -Sn 100 && exec "$0" -m ingest_bench.probes.proc "$@"'
 
 
+@pytest.mark.slow
 def test_a_server_with_more_threads_than_half_of_the_open_files_that_are_allowed_is_sampled(tmp_path: Path) -> None:
     out = tmp_path / "host.jsonl"
     out.touch()

@@ -70,6 +70,7 @@ def left_in(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.rglob("*") if path.is_file() and not path.name.endswith(".lock"))
 
 
+@pytest.mark.slow
 def test_a_fetched_file_is_verified_readable_for_all_and_kept(
     cache_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -84,6 +84,7 @@ def test_where_nothing_was_searched_there_is_no_file() -> None:
     assert knee_table.files([]) == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("goal", ["errors < 1%", "service p99 < 1s"])
 def test_a_search_without_a_number_still_has_its_picture(goal: str) -> None:
     empty = Knee(cell="", goal=goals.parse(goal), steps=(), found=Found(None, None, "not finished"))

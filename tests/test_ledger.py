@@ -377,6 +377,7 @@ def test_a_resource_has_one_owner_who_is_named_to_those_of_other_keys_and_state_
     assert state.is_dir()
 
 
+@pytest.mark.slow
 def test_what_a_dead_session_left_of_a_resource_is_put_back_before_another_key_changes_it(
     state: Path, tmp_path: Path
 ) -> None:
@@ -394,6 +395,7 @@ def test_what_a_dead_session_left_of_a_resource_is_put_back_before_another_key_c
     assert list(state.glob("*.jsonl")) == []
 
 
+@pytest.mark.slow
 def test_a_file_that_a_session_has_no_lock_on_is_not_written(state: Path, tmp_path: Path) -> None:
     setting = tmp_path / "setting"
     setting.write_text("old", encoding="ascii")

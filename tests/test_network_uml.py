@@ -272,6 +272,7 @@ def test_a_version_that_is_none_is_told_where_it_matters() -> None:
     assert not guest.has_too_wide_registers("User Mode\n", "processor\t: 0\n")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the call has another number on other processors")
 def test_a_program_can_be_started_without_the_call_that_reads_wide_registers() -> None:
     # No process has this pid: without the filter each of the two calls would say so (ESRCH).

@@ -79,6 +79,7 @@ def test_a_plan_keeps_the_whole_server_so_that_nothing_else_is_measured_when_it_
     assert layout.open_results(folder).plan == found
 
 
+@pytest.mark.slow
 def test_a_key_of_the_file_is_a_factor(tmp_path: Path) -> None:
     found = planned(
         written(tmp_path), "server.protocol.format=array,lines", "network=loopback", "server.start.java=17,25"

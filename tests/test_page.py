@@ -68,6 +68,7 @@ def test_cells_that_differ_in_a_letter_that_no_file_name_has_both_have_a_picture
     assert "report/time-workload=my-docs.png" in names
 
 
+@pytest.mark.slow
 def test_nothing_on_the_page_comes_from_elsewhere() -> None:
     text = page.index([made.with_series(run) for run in FOUR], {"reads.png": page.Picture(b"x", "x")})
     # The only address is the name of SVG for the script, which nobody asks anything.
@@ -76,6 +77,7 @@ def test_nothing_on_the_page_comes_from_elsewhere() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_title_has_what_differs_between_the_cells_and_nothing_else() -> None:
     alike = [made.changed(run, cell=f"{run.cell}+heap=1g", levels={**run.levels, "heap": "1g"}) for run in FOUR]
     text = page.index(alike, {})
@@ -83,6 +85,7 @@ def test_a_title_has_what_differs_between_the_cells_and_nothing_else() -> None:
     assert "heap 1g" not in text
 
 
+@pytest.mark.slow
 def test_a_name_from_a_run_cannot_become_markup() -> None:
     bad = made.changed(FOUR[0], state="invalid", reason="<img src=x onerror=alert(1)>")
     text = page.index([bad, *FOUR[1:]], {})
@@ -104,6 +107,7 @@ def test_an_experiment_without_a_valid_run_still_has_a_page_that_says_so() -> No
     assert "it died" in files["report/index.html"].decode()
 
 
+@pytest.mark.slow
 def test_histograms_and_response_times_of_all_cells_share_an_axis() -> None:
     rows = cells.group(FOUR)
     drawn = distributions.reads(rows).split("<h3>")[1:]
@@ -199,6 +203,7 @@ def test_beside_response_times_stands_what_the_closed_loop_hides_of_them() -> No
     assert "closed loop" not in curve
 
 
+@pytest.mark.slow
 def test_each_stall_is_in_a_table_and_its_cause_is_on_the_axis_of_time() -> None:
     run = made.with_series(FOUR[0], fault=True)
     text = page.index([run, *FOUR[1:]], {})
@@ -216,6 +221,7 @@ def test_each_stall_is_in_a_table_and_its_cause_is_on_the_axis_of_time() -> None
     assert "20.00-31.00 s" not in text
 
 
+@pytest.mark.slow
 def test_the_finding_stands_first_on_the_page() -> None:
     body = page.index(FOUR, {}).partition("<body")[2].partition(">")[2]
     first, second = re.findall(r"<(?:h1|h2|p|table)[ >].*", body)[:2]

@@ -254,6 +254,7 @@ def test_conditions_break_between_their_parts_without_a_dot_at_either_end() -> N
     assert separated([]) == ""
 
 
+@pytest.mark.slow
 def test_a_matplotlibrc_of_the_current_folder_changes_no_picture() -> None:
     def picture() -> bytes:
         with plots_style.style():
@@ -417,6 +418,7 @@ def test_a_large_allocation_before_the_measurement_does_not_scale_those_within()
     assert drawn[0].axes[1].get_ylim()[1] < 1 << 30
 
 
+@pytest.mark.slow
 def test_a_run_without_any_large_allocation_is_drawn_and_says_so() -> None:
     (run,) = made.experiment(replicates=1, network=["loopback"])
     empty = made.changed(

@@ -123,6 +123,7 @@ def test_nobody_asks_in_the_cell_that_those_who_ask_are_compared_with() -> None:
         assert sent(found, "load").plan.options.query_users == 0
 
 
+@pytest.mark.slow
 def test_a_track_is_done_step_by_step_and_counts_all_its_indices() -> None:
     found = track()
     assert [one.name for one in found.parts] == [
@@ -187,6 +188,7 @@ def test_an_index_is_created_filled_and_searched_by_the_same_name_whatever_is_in
     assert Bulk(path=path, action=BulkAction()).url_path == f"{encoded}/_bulk"
 
 
+@pytest.mark.slow
 def test_a_track_that_deletes_is_refused_on_a_server_that_is_not_ours() -> None:
     options = LoadOptions(track=TrackChoice(path=str(FOLDER)))
     with pytest.raises(SpecError, match=r"deletes what it declares \(delete-index\), on a server that is not ours"):
@@ -261,6 +263,7 @@ def test_a_load_that_ended_within_its_warm_up_is_measured_from_its_start() -> No
     assert reports.joined([short]).warm_up_end_ns == made_runs.START
 
 
+@pytest.mark.slow
 def test_every_workload_has_a_procedure_on_every_target() -> None:
     for name in ("geonames", "geopoint", "nyc_taxis", "percolator", "pmc"):
         for target in ("sink", "opensearch"):

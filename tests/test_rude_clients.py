@@ -33,12 +33,14 @@ def program(
             yield listener, child
 
 
+@pytest.mark.slow
 def test_clients_that_nobody_answers_end_all_the_same() -> None:
     # Who is not accepted fills the backlog; whoever comes then waits, as in a partition.
     with program("connection-flood", 40, 0) as (_, child):
         assert '"opened": ' in child.rest(misbehaving._END_LIMIT_S / 2)
 
 
+@pytest.mark.slow
 def test_as_many_connections_as_were_asked_for_are_open_at_a_time() -> None:
     with program("slow-bodies", 100, 128, ("prlimit", "--nofile=40:1000")) as (listener, child):
         accepted = [listener.accept()[0] for _ in range(100)]
@@ -47,6 +49,7 @@ def test_as_many_connections_as_were_asked_for_are_open_at_a_time() -> None:
             one.close()
 
 
+@pytest.mark.slow
 def test_more_connections_than_this_process_may_open_are_an_error() -> None:
     with (
         program("slow-bodies", 100, 128, ("prlimit", "--nofile=40:60")) as (_, child),

@@ -317,6 +317,7 @@ def test_a_request_that_is_answered_when_the_measurement_begins_breaks_nothing()
     assert attribution.values(found)["stalled_s"] == pytest.approx(0, abs=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("longest_s", [0.19, 0.25])
 def test_one_slow_request_does_not_hide_that_the_rate_fell(longest_s: float) -> None:
     rows = []

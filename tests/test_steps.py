@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from made_histories import Made, histories
-from scipy import special
 
 from ingest_bench.analysis.numbers import level_changes
 
@@ -36,6 +35,8 @@ def test_of_made_up_histories_those_without_a_step_have_none_and_clear_steps_are
 
 @pytest.mark.slow
 def test_the_interval_holds_the_size_of_the_step_nine_times_of_ten() -> None:
+    from scipy import special  # noqa: PLC0415 - it takes half a second, and most others here nothing
+
     held = seen = 0
     for made in histories(100, 53, (1,)):
         for step in level_changes.find(made.values).steps:

@@ -22,6 +22,7 @@ def test_quick():
 pytest_plugins = ["pytester"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("share", "passed", "failed"), [(0.5, 1, 1), (0.0, 0, 2)])
 def test_a_test_of_real_parts_is_tried_again_where_its_processor_was_taken(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, share: float, passed: int, failed: int

@@ -502,6 +502,7 @@ def test_a_load_that_stood_still_before_a_fault_does_not_come_back_to_that() -> 
     assert recovery.recovery_s(still, [fault], begin, begin + 10 * made.SECOND) is None
 
 
+@pytest.mark.slow
 def test_bulks_of_a_million_documents_that_take_hours_have_their_rate() -> None:
     slow = made.samples([made.sample(0, 10_000, documents=10**6, documents_acked=10**6)])
     values = load.measured(slow, Window(made.START, made.START + 20_000 * made.SECOND))

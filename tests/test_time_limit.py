@@ -31,6 +31,7 @@ def test_fails():
 pytest_plugins = ["pytester"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("seconds_left", "outcome"),
     # What is promised and lacks something fails, also then.

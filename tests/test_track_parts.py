@@ -133,6 +133,7 @@ def test_an_operation_that_cannot_be_done_is_named(tmp_path: Path, operation: di
         tracks.read(written(tmp_path, [{"operation": operation}, {"operation": "bulk"}]))
 
 
+@pytest.mark.slow
 def test_what_is_made_on_a_foreign_server_carries_the_mark_and_goes_in_an_order_that_can_be_deleted() -> None:
     found = of(STREAMS, mark="only-mine")
     touched = borrowed.write_set(found)

@@ -321,6 +321,7 @@ def test_the_command_reads_folders_and_ends_as_compare_does(
     assert 'unknown column "docs_per_s"; did you mean' in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_what_is_no_result_or_cannot_be_read_is_left_out_with_its_reason(
     tmp_path: Path, written: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:

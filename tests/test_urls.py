@@ -90,6 +90,7 @@ def of_url(*overrides: str, experiment: str = "running", **fixed: Any) -> Plan:
     return order.order(spec.load(experiment, overrides, running={"url": URL}, fixed=fixed))
 
 
+@pytest.mark.slow
 def test_the_plan_keeps_the_url_and_takes_the_place_of_target_and_network() -> None:
     kept = records.from_json(Plan, json.loads(json.dumps(records.to_json(of_url(experiment="workloads")))))
     assert len(kept.runs) == 5

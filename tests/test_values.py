@@ -201,6 +201,7 @@ def test_any_level_is_taken_or_refused_in_one_sentence(experiment: str, key: str
         json.dumps(records.to_json(cell)).encode("utf-8")
 
 
+@pytest.mark.slow
 @examples(50)
 @given(key=TEXTS, value=VALUES)
 def test_any_top_level_value_is_taken_or_refused_in_one_sentence(experiment: str, key: str, value: Any) -> None:

@@ -201,6 +201,7 @@ def test_what_an_experiment_or_a_profile_says_is_shown_as_text(typed: Typed, tmp
     assert r"\x1b[31m\udcff.toml" in said
 
 
+@pytest.mark.slow
 def test_list_shows_descriptions_as_text(typed: Typed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("netem", "workloads/experiments"):
         shutil.copytree(data.folder(name), tmp_path / "data" / name)
