@@ -27,7 +27,7 @@ def main(arguments: Sequence[str]) -> int:
         running = []
         for number, part in enumerate(parts(files, min(_MOST, len(os.sched_getaffinity(0))))):
             said = opened.enter_context(tempfile.TemporaryFile())
-            argv = [pytest, *options, "-o", f"cache_dir=.pytest_cache/part-{number}", *part]
+            argv = [pytest, *options, "-o", f"cache_dir=.pytest_cache/part-{number}", *map(str, part)]
             process = subprocess.Popen(argv, stdout=said, stderr=subprocess.STDOUT)
             opened.callback(process.wait)
             opened.callback(process.terminate)
