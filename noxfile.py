@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 
@@ -27,7 +28,9 @@ PROMISED_TO_ANYBODY = "netns,jvm,opensearch,elasticsearch"
 NOBODY = "65534"
 # With what is optional for a user, and what runs this file.
 TESTS = ("hypothesis", "nox", "pyarrow", "pytest", "pytest-xdist")
-PYTEST = ("pytest", "-q", "--durations=20")
+HOW = ("-q", "--durations=20")
+# The environment of the tests, once it is made.
+MADE: list[Path] = []
 # Servers and processes mostly wait for each other; tests/shared_out.py says which tests go together all the same.
 BESIDE = ("-n", "3", "--dist", "loadfile")
 # A box on its way takes a processor.
@@ -39,12 +42,24 @@ ONCE_MORE = ("--last-failed", "--last-failed-no-failures=none")
 
 
 def install(session: nox.Session, *tools: str) -> None:
-    """The project as a user installs it, with the versions that were tried.
-
-    Tests start Python hundreds of times: what it has compiled once it keeps.
-    """
+    """The project as a user installs it, with the versions that were tried, in the session's own environment."""
+    # Python is started hundreds of times: what it has compiled once it keeps.
     session.env["PYTHONDONTWRITEBYTECODE"] = None
     session.install("-c", "constraints.txt", ".", *tools)
+
+
+def with_tests(session: nox.Session) -> tuple[str, ...]:
+    """How pytest is called in the environment of tests, whose programs are the first on PATH.
+
+    The first session makes it, with the Python that runs nox, and all others use it.
+    """
+    session.env["PYTHONDONTWRITEBYTECODE"] = None
+    if not MADE:
+        folder = Path(nox.options.envdir).resolve() / "tests"
+        shutil.rmtree(folder, ignore_errors=True)
+        MADE.append(fresh_environment(session, folder, *TESTS, python=sys.executable, uv=shutil.which("uv")).parent)
+    session.env["PATH"] = f"{MADE[0]}{os.pathsep}{os.environ['PATH']}"
+    return str(MADE[0] / "pytest"), *HOW
 
 
 @nox.session
@@ -56,13 +71,13 @@ def lint(session: nox.Session) -> None:
     session.run("mypy")
 
 
-@nox.session
+@nox.session(venv_backend="none")
 def quick(session: nox.Session) -> None:
     """The plain tests, which need no root, no server and no network, without those that take their time."""
     plain(session, "not slow")
 
 
-@nox.session
+@nox.session(venv_backend="none")
 def slow(session: nox.Session) -> None:
     """The other plain tests: each takes more than a twentieth of a second."""
     plain(session, "slow", *with_mark("slow"))
@@ -70,19 +85,18 @@ def slow(session: nox.Session) -> None:
 
 def plain(session: nox.Session, chosen: str, *files: str) -> None:
     """The tests that need nothing but a processor, of these files or of all, on all processors."""
-    install(session, *TESTS)
-    program, *options = PYTEST
-    start = [program] if session.posargs else ["python", "tests/in_parts.py"]
-    session.run(*start, *options, "--plain", "-m", chosen, *(session.posargs or files))
+    pytest, *how = with_tests(session)
+    start = [pytest] if session.posargs else [str(Path(pytest).with_name("python")), "tests/in_parts.py"]
+    session.run(*start, *how, "--plain", "-m", chosen, *(session.posargs or files))
 
 
-@nox.session
+@nox.session(venv_backend="none")
 def real(session: nox.Session) -> None:
     """The tests with real processes, namespaces, sockets and servers. What measures rates is alone, all else is not."""
     on_real_parts(session)
 
 
-@nox.session(name="real-brief")
+@nox.session(name="real-brief", venv_backend="none")
 def real_brief(session: nox.Session) -> None:
     """The same without the long ones."""
     on_real_parts(session, BRIEF)
@@ -90,22 +104,22 @@ def real_brief(session: nox.Session) -> None:
 
 def on_real_parts(session: nox.Session, length: str = "") -> None:
     """Session `real`, or what `length` leaves of it."""
-    install(session, *TESTS)
+    pytest = with_tests(session)
     promise, real = promised(PROMISED), f"({REAL}) and not netem{length}"
     if session.posargs:
-        session.run(*PYTEST, *promise, "-m", real, *session.posargs)
+        session.run(*pytest, *promise, "-m", real, *session.posargs)
         return
-    twice_at_most(session, PYTEST, *promise, "-m", f"{real} and alone", *with_mark("alone"))
-    twice_at_most(session, PYTEST, *promise, "-m", f"{real} and not alone", first=BESIDE)
+    twice_at_most(session, pytest, *promise, "-m", f"{real} and alone", *with_mark("alone"))
+    twice_at_most(session, pytest, *promise, "-m", f"{real} and not alone", first=BESIDE)
 
 
-@nox.session
+@nox.session(venv_backend="none")
 def netem(session: nox.Session) -> None:
     """The tests on real netem: the kernel's, or User-Mode Linux where it has none."""
     on_netem(session)
 
 
-@nox.session(name="netem-brief")
+@nox.session(name="netem-brief", venv_backend="none")
 def netem_brief(session: nox.Session) -> None:
     """The same without the long ones."""
     on_netem(session, BRIEF)
@@ -113,13 +127,13 @@ def netem_brief(session: nox.Session) -> None:
 
 def on_netem(session: nox.Session, length: str = "") -> None:
     """Session `netem`, or what `length` leaves of it."""
-    install(session, *TESTS)
+    pytest = with_tests(session)
     promise, files, netem = promised(PROMISED), with_mark("netem"), f"netem{length}"
     if session.posargs:
-        twice_at_most(session, PYTEST, *promise, "-m", netem, *session.posargs)
+        twice_at_most(session, pytest, *promise, "-m", netem, *session.posargs)
         return
-    twice_at_most(session, PYTEST, *promise, "-m", f"{netem} and alone", *files)
-    twice_at_most(session, PYTEST, *promise, "-m", f"{netem} and not alone", *files, first=IN_PAIRS)
+    twice_at_most(session, pytest, *promise, "-m", f"{netem} and alone", *files)
+    twice_at_most(session, pytest, *promise, "-m", f"{netem} and not alone", *files, first=IN_PAIRS)
 
 
 @nox.session
@@ -142,6 +156,8 @@ def package(session: nox.Session) -> None:
 @nox.session(venv_backend="none")
 def newcomer(session: nox.Session) -> None:
     """The README's first line, in a new environment and an empty folder; only its runs are shorter."""
+    if os.geteuid() == 0 and not CI:
+        session.skip("sessions `ordinary` and `ordinary-brief` type it as an ordinary user; CI does both")
     with tempfile.TemporaryDirectory() as folder:
         python = fresh_environment(session, Path(folder))
         with session.chdir(folder):
@@ -187,29 +203,29 @@ def as_ordinary_user(session: nox.Session, length: str = "") -> None:
             if not files:
                 files, chosen = with_mark("ordinary"), "ordinary"
             options = ("-m", f"({REAL}) and {chosen}{length}", *promised(PROMISED_TO_ANYBODY), *files)
-            twice_at_most(session, (*as_nobody, str(python), "-m", *PYTEST), *options, first=BESIDE)
+            twice_at_most(session, (*as_nobody, str(python), "-m", "pytest", *HOW), *options, first=BESIDE)
     finally:
         shutil.rmtree(folder)
 
 
-@nox.session
+@nox.session(venv_backend="none")
 def kills(session: nox.Session) -> None:
     """SIGKILL at random moments, 1,000 of them or as many as asked for: `nox -s kills -- 200`. `nox` does 50.
 
     Beside them a fifth as many of the watchdog. At the end is a table of what was hit when.
     """
-    install(session, *TESTS)
+    pytest = with_tests(session)
     count, *_ = session.posargs or ("1000",)
     files = ("kills", "interface_kills", "servers_killed", "run_crash")
     paths = [f"tests/test_{name}.py" for name in files]
-    session.run(*PYTEST, "-k", "kill", *paths, *promised(PROMISED), env={"INGEST_BENCH_KILLS": count})
+    session.run(*pytest, "-k", "kill", *paths, *promised(PROMISED), env={"INGEST_BENCH_KILLS": count})
 
 
-@nox.session
+@nox.session(venv_backend="none")
 def soak(session: nox.Session) -> None:
     """Whether anything grows or stays behind: `nox -s soak` takes an hour, `nox -s soak -- --minutes 12` less."""
-    install(session, *TESTS)
-    session.run("python", "benchmarks/soak.py", *session.posargs)
+    python = Path(with_tests(session)[0]).with_name("python")
+    session.run(str(python), "benchmarks/soak.py", *session.posargs)
 
 
 @nox.session
@@ -258,13 +274,24 @@ def promised(markers: str) -> tuple[str, ...]:
     return (f"--promised={markers}",) if CI else ()
 
 
-def fresh_environment(session: nox.Session, folder: Path, *tools: str, what: str = ".") -> Path:
-    """The Python of a new environment that an ordinary user can read, with the project installed from this checkout.
+def fresh_environment(
+    session: nox.Session,
+    folder: Path,
+    *tools: str,
+    what: str = ".",
+    python: str = "/usr/bin/python3",
+    uv: str | None = None,
+) -> Path:
+    """The Python of a new environment, with the project installed from this checkout: by pip, or that uv.
 
-    `what` is a wheel or an sdist in place of the checkout.
+    `what` is a wheel or an sdist in place of the checkout. pip compiles all that it installs, so that an ordinary user
+    need not do it at each start.
     """
     session.env["PYTHONDONTWRITEBYTECODE"] = None
-    session.run("/usr/bin/python3", "-m", "venv", str(folder / "venv"), external=True)
-    python = folder / "venv" / "bin" / "python"
-    session.run(str(python), "-m", "pip", "install", "-q", "-c", "constraints.txt", what, *tools, external=True)
-    return python
+    made = folder / "venv" / "bin" / "python"
+    venv, pip = [python, "-m", "venv"], [str(made), "-m", "pip", "install"]
+    if uv is not None:
+        venv, pip = [uv, "venv", "-q", "--python", python], [uv, "pip", "install", "--python", str(made)]
+    session.run(*venv, str(folder / "venv"), external=True)
+    session.run(*pip, "-q", "-c", "constraints.txt", what, *tools, external=True)
+    return made
