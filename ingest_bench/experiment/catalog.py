@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import tomllib
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -37,14 +38,25 @@ def find(folder: str, name: str, what: str) -> Path:
 
 def table(path: Path) -> dict[str, Any]:
     """What a TOML file holds; SpecError with file and line when it is not TOML."""
+    return _parsed(path, _text(path))
+
+
+def _text(path: Path) -> str:
     try:
-        return tomllib.loads(files.text(path))
+        return files.text(path)
+    except ValueError as error:
+        raise SpecError(f"{path}: this is not TOML: {error}") from None
+    except OSError as error:
+        raise SpecError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def _parsed(path: Path, text: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
     except ValueError as error:
         raise SpecError(f"{path}: this is not TOML: {error}") from None
     except RecursionError:
         raise SpecError(f"{path}: this is not TOML that means anything: it is nested too deeply") from None
-    except OSError as error:
-        raise SpecError(f"{path}: cannot be read: {error.strerror}") from None
 
 
 def called(path: Path) -> str:
@@ -72,7 +84,13 @@ def server(name: str) -> dict[str, Any]:
 def workload(name: str) -> Workload:
     """A workload by the name of its file, or by its path."""
     path = find(WORKLOADS, name, "workload")
-    read = {"name": called(path), **table(path)}
+    return _workload(path, _text(path))
+
+
+@lru_cache(maxsize=32)
+def _workload(path: Path, text: str) -> Workload:
+    """That of a file with this text: a plan asks for it a hundred times, which took two thirds of its time."""
+    read = {"name": called(path), **_parsed(path, text)}
     read["fields"] = document_fields(read.get("fields"), f"{path}: fields")
     return records.from_toml(Workload, read, str(path))
 
