@@ -10,6 +10,7 @@ import sys
 import urllib.error
 import urllib.request
 from contextlib import ExitStack
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from bulk_server import bulk_server
 from test_fleet_load import agents, free_port, keys_in, supervising
 from test_load_process import plan_for, samples_of
 
+from ingest_bench.errors import RunFailed
 from ingest_bench.load import Progress, Remote, joined, local, start
 from ingest_bench.load.fleet import keys
 from ingest_bench.model.target import Endpoint
@@ -37,6 +39,101 @@ try:
 except Exception:
     print("not taken")
 """
+# A worker for each of what it is told to send, all with one valid key. It ends when each was told that it is refused.
+BROKEN = """
+import ast, sys
+from pathlib import Path
+from locust.rpc import Message
+from ingest_bench.load.fleet import curve, keys
+port, key, *sent = sys.argv[1:]
+own = keys.read_worker(Path(key))
+hello = {"machine": "broken", "pid": 1, "version": "VERSION", "seat": None}
+for number, text in enumerate(sent):
+    name = f"broken-{number}"
+    client = curve.Client(f"tcp://127.0.0.1:{port}", own, print, name)
+    client.send(Message("client_ready", "2", name))
+    client.send(Message("hello", hello | {"pid": number}, name))
+    kind, data = ast.literal_eval(text)
+    for _ in range(3):
+        client.send(Message(kind, data, name))
+    while client.recv().type != "refused":
+        pass
+    client.close()
+""".replace("VERSION", metadata.version("ingest-bench"))
+FIGURES = {"bulks": [{}, {}, 0, [], 0], "queries": [{}, {}, 0, [], 0], "in_flight": 0, "oldest_ns": 0, "cpu_ns": {}}
+NONSENSE: tuple[tuple[object, object], ...] = (
+    ("say", {}),
+    ("say", None),
+    ("say", {"phase": "ready", "worker": "w"}),
+    ("say", {"phase": "fetched"}),
+    ("say", {"phase": "prepared"}),
+    ("say", {"phase": "prepared", "users": {"IngestUser": -1}}),
+    ("say", {"phase": "measure", "documents": 2**64 - 1}),
+    ("say", {"phase": "measure", "figures": FIGURES | {"bulks": [{"unheard of": 1}, {}, 0, [], 0]}}),
+    ("say", {"phase": "measure", "figures": FIGURES | {"bulks": [{}, {}, 0, [[10**6, 1]], 0]}}),
+    ("say", {"phase": "failed", "error": ["a", "b"]}),
+    ("hello", {"machine": 1}),
+    ("hello", {"machine": "m", "pid": 1, "version": metadata.version("ingest-bench"), "seat": None}),
+    ("pong", {}),
+    ("pong", {"asked_ns": 0, "monotonic_ns": 2**63 - 1}),
+    ("piece", {"number": 0, "data": "text"}),
+    ("heartbeat", None),
+    ("heartbeat", {"state": "missing", "current_cpu_usage": 0.0}),
+    ("heartbeat", {"state": "ready", "current_cpu_usage": "all"}),
+    ("spawning_complete", None),
+    ("stats", {"user_classes_count": {}}),
+    ("locustfile", {"version": "2"}),
+    ("exception", None),
+    ("client_ready", 5),
+    ("no kind", {}),
+    (7, {}),
+    ("say", {"__datetime__": 1, "as_str": "no time"}),
+)
+
+
+def test_a_worker_that_sends_nonsense_is_named_and_given_up_and_the_others_send(tmp_path: Path) -> None:
+    port, told = free_port(), list[str]()
+    known = keys.read_run(keys_in(tmp_path) / keys.RUN_FILE)
+    remote = Remote(bind=Endpoint("127.0.0.1", port), workers=1, keys=known, patience_s=120)
+    argv = [sys.executable, "-c", BROKEN, str(port), str(keys_in(tmp_path) / "worker-2.key"), *map(repr, NONSENSE)]
+    with bulk_server() as server, agents(tmp_path, port, 1), joined(remote, told.append) as there:
+        with subprocess.Popen(argv) as broken:
+            while broken.poll() is None:
+                there.hear(0.1)
+        there.hear(0.1)
+        given_up = [line for line in told if "is given up: it sent a message" in line]
+        plan = plan_for(server.address, tmp_path)
+        start(plan, fleet=there).wait(lambda _: None)
+        assert samples_of(plan)["documents_acked"].sum() == server.documents > 0
+    assert broken.returncode == 0
+    assert len(given_up) == len(NONSENSE)
+    for number, (line, (kind, _)) in enumerate(zip(given_up, NONSENSE, strict=True)):
+        assert line.startswith("broken, ")
+        assert f"worker-2, pid {number} is given up" in line
+        assert repr(kind) in line or "cannot be read" in line or "of a kind" in line
+
+
+def test_a_worker_that_sends_nonsense_in_a_load_ends_it_with_its_name(tmp_path: Path) -> None:
+    plan_asked = """
+while True:
+    if client.recv().type == "plan":
+        client.send(Message("say", {}, name))
+"""
+    port = free_port()
+    known = keys.read_run(keys_in(tmp_path) / keys.RUN_FILE)
+    remote = Remote(bind=Endpoint("127.0.0.1", port), workers=1, keys=known, patience_s=120)
+    script = BROKEN.partition("    kind, data")[0] + plan_asked
+    key = str(keys_in(tmp_path) / "worker-2.key")
+    with (
+        bulk_server() as server,
+        subprocess.Popen([sys.executable, "-c", script, str(port), key, ""]) as broken,
+        joined(remote, lambda _: None) as there,
+    ):
+        try:
+            with pytest.raises(RunFailed, match=r"broken, .*worker-2, pid 0\): is given up: it sent a message 'say'"):
+                start(plan_for(server.address, tmp_path), fleet=there).wait(lambda _: None)
+        finally:
+            broken.kill()
 
 
 def test_strangers_at_the_port_change_nothing(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from zmq.utils import z85
 from zmq.utils.monitor import parse_monitor_message
 
 from ingest_bench.errors import RunFailed
+from ingest_bench.load.fleet import messages
 from ingest_bench.load.fleet.transfer import LIMIT_BYTES
 
 if TYPE_CHECKING:
@@ -56,6 +57,9 @@ class Server(zmqrpc.Server):
         self._names = {z85.decode(public): name for public, name in keys.workers.items()}
         self.owners: dict[str, tuple[str, str]] = {}
         """Of each worker's id the name of its key, and the address that it joined from."""
+        self.on_nonsense: Callable[[str, str], None] = lambda _worker, _why: None
+        """Is told the id of a worker that said what no worker of ours says, and what that was. It is heard no more."""
+        self._unheard: set[str] = set()
         self._context = zmq.Context()
         # Bound before the ROUTER is: without an answer from here nobody is let in.
         self._zap = self._context.socket(zmq.REP)
@@ -81,20 +85,37 @@ class Server(zmqrpc.Server):
         self.port = 0
 
     def recv_from_client(self) -> tuple[str, Any]:
-        """The next message of a worker, with its id. What pretends to be of another worker is dropped."""
+        """The next message of a worker, with its id, checked. What pretends to be of another worker is dropped."""
         while True:
             frames = self.socket.recv_multipart(copy=False)
             try:
+                owner = (str(frames[-1].get("User-Id")), str(frames[-1].get("Peer-Address")))
                 sender = frames[0].bytes.decode()
-                message = _unserialize(frames[1].bytes)
-                owner = (str(frames[1].get("User-Id")), str(frames[1].get("Peer-Address")))
-            except Exception as error:  # noqa: BLE001 - whatever it is, it ends the message and not our listening
+            except (UnicodeDecodeError, zmq.ZMQError) as error:
                 self._say(f"dropped a message that cannot be read ({type(error).__name__})")
                 continue
-            if self.owners.setdefault(sender, owner)[0] != owner[0] or message.node_id != sender:
+            if self.owners.setdefault(sender, owner)[0] != owner[0]:
                 self._say(f"dropped a message of {owner[0]} ({owner[1]}) in the name of another worker")
                 continue
+            if sender in self._unheard:
+                continue
+            try:
+                message = _unserialize(frames[1].bytes)
+            except Exception as error:  # noqa: BLE001 - whatever it is, it ends the message and not our listening
+                self.hear_no_more(sender, f"a message that cannot be read ({type(error).__name__})")
+                continue
+            if message.node_id != sender:
+                self._say(f"dropped a message of {owner[0]} ({owner[1]}) in the name of another worker")
+                continue
+            if why := messages.wrong(message.type, message.data):
+                self.hear_no_more(sender, why)
+                continue
             return sender, message
+
+    def hear_no_more(self, worker: str, why: str) -> None:
+        """Nothing of this worker is taken any more: it said this, which no worker of ours says."""
+        self._unheard.add(worker)
+        self.on_nonsense(worker, why)
 
     def send_to_client(self, msg: Any) -> None:
         """The message on its way; dropped when its worker is gone, as a ROUTER does."""

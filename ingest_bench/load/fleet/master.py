@@ -58,11 +58,13 @@ class Master:
         self._incoming: dict[str, Incoming] = {}
         self._whole: dict[str, AsyncResult] = {}
         self._heard: dict[str, float] = {}
+        self._joined: set[str] = set()
         self._silence: dict[str, float] = {}
         """The longest time in which a worker was not heard."""
         self._spawning = RLock()
         for kind, hear in (("hello", self._hello), ("say", self._say), ("pong", self._pong), ("piece", self._piece)):
             runner.register_message(kind, _guarded(hear))
+        server.on_nonsense = self._give_up
         heartbeats: Any = runner.environment.events.heartbeat_sent
         heartbeats.add_listener(self._heartbeat)
 
@@ -82,7 +84,21 @@ class Master:
                 return
             gevent.spawn(_or_end, do[line["do"]], line)
 
+    def _give_up(self, worker: str, why: str) -> None:
+        """It said what no worker of ours says: it is lost, and does not come back."""
+        key, address = self._server.owners[worker]
+        if worker in self._joined:
+            tell(worker=worker, phase="lost", error=f"is given up: it sent {why}")
+        else:
+            tell(refused=f"gave up a worker of {key} ({address}): it sent {why}")
+        self._runner.send_message("refused", {"why": f"it does not understand {why}"}, worker)
+        self._lose(worker)
+
     def _hello(self, worker: str, data: dict[str, Any]) -> None:
+        if worker in self._joined or worker not in self._runner.clients:
+            self._server.hear_no_more(worker, "a message 'hello' when none was due")
+            return
+        self._joined.add(worker)
         key, address = self._server.owners[worker]
         tell(joined=worker, key=key, address=address, **{name: data.get(name) for name in _WHO})
 
@@ -95,16 +111,17 @@ class Master:
             self._pongs[worker].set((data, heard_ns))
 
     def _piece(self, worker: str, data: dict[str, Any]) -> None:
-        incoming = self._incoming.get(worker)
-        if incoming is None:
+        incoming, whole = self._incoming.get(worker), self._whole.get(worker)
+        # It may be lost, or say more after its last piece.
+        if incoming is None or whole is None or whole.ready():
             return
         try:
             if incoming.take(data):
-                self._whole[worker].set(True)
+                whole.set(True)
             else:
                 self._runner.send_message("took", {"number": data["number"]}, worker)
         except (RunFailed, OSError) as error:
-            self._whole[worker].set(str(error))
+            whole.set(str(error))
         # Locust hears one message after the other without a pause: heartbeats would wait for the last piece.
         gevent.sleep(0)
 
@@ -144,6 +161,8 @@ class Master:
         try:
             data, heard_ns = pong.get(timeout=_PONG_S)
         except gevent.Timeout:
+            return None
+        if data["asked_ns"] > heard_ns:
             return None
         middle_ns = (data["asked_ns"] + heard_ns) // 2
         return heard_ns - data["asked_ns"], data["monotonic_ns"] - middle_ns, middle_ns
@@ -217,6 +236,7 @@ class Master:
     def _lose(self, worker: str) -> None:
         # Locust would start the load again for the others once it is missing for a minute.
         self._runner.clients.pop(worker, None)
+        self._joined.discard(worker)
         for of in (self._heard, self._silence, self._pongs, self._whole):
             of.pop(worker, None)
 

@@ -62,7 +62,8 @@ class Member:
         """What the master says about it."""
         if line["phase"] in {"lost", "left"}:
             self._lost = self._lost or str(line["error"])
-        elif self.said["phase"] != "failed":
+        # Nothing that it says comes after that: who waits for it would not see it.
+        elif self.said["phase"] not in {"failed", "fetched"}:
             self.said.update(line)
 
     def death(self) -> str:
@@ -83,7 +84,7 @@ class Member:
             found = from_json(WorkerReport, json.loads(self.plan.report.read_text()))
         except FileNotFoundError:
             return None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise RunFailed(f"{self.name}: its report {self.plan.report} cannot be read ({error})") from None
         silence_ns = int(self.said.get("longest_silence_ns", 0))
         errors = found.errors
@@ -94,5 +95,9 @@ class Member:
 
 def who(line: Mapping[str, Any]) -> str:
     """A worker of another machine, as it joined, as errors call it: its host, from where it joined, and its key."""
-    machine = re.sub(f"[{CONTROL}]", "?", str(line["machine"]))[:_LONGEST_NAME]
-    return f"{machine}, {line['address']}, {line['key']}, pid {line['pid']}"
+    return f"{plain(line['machine'])}, {line['address']}, {line['key']}, pid {line['pid']}"
+
+
+def plain(text: str) -> str:
+    """A name that somebody else gave, as one short line."""
+    return re.sub(f"[{CONTROL}]", "?", text)[:_LONGEST_NAME]

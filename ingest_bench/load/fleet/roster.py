@@ -20,7 +20,7 @@ from ingest_bench import system
 from ingest_bench.errors import RunFailed
 from ingest_bench.load.fleet import keys
 from ingest_bench.load.fleet.json_child import JsonChild, MasterProcess, worker_setup
-from ingest_bench.load.fleet.member import who
+from ingest_bench.load.fleet.member import plain, who
 from ingest_bench.load.fleet.transfer import LIMIT_BYTES, Clock
 
 if TYPE_CHECKING:
@@ -69,8 +69,8 @@ class Fleet:
         self._shows_figures = shows_figures
         self._free: dict[str, dict[str, Any]] = {}
         self._active: dict[str, Member] = {}
-        self._used: set[str] = set()
-        """Workers whose load is over, and that wait to hear whether there is another one."""
+        self._used: dict[str, str] = {}
+        """Workers whose load is over, and that wait to hear whether there is another one: who each of them is."""
         self._over: dict[Member, None] = {}
         """Workers of ours that ended before they were done, in their order."""
         self._sitting: dict[int, Member] = {}
@@ -179,8 +179,12 @@ class Fleet:
         given_up: set[str] = set()
         for member in members:
             self._over.pop(member, None)
-            if self._active.pop(member.id, None) is not None:
-                (self._used if member.said["phase"] == "fetched" else given_up).add(member.id)
+            if self._active.pop(member.id, None) is None:
+                continue
+            if member.said["phase"] == "fetched":
+                self._used[member.id] = member.who
+            else:
+                given_up.add(member.id)
         with contextlib.suppress(RunFailed):
             self._forget(given_up)
 
@@ -248,12 +252,12 @@ class Fleet:
             if member.is_over:
                 self._over[member] = None
         elif line["phase"] in {"lost", "left"}:
-            self._used.discard(line["worker"])
-            if (one := self._free.pop(line["worker"], None)) is not None:
-                self._tell(f"{who(one)} {line['error']}")
+            used, free = self._used.pop(line["worker"], ""), self._free.pop(line["worker"], None)
+            if name := used if free is None else who(free):
+                self._tell(f"{name} {line['error']}")
 
     def _join(self, line: dict[str, Any]) -> None:
-        worker, ours, its = str(line["joined"]), metadata.version("ingest-bench"), line.get("version")
+        worker, ours, its = str(line["joined"]), metadata.version("ingest-bench"), plain(str(line["version"]))
         if not self.is_far:
             self._assign(self._sitting[line["seat"]], worker)
         elif its != ours:

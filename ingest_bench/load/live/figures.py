@@ -6,6 +6,7 @@ are added, and what happened between two moments is the difference.
 
 from __future__ import annotations
 
+import itertools
 import resource
 import time
 from collections import Counter
@@ -26,6 +27,8 @@ BUCKETS_NS = tuple(round(step * 10**power) for power in range(5, 12) for step in
 EDGES_NS = np.array(
     sorted({*BUCKETS_NS, *(round(10 ** (4 + number / 64)) for number in range(8 * 64 + 1))}), dtype=np.int64
 )
+_KEYS = frozenset({"bulks", "queries", "in_flight", "oldest_ns", "cpu_ns"})
+_FATES = frozenset({"acknowledged", "failed", "unknown"})
 # What is read of a file of samples at once.
 _PIECE = 65536
 
@@ -190,6 +193,24 @@ def cpu_mark() -> CpuMark:
     """What this process has used until now."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     return CpuMark(time.monotonic_ns(), round(used.ru_utime * 1e9), round(used.ru_stime * 1e9))
+
+
+def check_line(line: Any) -> None:
+    """ValueError for what is no line of figures: it comes from a worker on a machine of somebody else."""
+    try:
+        is_one = line.keys() == _KEYS
+        numbers = [line["in_flight"], line["oldest_ns"], *line["cpu_ns"].values()]
+        for name in ("bulks", "queries"):
+            outcomes, documents, bytes_sent, steps, response_ns = line[name]
+            is_one &= outcomes.keys() <= set(OUTCOMES) and documents.keys() <= _FATES
+            is_one &= all(0 <= step <= len(EDGES_NS) for step, _ in steps)
+            counts = outcomes.values(), documents.values(), (one for pair in steps for one in pair)
+            numbers += [bytes_sent, response_ns, *itertools.chain(*counts)]
+        is_one &= all(type(number) is int for number in numbers)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        is_one = False
+    if not is_one:
+        raise ValueError("figures: these are no figures of a load")
 
 
 def from_lines(lines: Iterable[Mapping[str, Any]]) -> Seen:
