@@ -270,12 +270,17 @@ def test_credentials_become_one_header() -> None:
         {"INGEST_BENCH_PASSWORD": "hunter2"},
         {"INGEST_BENCH_API_KEY": "hunter2\r\nx: y"},
         {"INGEST_BENCH_API_KEY": "hunter2", "INGEST_BENCH_USER": "me"},
+        {"INGEST_BENCH_API_KEY": "hunter2\udcff"},
+        {"INGEST_BENCH_USER": "me", "INGEST_BENCH_PASSWORD": "hunter2\udcff"},
+        {"INGEST_BENCH_USER": "hunter2\udcff", "INGEST_BENCH_PASSWORD": "secret"},
+        {"INGEST_BENCH_USER": "me:hunter2", "INGEST_BENCH_PASSWORD": "secret"},
     ],
 )
 def test_credentials_that_make_no_header_are_refused_and_not_repeated(environment: dict[str, str]) -> None:
     with pytest.raises(SpecError, match="INGEST_BENCH") as refused:
         credentials.headers(environment)
     assert "hunter2" not in str(refused.value)
+    assert str(refused.value).isprintable()
 
 
 def of_track(folder: Path, steps: list[dict[str, Any]], indices: tuple[str, ...] = ("mine",)) -> Procedure:
