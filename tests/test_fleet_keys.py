@@ -55,6 +55,16 @@ def test_what_is_no_key_is_called_so_and_not_repeated(tmp_path: Path, text: str)
         keys.read_run(path)
 
 
+@pytest.mark.parametrize("key", ["~" * 40, "%" * 40, "a" * 39, "\u00e9" * 40])
+@pytest.mark.parametrize("of", ["public", "secret", "run"])
+def test_characters_that_are_no_key_are_refused_and_not_repeated(tmp_path: Path, of: str, key: str) -> None:
+    _, worker = keys.write_new(tmp_path, 1)
+    worker.write_text(json.dumps(json.loads(worker.read_text()) | {of: key}))
+    with pytest.raises(SpecError, match=r"worker-1\.key: this is no whole key file; .*--new-keys") as refused:
+        keys.read_worker(worker)
+    assert key not in str(refused.value)
+
+
 def test_a_key_of_the_other_side_is_refused(tmp_path: Path) -> None:
     run, worker = keys.write_new(tmp_path, 1)
     with pytest.raises(SpecError, match=r"the key of a worker; here a file such as run\.key"):

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import json
 import os
+import struct
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import zmq
+from zmq.utils import z85
 
 from ingest_bench.errors import SpecError
 from ingest_bench.inputs import files
@@ -138,4 +140,8 @@ def _read(path: Path, of: str, keys_from: Callable[[dict[str, Any]], _Keys]) -> 
 def _key(text: Any) -> str:
     if not isinstance(text, str) or len(text) != _KEY_CHARACTERS or not text.isascii():
         raise ValueError("no key")
+    try:
+        z85.decode(text.encode())
+    except (KeyError, struct.error):  # no character of Z85, or five that are more than 32 bits
+        raise ValueError("no key") from None
     return text
