@@ -5,11 +5,21 @@ A message says what was tried, what was found and what to do next.
 
 from __future__ import annotations
 
+import traceback
+from pathlib import Path
+
 
 class IngestBenchError(Exception):
-    """Any failure that is explained to the user in one message, without a traceback."""
+    """Any failure that is explained to the user in one message, without a traceback.
+
+    Another machine is told `elsewhere`: a message that quotes a file says there only which one, where in it, and why.
+    """
 
     exit_code = 1
+
+    def __init__(self, message: str = "", *, elsewhere: str | None = None) -> None:
+        super().__init__(message)
+        self.elsewhere = message if elsewhere is None else elsewhere
 
 
 class GateFailed(IngestBenchError):
@@ -50,3 +60,18 @@ class Interrupted(IngestBenchError):
     """Ctrl-C or SIGTERM, with a word about what is left to do."""
 
     exit_code = 130
+
+
+def text_here(error: BaseException) -> str:
+    """What is said of an error on the machine on which it happened."""
+    return str(error) if isinstance(error, IngestBenchError) else f"{type(error).__name__}: {error}"
+
+
+def text_elsewhere(error: BaseException) -> str:
+    """What another machine is told of it: its place and its reason, and nothing that a file here holds."""
+    if isinstance(error, IngestBenchError):
+        return error.elsewhere
+    if isinstance(error, OSError):
+        return text_here(error)
+    at = [f" at {Path(frame.filename).name}:{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__)[-1:]]
+    return type(error).__name__ + "".join(at)

@@ -311,6 +311,34 @@ def test_after_a_load_that_failed_the_same_workers_send_the_next_one(tmp_path: P
         assert ends(started) == [(0, ""), (0, "")]
 
 
+@pytest.mark.parametrize("is_bulk", [False, True], ids=["documents", "bodies"])
+def test_a_master_is_told_where_a_file_there_is_wrong_and_not_what_it_holds(tmp_path: Path, is_bulk: bool) -> None:
+    port = free_port()
+    secret = tmp_path / "secret"
+    secret.write_text("the password of somebody\n" * 1000)
+    with (
+        bulk_server() as server,
+        agents(tmp_path, port, 1),
+        supervising(tmp_path, port, 1) as there,
+    ):
+        plan = plan_for(server.address, tmp_path, documents=None, bulk_documents=5000, measure_ns=60 * 10**9)
+        plan = dataclasses.replace(plan, corpus=str(secret), corpus_is_bulk=is_bulk)
+        with pytest.raises(RunFailed, match=r"secret: a[n ].* (is no JSON object|is missing)") as failure:
+            start(plan, fleet=there).wait(lambda _: None)
+        assert "password" not in str(failure.value)
+        streamed = dataclasses.replace(plan, corpus=str(late(secret, is_bulk)), pool_bytes=1000)
+        with pytest.raises(RunFailed, match=r"secret: a[n ].* (is no JSON object|is missing)") as failure:
+            start(streamed, fleet=there).wait(lambda _: None)
+        assert "password" not in str(failure.value)
+
+
+def late(secret: Path, is_bulk: bool) -> Path:
+    """The same file, whose foreign lines come when a load is under way."""
+    line = '{"index":{}}\n{"n":1}\n' if is_bulk else '{"n":1}\n'
+    secret.write_text(line * 200_000 + secret.read_text())
+    return secret
+
+
 @pytest.mark.long
 def test_the_process_that_sends_there_dying_is_told_with_its_log(tmp_path: Path) -> None:
     port = free_port()

@@ -73,10 +73,14 @@ def items(blocks: Iterator[list[bytes]], path: Path) -> Iterator[list[bytes]]:
             elif _DELETION.match(line):
                 found.append(line)
             else:
-                raise RunFailed(f"{path}: an action line of a bulk is missing where this stands: {line[:60]!r}")
+                missing = f"{path}: an action line of a bulk is missing"
+                raise RunFailed(f"{missing} where this stands: {line[:60]!r}", elsewhere=missing)
         yield found
     if waiting:
-        raise RunFailed(f"{path}: ends after the action line {waiting[:60]!r}: its document is missing")
+        raise RunFailed(
+            f"{path}: ends after the action line {waiting[:60]!r}: its document is missing",
+            elsewhere=f"{path}: ends after an action line: its document is missing",
+        )
 
 
 class Effect(NamedTuple):

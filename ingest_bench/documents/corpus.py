@@ -147,14 +147,14 @@ class _Checker:
             return self._error("is nested too deeply to be read; no server takes such a document")
         except ValueError as error:
             return self._error(f"is not JSON ({error}); every line must be one whole document")
-        return (
-            None
-            if isinstance(found, dict)
-            else self._error(f"is {line[:20]!r}, not a JSON object; every line must be one")
-        )
+        if isinstance(found, dict):
+            return None
+        what = "not a JSON object; every line must be one"
+        return self._error(f"is {line[:20]!r}, {what}", elsewhere=f"is {what}")
 
-    def _error(self, text: str) -> SpecError:
-        return SpecError(f"{self._path}: line {self._number} {text}")
+    def _error(self, text: str, elsewhere: str | None = None) -> SpecError:
+        where = f"{self._path}: line {self._number} "
+        return SpecError(where + text, elsewhere=None if elsewhere is None else where + elsewhere)
 
 
 def _no_number(text: str) -> float:
@@ -172,4 +172,7 @@ def _check_tail(path: Path) -> None:
     except RecursionError:
         raise SpecError(f"{path}: its last line is nested too deeply to be read; no server takes it") from None
     except ValueError:
-        raise SpecError(f"{path}: ends in the middle of a line ({last[:40]!r}…); get the whole file") from None
+        raise SpecError(
+            f"{path}: ends in the middle of a line ({last[:40]!r}…); get the whole file",
+            elsewhere=f"{path}: ends in the middle of a line; get the whole file",
+        ) from None

@@ -133,5 +133,6 @@ def _plausible(block: list[bytes], path: Path) -> list[bytes]:
     for line in block:
         text = line.strip()
         if not (text.startswith(b"{") and text.endswith(b"}")):
-            raise RunFailed(f"{path}: a line is no JSON object: {line[:60]!r}")
+            what = f"{path}: a line is no JSON object"
+            raise RunFailed(f"{what}: {line[:60]!r}", elsewhere=what)
     return block

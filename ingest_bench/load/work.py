@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from gevent.event import Event
 
-from ingest_bench.errors import IngestBenchError
+from ingest_bench.errors import RunFailed, text_elsewhere, text_here
 from ingest_bench.load.live import figures
 from ingest_bench.load.tickets import ClosedLoop
 from ingest_bench.units import format_time
@@ -47,7 +47,9 @@ class Work:
         self.documents_repeated = 0
         self.item_failures: Counter[str] = Counter()
         self.hopeless = ""
-        """Why the load was given up; empty: it was not."""
+        """Why the load was given up, in words that another machine may hear; empty: it was not."""
+        self._hopeless_here = ""
+        """The same with what a file holds; empty: nothing more is known."""
         self.numbers = iter(users)
         """The number of each user, taken as it starts."""
         self.reader: Reader | None = None
@@ -145,9 +147,13 @@ class Work:
 
     def broke(self, error: BaseException) -> None:
         """Something failed that no answer explains: the load ends with its text, and the run has failed."""
-        said = str(error) if isinstance(error, IngestBenchError) else f"{type(error).__name__}: {error}"
-        self.hopeless = self.hopeless or said
+        if not self.hopeless:
+            self.hopeless, self._hopeless_here = text_elsewhere(error), text_here(error)
         self.stop()
+
+    def failure(self) -> RunFailed:
+        """Why the load was given up, as an error."""
+        return RunFailed(self._hopeless_here or self.hopeless, elsewhere=self.hopeless)
 
     def end_after(self, documents: int, start_ns: int) -> None:
         """There are no more tickets once so many are acknowledged from then on.

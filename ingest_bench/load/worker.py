@@ -132,7 +132,7 @@ def _load(plan: LoadPlan, source: Source, recorder: Recorder, queries: Recorder 
     last = {"documents": work.acked, "seconds_left": 0.0, **work.figures()}
     if work.hopeless:
         lead.say(phase="drain", **last)
-        raise RunFailed(work.hopeless)
+        raise work.failure()
     lead.say(phase="done", **last)
 
 

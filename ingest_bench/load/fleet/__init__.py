@@ -8,5 +8,5 @@ Whoever measures imports `roster` alone: it starts the processes in which Locust
     master.py    that child: Locust's MasterRunner
     join.py      the fleet as another machine does   transfer.py  samples on their way, and clocks
     web.py       Locust's page, to look at           dispatch.py   which users each worker has
-    messages.py  what a worker may say
+    messages.py  what a worker may say               consent.py    what its machine gives to whom
 """

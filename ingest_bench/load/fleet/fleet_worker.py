@@ -28,10 +28,10 @@ from gevent.event import AsyncResult, Event
 from gevent.queue import Empty, Queue
 from locust.env import Environment
 
-from ingest_bench.errors import IngestBenchError, RunFailed
-from ingest_bench.inputs import credentials, urls
+from ingest_bench.errors import IngestBenchError, RunFailed, text_elsewhere, text_here
+from ingest_bench.inputs import credentials
 from ingest_bench.load import worker
-from ingest_bench.load.fleet import curve, keys
+from ingest_bench.load.fleet import consent, curve, keys
 from ingest_bench.load.fleet.transfer import pieces
 from ingest_bench.load.fleet.web import Figures
 from ingest_bench.load.plan import LoadPlan, from_table
@@ -102,7 +102,7 @@ class FleetWorker:
         try:
             worker.send(self._prepared(told), self)
         except IngestBenchError as error:
-            self.say(phase="failed", error=str(error))
+            self.say(phase="failed", error=self.text_of(error))
         self._hand_over()
 
     def say(self, **line: Any) -> None:
@@ -110,6 +110,10 @@ class FleetWorker:
         if self._figures is not None:
             self._figures.update(time.time_ns() - time.monotonic_ns())
         self._message("say", line)
+
+    def text_of(self, error: Exception) -> str:
+        """What the master hears of it. On another machine it hears nothing that a file of ours holds."""
+        return text_elsewhere(error) if self._is_far else text_here(error)
 
     def ends(self, stop: Callable[[], None]) -> None:
         """An end in order is asked for by the master, or by SIGTERM."""
@@ -163,11 +167,11 @@ class FleetWorker:
             plan = dataclasses.replace(plan, out=Path(self._setup["folder"]))
         self._plan = plan
         tell(load=f"{plan.workload.name} to {plan.address}, worker {plan.worker + 1} of {plan.workers}")
-        wrong = [said for path, size in told["files"].items() if (said := _unlike(Path(path), size))]
+        wrong = [said for path, size in told["files"].items() if (said := consent.unlike(Path(path), size))]
         if wrong:
             raise RunFailed("; ".join(wrong))
         if self._is_far and (plan.credentials or plan.has_client_certificate):
-            _check_credentials(plan, self._setup["credentials_to"])
+            consent.check_credentials(plan, self._setup["credentials_to"])
             plan = plan.with_client_certificate(*credentials.client_certificate(os.environ))
         if told["figures"]:
             self._figures = Figures(self.runner.environment, plan)
@@ -254,40 +258,6 @@ def tell(**line: Any) -> None:
         os.write(1, json.dumps(line).encode() + b"\n")
 
 
-def _unlike(path: Path, size_bytes: int) -> str:
-    """What is wrong with a file that should be as it is where `run` is; empty: nothing."""
-    if not path.is_file():
-        return f"{path}: this machine does not have this file"
-    here = path.stat().st_size
-    return "" if here == size_bytes else f"{path}: has {here} bytes, but {size_bytes} there; put the same file here"
-
-
-def _check_credentials(plan: LoadPlan, allowed: str | None) -> None:
-    """RunFailed unless this machine was told that what it knows may go to where the plan goes."""
-    if allowed is None:
-        raise RunFailed(
-            f"the load to {plan.address} needs credentials, and this worker gives its own to nobody; start it with "
-            "--credentials-to and the URL of the server"
-        )
-    url = urls.parse(allowed)
-    try:
-        known = {str(found[4][0]) for found in socket.getaddrinfo(url.host, url.port, type=socket.SOCK_STREAM)}
-    except OSError:
-        known = set()
-    for place in plan.places:
-        host, port = place.endpoint.host, place.endpoint.port
-        # A name server that the plan names may give any address.
-        is_there = (host in known or host == url.host) and port == url.port and place.resolver is None
-        is_verified = url.scheme == "http" or (place.tls is not None and place.tls.name == url.host)
-        if is_there and is_verified:
-            continue
-        asked = "" if place.resolver is None else f", which the name server {place.resolver} looks up"
-        raise RunFailed(
-            f"the load goes to {'http' if place.tls is None else 'https'}://{place.endpoint}{asked}, and this worker "
-            f"gives its credentials to {url} alone (--credentials-to)"
-        )
-
-
 def main() -> None:
     """One load; the last line of the standard output says how it ended."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -310,8 +280,8 @@ def main() -> None:
     except Exception as error:
         logging.exception("the worker ends")
         if own.runner is not None:
-            own.say(phase="failed", error=f"{type(error).__name__}: {error}")
-        own.end(3, error=f"{type(error).__name__}: {error}")
+            own.say(phase="failed", error=own.text_of(error))
+        own.end(3, error=text_here(error))
     else:
         own.end(0, last="released")
 
