@@ -1,6 +1,6 @@
 """Interfaces of servers that speak Thrift (`*.thrift`): calls to bytes, and bytes to what a server answered.
 
-cql.py   the same for Cassandra's native protocol        thrift_node.py   a node that a child process asks
+cql.py   the same for Cassandra's native protocol        cassandra_node.py   a node that a child process asks
 
 Encoding and decoding are thriftpy2's. What a call goes through (a socket of the load, a question of a target) is the
 caller's.

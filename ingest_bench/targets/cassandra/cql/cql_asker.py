@@ -1,4 +1,4 @@
-"""The child process that asks a node of Cassandra 5 inside a namespace. `idl.thrift_node` says how."""
+"""The child process that asks a node of Cassandra 5 inside a namespace. `idl.cassandra_node` says how."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from ingest_bench import idl
 from ingest_bench.idl import cql
-from ingest_bench.idl.thrift_node import Connection, answer_question
+from ingest_bench.idl.cassandra_node import Connection, answer_question
 
 # Of rows that are read as twelve bytes each, however long their documents are.
 _PAGE_ROWS = 5000

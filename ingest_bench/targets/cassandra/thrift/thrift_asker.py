@@ -1,4 +1,4 @@
-"""The child process that asks a node of Cassandra 0.7 inside a namespace. `idl.thrift_node` says how."""
+"""The child process that asks a node of Cassandra 0.7 inside a namespace. `idl.cassandra_node` says how."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ingest_bench import idl
-from ingest_bench.idl.thrift_node import Connection, answer_question
+from ingest_bench.idl.cassandra_node import Connection, answer_question
 
 # A page of rows: so many at first, then as many as have about so many bytes. An answer of Cassandra 0.7 is made in the
 # heap, and its frame may have 15 MB (thrift_framed_transport_size_in_mb).
