@@ -7,6 +7,7 @@ import gc
 import itertools
 import json
 import socket
+import threading
 import time
 import weakref
 from collections.abc import Callable
@@ -416,6 +417,36 @@ def test_a_request_that_the_end_of_the_load_cuts_off_has_not_failed_and_one_that
         user.way.deadlines.close()
     assert outcome(kept.only) == ended
     assert bool(user.work.hopeless) == user.work.stopped == (ended == "timeout")
+
+
+@pytest.mark.usefixtures("clock")
+@pytest.mark.parametrize(
+    ("first", "said"),
+    [
+        (TOO_MANY, "rejected: 429: {}, 10 of 10 documents"),
+        (answer(bulk_answer([201] * 8 + [429] * 2)), "partial: 2 x 429 kind_429, 2 of 10 documents"),
+    ],
+)
+def test_a_request_that_failed_and_is_cut_off_when_it_is_sent_again_has_failed(first: bytes, said: str) -> None:
+    over = threading.Event()
+
+    def first_alone(_: bytes, number: int) -> bytes | None:
+        return first if number == 1 or not over.wait(60) else None
+
+    with bulk_server(first_alone) as server:
+        user, kept = started(server.address, aborts=True)
+        request = gevent.spawn(user.send, PLANNED_NS, BULK)
+        while server.requests < 2:
+            gevent.idle()
+        user.connection.expire("cut-off")
+        request.get(timeout=60)
+        over.set()
+        user.on_stop()
+        user.way.deadlines.close()
+    assert (outcome(kept.only), kept.only.attempts) == ("cut-off", 2)
+    assert user.work.stopped
+    assert said in user.work.hopeless
+    assert "attempt 2" in user.work.hopeless
 
 
 def test_what_is_tried_again_and_taken_has_not_failed(clock: Clock) -> None:

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from ingest_bench.protocols.way import Way
 
 _OK, _PARTIAL, _CUT_OFF = OUTCOME_INDEX[OK], OUTCOME_INDEX[PARTIAL], OUTCOME_INDEX["cut-off"]
-_NO_FAILURE = (_OK, _CUT_OFF)
 # Before it is tried again, as Elasticsearch's own BulkProcessor (BackoffPolicy.exponentialBackoff: 50 ms, growing).
 _RESEND_S = 0.05
 _RESEND_LIMIT_S = 5.0
@@ -72,7 +71,7 @@ class Sender(User):
         exchange = begun or self.exchange
         connection, work, documents = self.connection, self.work, body.documents
         sent_ns = done_ns = bytes_sent = unanswered = acked = failed = attempts = status = 0
-        outcome, is_unsure = _CUT_OFF, False
+        outcome, is_unsure, before = _CUT_OFF, False, None
         try:
             while True:
                 attempts += 1
@@ -109,7 +108,7 @@ class Sender(User):
                 if not verdict.rejected:
                     outcome = self._ended(verdict.outcome, acked)
                     break
-                is_unsure = is_unsure or verdict.is_unsure
+                is_unsure, before = is_unsure or verdict.is_unsure, verdict
                 gevent.sleep(max(pause_s(_RESEND_S, attempts, _RESEND_LIMIT_S), min(later_s, _RESEND_LIMIT_S)))
                 body, exchange = body.only(verdict.rejected, verdict.made), self.exchange
                 work.documents_resent += body.documents if connection.bytes_sent else 0
@@ -137,10 +136,9 @@ class Sender(User):
                     connection.local_port,
                 )
             )
-        # The end of the load is no failure of the request that it cuts off.
-        if outcome not in _NO_FAILURE and self.aborts:
-            which = f"user {self.number} to {connection.used.name}, attempt {attempts}"
-            work.abort(planned_ns, which, _told(verdict, documents, acked))
+        if outcome != _OK and self.aborts:
+            # The end of the load is no failure of the request that it cuts off, but an attempt before that one is.
+            self._abort(before if outcome == _CUT_OFF else verdict, planned_ns, attempts, documents, acked)
         if self.failures_in_a_row and not self.is_paced:
             gevent.sleep(self.pause_s())
 
@@ -170,6 +168,12 @@ class Sender(User):
         everything = tuple(range(body.documents))
         return Verdict(outcome=error.outcome, said=said, rejected=everything, is_unsure=is_unsure)
 
+    def _abort(self, failure: Verdict | None, planned_ns: int, attempts: int, documents: int, acked: int) -> None:
+        """The load ends, if a ticket has failed."""
+        if failure is not None:
+            which = f"user {self.number} to {self.connection.used.name}, attempt {attempts}"
+            self.work.abort(planned_ns, which, _told(failure, documents, acked))
+
     def count_repeated(self, body: Body, verdict: Verdict) -> None:
         """Acknowledged documents that the index has not more: by what the server said, else by the body's own ids."""
         if verdict.acked:
@@ -179,7 +183,7 @@ class Sender(User):
 
 def _told(verdict: Verdict, documents: int, acked: int) -> str:
     """How a ticket ended that failed: by its last attempt."""
-    items = ", ".join(f"{count} x {kind}" for kind, count in verdict.failures.items())
+    items = ", ".join(f"{count} x {kind}" for kind, count in (*verdict.failures.items(), *verdict.rejections.items()))
     missing = f", {documents - acked} of {documents} documents were not acknowledged" if documents else ""
     return f"{verdict.outcome}: {verdict.said or items or 'an attempt before the last one'}{missing}"
 
