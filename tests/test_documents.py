@@ -257,6 +257,39 @@ def test_two_fields_of_one_name_are_refused_in_an_object_too() -> None:
         check(workload(one, {"name": "o", "kind": "object", "fields": [one, other]}))
 
 
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"kind": "choice", "choices": [*range(20), "none"]},
+        {"kind": "choice", "choices": ["none", 1, 2], "weights": [1, 10_000, 10_000]},
+        {"kind": "choice", "choices": [*range(3000), "none"]},
+        {"kind": "code", "pattern": "9A9"},
+        {
+            "kind": "one_of",
+            "kinds": [{"kind": "choice", "choices": [1, 2, "none"]}, {"kind": "constant", "value": 1}],
+            "weights": [1, 1000],
+        },
+    ],
+    ids=lambda field: field["kind"],
+)
+def test_a_field_that_is_no_number_in_a_few_rows_alone_is_refused_before_a_load(field: dict[str, Any]) -> None:
+    made_of = workload({"name": "m", "row": "r", **field}, {"name": "n", "kind": "sum", "of": ["m"], "row": "r"})
+    for act in (check, lambda one: Documents(one, 1)):
+        with pytest.raises(SpecError, match='"m" is not a number or a date in every row'):
+            act(made_of)
+
+
+def test_a_choice_that_is_never_taken_is_no_reason_to_refuse_a_field() -> None:
+    field = {"name": "m", "kind": "choice", "choices": [1, "none"], "weights": [1, 0], "row": "r"}
+    check(workload(field, {"name": "n", "kind": "sum", "of": ["m"], "row": "r"}))
+
+
+def test_fields_of_one_row_with_other_numbers_of_values_are_refused_before_a_load() -> None:
+    fields = [{"name": name, "kind": "constant", "value": 1, "row": "r"} for name in "ab"]
+    with pytest.raises(SpecError, match='b: distinct is 20000, but row "r" has 16384'):
+        check(workload(fields[0], fields[1] | {"distinct": 20000}))
+
+
 def test_a_point_is_no_number_either() -> None:
     place = {"latitude": 40, "longitude": -73, "spread": 1}
     point = {"name": "m", "kind": "point", "places": [place], "row": "r"}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
@@ -29,6 +30,8 @@ PROSE_BYTES = 4 * 1024**2
 # A prime, so that the lengths do not fall in step with a bulk size. Every 997 documents have the exact mean.
 LENGTHS = 997
 MIN_TEXT_BYTES = 64
+# What a check makes. Of two choices of which one leads to a wrong value, in 512 of them.
+_CHECKED_ROWS = 1024
 # Both stand between quotes in a document as they are.
 _PLAIN = r'[^"\\\x00-\x1f\ud800-\udfff]'
 IdFormat = Annotated[
@@ -80,30 +83,35 @@ class _Build:
 
     seed: int
     where: str
-    rows: dict[str, Rows]
+    limit: int
+    """Of the values of a field."""
+    is_check: bool
+    rows: dict[str, tuple[int, Rows]] = field(default_factory=dict)
+    """By the name of a row how many values each of its fields shall have, and the row itself."""
 
     def rows_of(self, spec: DocumentField, path: str) -> Rows:
         random = np.random.default_rng([self.seed, *path.encode()])
-        made = Rows(random, spec.distinct, self.seed, f"{self.where}: {path}")
+        size = min(spec.distinct, self.limit)
+        made = Rows(random, size, self.seed, f"{self.where}: {path}", is_check=self.is_check)
         if not spec.row:
             return made
-        shared = self.rows.setdefault(spec.row, made)
-        if shared.size != spec.distinct:
+        distinct, shared = self.rows.setdefault(spec.row, (spec.distinct, made))
+        if distinct != spec.distinct:
             raise SpecError(
-                f'{self.where}: {path}: distinct is {spec.distinct}, but row "{spec.row}" has {shared.size}; '
+                f'{self.where}: {path}: distinct is {spec.distinct}, but row "{spec.row}" has {distinct}; '
                 "give all fields of a row the same"
             )
-        return Rows(random, shared.size, self.seed, made.where, shared.made)
+        return replace(made, made=shared.made)
 
 
 class Documents:
     """The documents of a workload, in blocks. The same seed gives the same documents."""
 
-    def __init__(self, workload: Workload, seed: int) -> None:
+    def __init__(self, workload: Workload, seed: int, *, limit: int = sys.maxsize, is_check: bool = False) -> None:
         self._seed = seed
         self.size = max(16, min(BLOCK, int(BLOCK_BYTES / workload.mean_document_bytes)))
         """How many documents a block has."""
-        build = _Build(seed, f"workload {workload.name}: fields", {})
+        build = _Build(seed, f"workload {workload.name}: fields", limit, is_check)
         if workload.fields[0].present < 1:
             raise SpecError(f"{build.where}: the first field must be in every document; move another one to the front")
         self._columns = tuple(_columns(workload.fields, build, "", "{", "}"))
@@ -131,18 +139,24 @@ class Documents:
 def check(workload: Workload) -> None:
     """Nothing when documents can be made; SpecError names the field and what is wrong with it.
 
-    Takes milliseconds; some tenths of a second where tens of thousands of words are to be made.
+    A field of numbers that others are added to may be a text in one row of many: there are rows for all choices that a
+    field has. Takes some hundredths of a second, and some tenths where tens of thousands of words are to be made.
     """
-    Documents(_with_rows(workload, 1), 1)
+    longest = max(_longest_list(one.options) for one in workload.fields)
+    Documents(workload, 1, limit=max(_CHECKED_ROWS, longest), is_check=True)
 
 
 def example(workload: Workload) -> bytes:
     """One document, made from small tables: quickly, and not one that a run sends."""
-    return Documents(_with_rows(workload, 64), 1).block(0)[0]
+    return Documents(workload, 1, limit=64).block(0)[0]
 
 
-def _with_rows(workload: Workload, rows: int) -> Workload:
-    return replace(workload, fields=tuple(replace(one, distinct=rows) for one in workload.fields))
+def _longest_list(value: Any) -> int:
+    """How long the longest list in it is."""
+    if not isinstance(value, (dict, list, tuple)):
+        return 0
+    inner = max(map(_longest_list, value.values() if isinstance(value, Mapping) else value), default=0)
+    return inner if isinstance(value, Mapping) else max(len(value), inner)
 
 
 def _columns(
@@ -164,8 +178,8 @@ def _column(spec: DocumentField, build: _Build, path: str, prefix: str) -> Itera
         rows = build.rows_of(spec, path)
         values = make({"kind": spec.kind, **spec.options}, where)(rows)
         rows.made[spec.name] = values
-        absent = round(spec.distinct * (1 - spec.present))
-        present = rows.random.permutation(spec.distinct) >= absent if absent else None
+        absent = round(rows.size * (1 - spec.present))
+        present = rows.random.permutation(rows.size) >= absent if absent else None
         yield spec.row, table(values.texts, prefix, "", present)
         return
     if spec.present < 1:

@@ -42,6 +42,8 @@ class Rows:
     seed: int
     where: str
     made: dict[str, Values] = field(default_factory=dict)
+    is_check: bool = False
+    """Whether the fields alone are checked: each choice that can be taken is as frequent as another."""
 
     def of(self, name: str) -> Values:
         """The values of a field that stands before in the same row."""
@@ -93,6 +95,8 @@ def shares(rows: Rows, kinds: int, weights: tuple[float, ...]) -> NDArray[np.int
         raise SpecError(f"{rows.where}: {len(weights)} weights for {kinds} choices; give one for each")
     if weights and not any(weights):
         raise SpecError(f"{rows.where}: all weights are 0; one of them must be more")
+    if rows.is_check:
+        weights = tuple(float(weight > 0) for weight in weights)
     total = np.cumsum(weights or [1.0] * kinds)
     edges = (np.arange(rows.size) + 0.5) / rows.size * total[-1]
     return rows.random.permutation(np.searchsorted(total, edges)).astype(np.int64)
