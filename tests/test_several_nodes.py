@@ -164,6 +164,30 @@ def test_indices_that_nodes_have_in_their_files_wait_for_their_copies_too() -> N
     assert again() == ()
 
 
+@pytest.mark.parametrize("wrong", ["x", "", "-1", 0, 1025, 10**12, 1.5, True, None, [2], "\u00b2"])
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_a_number_of_shards_that_is_none_is_refused_before_anything_starts(nodes: int, wrong: Any) -> None:
+    asked = TargetOptions(nodes=nodes)
+    for settings in (
+        {"number_of_shards": wrong},
+        {"index.number_of_shards": wrong},
+        {"index": {"number_of_shards": wrong}},
+    ):
+        with pytest.raises(SpecError, match=r'mapping: "number_of_shards" is .*write a whole number from 1 to 1024'):
+            OPENSEARCH.prepare(asked, ("rides",), {"settings": settings})
+        request = AdminRequest(method="PUT", path="/rides", body={"settings": settings})
+        with pytest.raises(SpecError, match="number_of_shards"):
+            OPENSEARCH.track_request(asked, "create-index", request)
+
+
+def test_a_number_of_shards_may_be_a_text_and_stand_beside_the_table_of_an_index() -> None:
+    settings = {"number_of_shards": "2", "index": {"refresh_interval": "1s"}}
+    prepared = OPENSEARCH.prepare(TargetOptions(nodes=3), ("rides",), {"settings": settings})
+    made = prepared.requests[0].body or {}
+    assert "index.number_of_shards" not in made["settings"]
+    assert len((prepared.requests_again[1].body or {})["commands"]) == 2 * 2
+
+
 def test_the_first_copy_is_on_the_first_node_and_all_copies_are_there_before_a_load() -> None:
     held, released, green = OPENSEARCH.prepare(TargetOptions(nodes=3), ("rides",), {"mappings": {}}).requests
     assert (held.method, held.path) == ("PUT", "/rides")
@@ -179,7 +203,13 @@ def test_the_first_copy_is_on_the_first_node_and_all_copies_are_there_before_a_l
         {"index.number_of_replicas": 2, "index.routing.allocation.include._name": None},
     )
     # Whatever a workload says, which is published for one node.
-    for said in ({"number_of_replicas": 0}, {"index.number_of_replicas": 0}, {"index": {"number_of_replicas": 0}}):
+    beside = {"number_of_replicas": 0, "index": {"refresh_interval": "1s"}}
+    for said in (
+        beside,
+        {"number_of_replicas": 0},
+        {"index.number_of_replicas": 0},
+        {"index": {"number_of_replicas": 0}},
+    ):
         _, again, _ = OPENSEARCH.prepare(TargetOptions(nodes=3), ("rides",), {"settings": said}).requests
         assert again == released
     assert green.path == "/_cluster/health/rides?wait_for_status=green&timeout=50s"

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 # The type of every document where there are types (before 7).
 TYPE = "doc"
+# What a server takes where nobody tells it else (es.index.max_number_of_shards, opensearch.index.max_number_of_shards).
+_MOST_SHARDS = 1024
+_NONE = object()
 
 
 def body(
@@ -31,20 +34,42 @@ def body(
     """
     created = copy.deepcopy(dict(mapping))
     given = created["settings"] = _table(created, "settings")
-    flat = _table(given, "index") if "index" in given else given
     if whatever_it_says:
-        for table, key in ((flat, "number_of_replicas"), (given, "index.number_of_replicas")):
-            table.pop(key, None)
+        for table, name in _ways(given, "number_of_replicas"):
+            table.pop(name, None)
     usual: dict[str, int | str] = {"number_of_shards": 1, "number_of_replicas": replicas}
     if replicas:
         usual["write.wait_for_active_shards"] = "all"
     for key, value in usual.items():
-        if key not in flat and f"index.{key}" not in given:
+        if _setting(given, key) is _NONE:
             given[f"index.{key}"] = value
+    _shards(given)
     _replace(_table(created, "mappings"), version)
     if version.before_7 and "mappings" in created:
         created["mappings"] = {TYPE: created["mappings"]}
     return created
+
+
+def _ways(settings: dict[str, Any], key: str) -> tuple[tuple[dict[str, Any], str], ...]:
+    """In which table of an index's settings, and under which name, a key may stand."""
+    return (settings, f"index.{key}"), (settings, key), (_table(settings, "index"), key)
+
+
+def _setting(settings: dict[str, Any], key: str) -> Any:
+    """What the settings of an index say for a key."""
+    return next((table[name] for table, name in _ways(settings, key) if name in table), _NONE)
+
+
+def _shards(settings: dict[str, Any]) -> int:
+    """How many shards the settings of an index give it; SpecError where they give no such number."""
+    found = _setting(settings, "number_of_shards")
+    text = str(found)
+    is_number = isinstance(found, int | str) and not isinstance(found, bool) and text.isascii() and text.isdigit()
+    if not is_number or len(text) > 4 or not 1 <= int(text) <= _MOST_SHARDS:
+        raise SpecError(
+            f'mapping: "number_of_shards" is {quoted(found)}; write a whole number from 1 to {_MOST_SHARDS}'
+        )
+    return int(text)
 
 
 def _table(body: dict[str, Any], key: str) -> dict[str, Any]:
@@ -103,11 +128,10 @@ def found_again(prepared: Preparation, nodes: Sequence[str], replicas: int) -> P
     if replicas != len(nodes) - 1:
         return dataclasses.replace(prepared, requests_again=(green,))
     given = (prepared.requests[0].body or {})["settings"]
-    shards = given.get("index.number_of_shards") or given.get("index", given)["number_of_shards"]
     others = [
         {"cancel": {"index": name, "shard": shard, "node": node, "allow_primary": True}}
         for name in prepared.indices
-        for shard in range(int(shards))
+        for shard in range(_shards(given))
         for node in nodes[1:]
     ]
     first = AdminRequest(method="POST", path="/_cluster/reroute", body={"commands": others})
