@@ -365,6 +365,37 @@ def test_of_a_request_that_was_refused_before_it_was_read_bytes_may_be_missing(s
     assert sample.bytes_unanswered == sample.bytes_sent > server.bytes_read
 
 
+@pytest.mark.usefixtures("clock")
+@pytest.mark.parametrize("requests", [1, 3])
+def test_bytes_of_a_refused_request_may_be_missing_if_no_answer_on_its_connection_followed(requests: int) -> None:
+    # The kernel takes it all, nothing says "close", and the server goes.
+    with bulk_server(lambda _body, _number: answer(b"{}", "413 Too Large"), stop_reading_after_bytes=1) as server:
+        user, kept = started(server.address)
+        for _ in range(requests):
+            gevent.spawn(user.send, PLANNED_NS, Body(b"x" * 200_000, 10)).get(timeout=60)
+        user.on_stop()
+    traffic = user.way.traffic
+    values = {"bytes_sent": traffic.bytes_written, "bytes_read": server.bytes_read}
+    assert traffic.bytes_written == sum(sample.bytes_sent for sample in kept.samples) > server.bytes_read
+    report = dataclasses.replace(made.report(), bytes_unread=traffic.bytes_unread)
+    samples = made.samples([sample._asdict() for sample in kept.samples])
+    said = integrity.verdict(made.record(), samples, report, values)
+    assert [reason for reason in said if reason.kind == "bytes"] == []
+
+
+@pytest.mark.usefixtures("clock")
+def test_a_refused_request_was_read_if_the_next_one_on_its_connection_is_answered() -> None:
+    refused = [answer(b"{}", "400 Bad Request"), answer(b"{}", "413 Too Large"), TOO_MANY]
+    with bulk_server(lambda body, number: refused[number - 1] if number < 4 else accept_all(body, number)) as server:
+        user, kept = started(server.address, retries=0)
+        for _ in range(4):
+            gevent.spawn(user.send, PLANNED_NS, BULK).get(timeout=60)
+        user.on_stop()
+        assert server.connections == 1
+    assert [sample.status for sample in kept.samples] == [400, 413, 429, 200]
+    assert user.way.traffic.bytes_unread == sum(sample.bytes_unanswered for sample in kept.samples) == 0
+
+
 def test_a_server_that_is_not_able_for_ever_is_asked_as_often_as_retries_say_and_not_in_a_tight_loop(
     clock: Clock,
 ) -> None:

@@ -57,6 +57,7 @@ def merge(reports: Sequence[WorkerReport]) -> WorkerReport:
         warm_up_end_ns=max(report.warm_up_end_ns for report in reports),
         measure_end_ns=max(report.measure_end_ns for report in reports),
         bytes_written=sum(report.bytes_written for report in reports),
+        bytes_unread=sum(report.bytes_unread for report in reports),
         local_ports=tuple(sorted({port for report in reports for port in report.local_ports})),
         item_failures=dict(failures),
         cpu_ns=sum(report.cpu_ns for report in reports),

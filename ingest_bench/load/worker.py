@@ -171,6 +171,7 @@ def _report(plan: LoadPlan, work: Work, way: Way, start_ns: int, end_ns: int, wa
         warm_up_end_ns=min(end_ns, start_ns + plan.options.longest_warm_up_ns),
         measure_end_ns=end_ns,
         bytes_written=way.traffic.bytes_written,
+        bytes_unread=way.traffic.bytes_unread,
         local_ports=tuple(sorted(way.traffic.local_ports)),
         item_failures=dict(work.item_failures),
         cpu_ns=watch.cpu_ns,

@@ -248,5 +248,7 @@ class WorkerReport:
     """The longest time between two heartbeats of a worker, of which there is one a second: a pause shows here."""
     clock_offsets: tuple[ClockOffset, ...] = ()
     """Of the workers on other machines."""
+    bytes_unread: int = 0
+    """Of requests that were refused, each as the last one on its connection: nothing shows that they were read."""
     addresses: tuple[str, ...] = ()
     """Where the load went: a sample's `address` is a place in it. Empty where a library picked the node."""

@@ -61,6 +61,9 @@ class Connected(typing.Protocol):
     def is_open(self) -> bool:
         """Whether the next request goes on a connection that is there already."""
 
+    def refused(self) -> None:
+        """The last request was, and the connection is open."""
+
 
 class Exchanging(typing.Protocol):
     """A Locust user on one connection, which `load.users` sends with (over HTTP: `http1.user.Poster`)."""

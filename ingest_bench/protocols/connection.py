@@ -45,6 +45,20 @@ class Connection(Channel):
         """When the last byte of the last answer had come."""
         self.bytes_sent = 0
         """How much of the last request the kernel took."""
+        self._refused = 0, 0
+        """Of the last request that was refused how many bytes the kernel took, and when its answer had come."""
+
+    def refused(self) -> None:
+        """The last request was: whether the server has read it shows when it answers the next one."""
+        self._refused = self.bytes_sent, self.done_ns
+
+    def close(self) -> None:
+        """No connection; the next request makes a new one."""
+        size_bytes, done_ns = self._refused
+        if size_bytes and done_ns == self.done_ns:
+            self._traffic.bytes_unread += size_bytes
+        self._refused = 0, 0
+        super().close()
 
     @property
     def is_open(self) -> bool:

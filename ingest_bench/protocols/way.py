@@ -23,6 +23,8 @@ class Traffic:
 
     def __init__(self) -> None:
         self.bytes_written = 0
+        self.bytes_unread = 0
+        """Of requests that were refused, each as the last one on its connection: nothing shows that they were read."""
         self.local_ports: set[int] = set()
         self.connects = 0
 

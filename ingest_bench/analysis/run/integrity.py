@@ -27,7 +27,8 @@ def verdict(
     the last byte of the last one, heads included, queries included and warm-up included, is what the JVM read from
     those connections. What the sink counted itself, and what the kernel gave to reads, is held to the same.
     Answers are not part of it. Only attempts that got no answer (a reset, a timeout, the end of the run), one from a
-    broken server, or a refusal that ended the connection, may miss, each at most its own bytes.
+    broken server, or a refusal that ended the connection or was the last answer on it, may miss, each at most its own
+    bytes.
 
     Documents: what the server acknowledged, without those that replaced one with the same id, is what it counts in the
     index. Only those of which nobody said what became of them may be there in addition: of an attempt without an
@@ -51,7 +52,7 @@ def verdict(
         return [*reasons, Reason("no report", "the load worker left no report")]
     if not len(samples):
         return [*reasons, Reason("nothing sent", "no request was sent")]
-    may_miss = load.total(samples, _unanswered)
+    may_miss = load.total(samples, _unanswered) + report.bytes_unread
     if queries is not None:
         may_miss += load.total(queries, _unanswered)
     read = [text for column, who in _READERS.items() for text in _bytes(values, column, who, may_miss)]

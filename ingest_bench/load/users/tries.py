@@ -145,11 +145,15 @@ class Sender(User):
     def _unread(self, status: int) -> int:
         """How many bytes of the request that had this answer the server may not have read, though the kernel took them.
 
-        None of one that it refused and after which it goes on: it has found the end of it.
+        None of one that it refused and after which it goes on: it has found the end of it. Whether it does the
+        connection sees (`Connection.refused`).
         """
         connection = self.connection
-        may_miss = status >= 500 or (status >= 300 and not connection.is_open)
-        return int(connection.bytes_sent) if may_miss else 0
+        if status >= 500 or (status >= 300 and not connection.is_open):
+            return int(connection.bytes_sent)
+        if status >= 300:
+            connection.refused()
+        return 0
 
     def _ended(self, last: str, acked: int) -> int:
         """The outcome of a ticket that failed, whose last attempt had that one: by its documents in all attempts."""

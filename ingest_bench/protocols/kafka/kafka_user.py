@@ -76,6 +76,9 @@ class Connection:
         """Whether there is a producer: a broker that refuses a record has read it, and the connections stay."""
         return self._producer is not None
 
+    def refused(self) -> None:
+        """A broker that refuses a record has read it."""
+
     def open(self) -> Producer:
         """The producer, connected if its broker answers."""
         if self._producer is None:
