@@ -266,6 +266,26 @@ def test_what_an_attempt_may_have_stored_is_open_although_a_later_one_was_refuse
     assert clock.waited_s[0] == 0.05
 
 
+@pytest.mark.usefixtures("clock")
+def test_a_server_that_calls_each_failure_by_another_name_does_not_fill_the_report() -> None:
+    def named(_: bytes, number: int) -> bytes:
+        failed = [
+            {"index": {"status": 400, "error": {"type": f"{number} {item} {'x' * 5000}"}}} for item in range(ITEMS)
+        ]
+        return answer(json.dumps({"errors": True, "items": failed}).encode())
+
+    with bulk_server(named) as server:
+        user, kept = started(server.address)
+        for _ in range(150):
+            gevent.spawn(user.send, PLANNED_NS, BULK).get(timeout=60)
+        user.on_stop()
+    failures = user.work.item_failures
+    assert sum(failures.values()) == sum(sample.documents_failed for sample in kept.samples) == 1500
+    assert len(failures) == 1001
+    assert failures["of kinds that came later"] == 500
+    assert max(map(len, failures)) == 200
+
+
 def test_of_items_that_failed_only_those_are_open_that_may_have_been_stored(clock: Clock) -> None:
     sample, work, _ = sent(items([201] * 5 + [400] * 3 + [503] * 2))
     assert (outcome(sample), documents(sample)) == ("partial", (10, 5, 3))

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from ingest_bench.model.load import RateUnit
 
 _KINDS_OF_ERRORS = 50
+# A server that names each failure after its document would fill our memory, and the report.
+_KINDS_OF_FAILURES = 1000
+_LONGEST_KIND = 200
+_OTHER_KINDS = "of kinds that came later"
 # A load in which nothing succeeds is ended after this time, once each user that has begun has failed.
 _HOPELESS_NS = 2 * 10**9
 _NEVER_NS = 2**63
@@ -102,7 +106,10 @@ class Work:
 
     def failed(self, user: int, said: str, failures: Mapping[str, int]) -> None:
         """A bulk of that user failed, or some of its items did."""
-        self.item_failures.update(failures)
+        for kind, count in failures.items():
+            name = kind[:_LONGEST_KIND]
+            is_known = name in self.item_failures or len(self.item_failures) < _KINDS_OF_FAILURES
+            self.item_failures[name if is_known else _OTHER_KINDS] += count
         self.note(said)
         now_ns = time.monotonic_ns()
         self._failing_since_ns = self._failing_since_ns or now_ns
