@@ -267,3 +267,11 @@ def test_each_document_of_a_run_gets_a_number_of_its_own(kind: str, gzip: bool) 
         assert found == [json.loads(document) for document in documents]
         assert len(body.only([0]).text) - protocol.overhead_bytes <= len(documents[0])
     assert seen == [1 + 3 * place for place in range(2 * len(documents))]
+
+
+def test_documents_that_have_the_field_of_their_number_already_are_refused() -> None:
+    wire = Wire(protocol="json-array", keys={"path": "/", "format": "lines", "sequence": "number"})
+    protocol = JsonArray.on(wire, "", LoadOptions())
+    protocol.body((b'{"a": "number"}', b'{"a": {"number": 5}}', b'{"a": "number}'), 1)
+    with pytest.raises(SpecError, match='documents have a field "number" of their own'):
+        protocol.body((b'{"a": 1}', b'{"a": 1, "number": 5}'), 1)
