@@ -9,8 +9,10 @@ import pytest
 from test_run import Silent
 
 from ingest_bench.analysis.search import knees
+from ingest_bench.analysis.search.next_step import Next
 from ingest_bench.errors import SpecError
 from ingest_bench.experiment import order, spec
+from ingest_bench.inputs import records
 from ingest_bench.lab import evaluation, find_max
 from ingest_bench.lab.runner import RunOptions
 from ingest_bench.model.experiment import Plan, Search
@@ -66,6 +68,15 @@ def test_a_search_keeps_its_goal_in_full(tmp_path: Path) -> None:
 def test_a_search_that_cannot_be_says_why(goal: str, more: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=message):
         find_max.plan_of(ordered(tmp_path, SLOW + more), Search(goal=goal))
+
+
+def test_a_search_whose_last_run_would_be_longer_than_any_may_be_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"2 times as long .* 12\.5h is too long, take --measure 12h or less"):
+        find_max.plan_of(ordered(tmp_path, SLOW.replace('measure = "3s"', 'measure = "12.5h"')), GOAL)
+    longest = find_max.plan_of(ordered(tmp_path, SLOW.replace('measure = "3s"', 'measure = "12h"')), GOAL)
+    # The last run of it, as plan.json has it.
+    confirmed = find_max._run(knees.without_rate(longest.runs[0].cell), Next("confirm", 10.0), 1)
+    records.check(confirmed, "plan.json")
 
 
 def test_arrivals_without_one_rate_cannot_be_searched(tmp_path: Path) -> None:

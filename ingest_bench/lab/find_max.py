@@ -16,9 +16,10 @@ from ingest_bench.errors import SpecError
 from ingest_bench.experiment import spec
 from ingest_bench.lab import campaign, evaluation, runner
 from ingest_bench.model.experiment import Cell, Factor, Plan, Run, Search
-from ingest_bench.model.load import Arrivals, LoadOptions, Rate
+from ingest_bench.model.load import LONGEST_NS, Arrivals, LoadOptions, Rate
 from ingest_bench.model.results import Summary
 from ingest_bench.results.layout import Results
+from ingest_bench.units import format_time
 
 # The confirmation measures so much longer than a step: a queue that grows slowly shows.
 _CONFIRM_LONGER = 2
@@ -84,6 +85,12 @@ def _check(cell: Cell) -> None:
         raise SpecError("--find-max: a track says its own rates; search with a workload or with --documents")
     if cell.load.measure_documents is not None:
         raise SpecError("--find-max: its steps last a time, not a number of documents; take --measure")
+    if cell.load.measure_ns * _CONFIRM_LONGER > LONGEST_NS:
+        raise SpecError(
+            f"--find-max: its last run measures {_CONFIRM_LONGER} times as long as the others, and no run longer than "
+            f"{format_time(LONGEST_NS)}; {format_time(cell.load.measure_ns)} is too long, take --measure "
+            f"{format_time(LONGEST_NS / _CONFIRM_LONGER)} or less"
+        )
     if any(key.removeprefix("load.").startswith(knees.KEY) for key in cell.levels):
         raise SpecError("--find-max chooses the rate: take the factor arrivals out")
     if cell.load.arrivals.shape not in _SHAPES:

@@ -32,8 +32,8 @@ RateUnit = Literal["requests", "documents", "bytes"]
 LONGEST_LOAD_S = 30 * 24 * 3600
 # More than one machine of today can do: wrk's million of requests, and the bytes of 800 Gbit/s.
 MOST_PER_S: Mapping[RateUnit, float] = {"requests": 1e6, "documents": 1e8, "bytes": 1e11}
-# The shortest measurement.
-LEAST_NS = 100 * MS
+# The shortest and the longest measurement.
+LEAST_NS, LONGEST_NS = 100 * MS, 24 * HOUR
 # Less than one in a day would be none in any measurement.
 LEAST_PER_S = 1 / 86_400
 # The share of the requests of which not every document was acknowledged, as a condition calls it.
@@ -171,7 +171,7 @@ class LoadOptions:
     """Where connections lead: to all nodes of a server of ours in turn, or to one of them."""
     warm_up_ns: LongTime | Literal["auto"] = 3 * S
     """"auto": the measurement begins where the samples say that the load was steady."""
-    measure_ns: Annotated[int, Between(LEAST_NS, 24 * HOUR, "shorter shows nothing, longer is no benchmark")] = 10 * S
+    measure_ns: Annotated[int, Between(LEAST_NS, LONGEST_NS, "shorter shows nothing, longer is no benchmark")] = 10 * S
     """How long the measurement is."""
     measure_documents: Annotated[int, Between(1, 10**11, "a day at a million a second")] | None = None
     """The measurement ends once so many documents are acknowledged, however long that takes, in place of `measure`.
