@@ -208,6 +208,19 @@ def test_after_a_reboot_there_is_nothing_to_undo(state: Path, tmp_path: Path) ->
     assert list(state.glob("*.jsonl")) == []
 
 
+def test_what_is_left_of_a_session_of_one_network_namespace_is_found_by_its_key(state: Path, tmp_path: Path) -> None:
+    setting = tmp_path / "setting"
+    setting.write_text("old", encoding="ascii")
+    ledger = book.Ledger.create(sessions.file_of("key", ("net",)), book.new_header("a session", 60, within=("net",)))
+    ledger.change(writes(setting, "new"), lambda _: None)
+    ledger.close()
+    sessions.finish_leftovers("key")
+    assert setting.read_text(encoding="ascii") == "new\n"
+    sessions.finish_leftovers("key", within=("net",))
+    assert setting.read_text(encoding="ascii") == "old\n"
+    assert list(state.glob("*.jsonl")) == []
+
+
 @pytest.mark.slow
 def test_a_lock_has_one_owner_who_is_named_to_the_second(state: Path) -> None:
     with sessions.locked("key"):

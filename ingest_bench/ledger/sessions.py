@@ -66,45 +66,44 @@ def locked(
 ) -> Iterator[tuple[int, ...]]:
     """The descriptors of the locks on what `key` names and on resources; RunFailed when somebody else has one.
 
-    The key's lock is a file of our state folder. A resource is what sessions of different keys and folders may meet at,
-    such as an interface or a file below /proc/sys: one for the whole machine, or one in each namespace of the kinds
+    The key's lock is a file beside the session's. A resource is what sessions of different keys and folders may meet
+    at, such as an interface or a file below /proc/sys: one for the whole machine, or one in each namespace of the kinds
     `within`. `what` tells others who has it.
 
     Who inherits the descriptors shares the locks: they are free when the last of them has ended.
     """
     with contextlib.ExitStack() as stack:
-        descriptors = [stack.enter_context(_file_lock(key))]
+        descriptors = [stack.enter_context(_file_lock(file_of(key, within)))]
         for resource in resources:
             place = "".join(f"{one.kind}:[{one.inode}]/{one.cookie} " for one in map(namespaces.own, within))
             descriptors.append(stack.enter_context(_claim(resource, place, what)))
         yield tuple(descriptors)
 
 
-def finish_leftovers(key: str, resources: Sequence[str]) -> None:
+def finish_leftovers(key: str, resources: Sequence[str] = (), within: Sequence[Kind] = ()) -> None:
     """Put back what dead sessions left behind of what we have the locks on.
 
     RunFailed when one of the same key did so where it cannot be put back from here.
     """
-    own = state_folder() / f"{key}.jsonl"
+    own = file_of(key, within)
     header = header_of(own)
     if header and (elsewhere := _elsewhere(header)):
         raise RunFailed(f"{header.what}: what pid {header.pid} left of it must be put back first, {elsewhere}")
     finish(own)
-    for path in sorted(state_folder().glob("*.jsonl")):
+    for path in _files():
         header = _known(path)
         if header and _is_here(header) and set(resources) & {*header.resources}:
-            with _file_lock(path.stem):
+            with _file_lock(path):
                 finish(path)
 
 
 @contextlib.contextmanager
-def _file_lock(key: str) -> Iterator[int]:
-    folder = state_folder()
-    descriptor = os.open(folder / f"{key}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+def _file_lock(session: Path) -> Iterator[int]:
+    descriptor = os.open(_lock_of(session), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         # `show` looks at locks by taking them for a moment: hence a little patience.
         if not lock_within(descriptor, _PATIENCE_S):
-            raise RunFailed(f"{_in_use(folder / f'{key}.jsonl', key)}; see `ingest-bench net show`")
+            raise RunFailed(f"{_in_use(session)}; see `ingest-bench net show`")
         yield descriptor
     finally:
         os.close(descriptor)
@@ -160,7 +159,7 @@ def restore() -> Restored:
     RunFailed when something could not be put back, though it is here; all the rest was.
     """
     undone, left, failed = [], [], []
-    for path in sorted(state_folder().glob("*.jsonl")):
+    for path in _files():
         try:
             header = header_of(path)
             if header is not None and (elsewhere := _elsewhere(header)):
@@ -204,7 +203,17 @@ def _elsewhere(header: Header) -> str:
 
 def show() -> list[Applied]:
     """Every session that is applied now, or was left behind."""
-    return [applied for path in sorted(state_folder().glob("*.jsonl")) if (applied := _applied(path)) is not None]
+    return [applied for path in _files() if (applied := _applied(path)) is not None]
+
+
+def _files() -> list[Path]:
+    """The file of each session, in the order of their names."""
+    return sorted(state_folder().glob("*.jsonl"))
+
+
+def _lock_of(session: Path) -> Path:
+    """The file that says whether somebody looks after it."""
+    return session.with_suffix(".lock")
 
 
 def _default_state_folder() -> Path:
@@ -231,7 +240,7 @@ def _applied(path: Path) -> Applied | None:
     return Applied(
         what=header.what,
         pid=header.pid,
-        alive=_is_held(path.with_suffix(".lock")),
+        alive=_is_held(_lock_of(path)),
         here=_is_here(header),
         until_realtime_ns=header.until_realtime_ns,
         steps=tuple(line["step"] for line in lines_of(path) if "step" in line),
@@ -253,6 +262,6 @@ def _is_held(lock: Path) -> bool:
     return False
 
 
-def _in_use(path: Path, key: str) -> str:
-    header = _known(path)
-    return f"{key} is in use" if header is None else f"in use by pid {header.pid}: {header.what}"
+def _in_use(session: Path) -> str:
+    header = _known(session)
+    return f"{session.stem} is in use" if header is None else f"in use by pid {header.pid}: {header.what}"

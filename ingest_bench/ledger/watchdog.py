@@ -86,8 +86,8 @@ def session(
     """
     _refuse_no_limit(time_limit_s)
     path = sessions.file_of(key, within)
-    with sessions.locked(path.stem, what, resources, within) as locks:
-        sessions.finish_leftovers(path.stem, resources)
+    with sessions.locked(key, what, resources, within) as locks:
+        sessions.finish_leftovers(key, resources, within)
         on_stage("locked")
         header = book.new_header(what, time_limit_s, resources, within)
         with _watched(path, header.until_boottime_ns, locks, on_stage):
