@@ -15,12 +15,13 @@ import pytest
 
 from ingest_bench import targets
 from ingest_bench.cli.app import run
-from ingest_bench.errors import MissingCapability
+from ingest_bench.errors import MissingCapability, RunFailed
 from ingest_bench.experiment import order, spec
 from ingest_bench.jvm.java import Java
 from ingest_bench.lab import campaign
 from ingest_bench.lab.runner import RunOptions
 from ingest_bench.lab.server import attaching
+from ingest_bench.ledger import book, sessions
 from ingest_bench.probes import PROBES, recording
 from ingest_bench.results import layout
 
@@ -212,3 +213,20 @@ def test_a_plan_says_what_its_runs_have_in_common_and_how_long_they_take(typed: 
     code, told = typed(f"plan {line}")
     assert code == 0, told
     assert said in told
+
+
+def test_net_show_names_a_file_that_it_cannot_read_and_shows_the_rest(
+    typed: Typed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("INGEST_BENCH_STATE", str(tmp_path / "state"))
+    bad = sessions.file_of("bad")
+    bad.write_text('{"header": {"schema": 2}}\n')
+    book.Ledger.create(sessions.file_of("good"), book.new_header("shaped eth7", 60)).close()
+    code, said = typed("net show")
+    assert code == RunFailed.exit_code
+    assert "shaped eth7" in said
+    assert f"{bad}: what a session has changed cannot be read" in said
+    sessions.file_of("good").unlink()
+    code, said = typed("net show")
+    assert code == RunFailed.exit_code
+    assert "nothing is applied" not in said

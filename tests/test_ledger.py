@@ -147,6 +147,8 @@ HEADER = {"what": "a", "pid": 1, "boot_id": "b", "until_realtime_ns": 1, "until_
         (json.dumps({"header": {**HEADER, "user": "me"}}).encode(), 'the key "user" is not known'),
         (json.dumps({"header": {**HEADER, "schema": 2}}).encode(), "schema 2, known is 1"),
         (b'{"header": {"what": "\xff\xfe\x00"}}', "codec can't decode"),
+        (json.dumps({"header": HEADER}).encode() + b'\n{"step": 5}', "5 is not a text"),
+        (json.dumps({"header": HEADER}).encode() + b'\n{"step": "a", "undo": 5}', "5 is not a list"),
         (b"{}", "is not an object"),
         (b"[]", "is not an object"),
         (b"[" * 100_000, "recursion"),
@@ -170,6 +172,9 @@ def test_a_file_that_cannot_be_read_is_named_and_keeps_nobody_from_the_others(
         sessions.restore()
     assert setting.read_text(encoding="ascii") == "old\n"
     left()
+    assert [applied.what for applied in sessions.show()] == ["good"]
+    (named,) = sessions.unreadable()
+    assert named.startswith(f"{bad}: ")
     sessions.finish_leftovers("another", (str(setting),))
     assert setting.read_text(encoding="ascii") == "old\n"
     with pytest.raises(RunFailed, match="use the version of ingest-bench that wrote it"):

@@ -195,16 +195,18 @@ def apply(
 @app.command()
 def show() -> None:
     """Show what is applied to real interfaces and host settings: by whom, until when."""
-    applied = interface.show()
-    if not applied:
+    applied, unreadable = interface.show(), interface.unreadable()
+    if not applied and not unreadable:
         screen.say("nothing is applied")
-        return
     rows = []
     for session in applied:
         until = datetime.fromtimestamp(session.until_realtime_ns / 1e9).astimezone()
         words = (session.what, str(session.pid), until.isoformat(sep=" ", timespec="seconds"), _state(session))
         rows.append((*words, ", ".join(session.steps)))
-    screen.table("", ("what", "process", "until", "state", "changes"), rows)
+    if rows:
+        screen.table("", ("what", "process", "until", "state", "changes"), rows)
+    if unreadable:
+        raise RunFailed("\n".join(unreadable))
 
 
 @app.command()

@@ -6,8 +6,20 @@ takes everything back when the first one is done, late or dead.
 """
 
 from ingest_bench.ledger.namespaces import Kind
-from ingest_bench.ledger.sessions import Applied, Restored, restore, show
+from ingest_bench.ledger.sessions import Applied, Restored, restore, show, unreadable
 from ingest_bench.ledger.steps import Action, Step, Undo
 from ingest_bench.ledger.watchdog import Session, session
 
-__all__ = ["Action", "Applied", "Kind", "Restored", "Session", "Step", "Undo", "restore", "session", "show"]
+__all__ = [
+    "Action",
+    "Applied",
+    "Kind",
+    "Restored",
+    "Session",
+    "Step",
+    "Undo",
+    "restore",
+    "session",
+    "show",
+    "unreadable",
+]

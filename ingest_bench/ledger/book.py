@@ -58,6 +58,15 @@ class Header:
     schema: int = SCHEMA
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Noted:
+    """One line of a session's file: its header, or a step. What stands in these two is read by itself."""
+
+    header: Any = None
+    step: str = ""
+    undo: tuple[Any, ...] = ()
+
+
 @dataclass(slots=True)
 class Ledger:
     """One session's file, open for appending."""
@@ -171,7 +180,7 @@ def header_of(path: Path) -> Header | None:
     """
     lines = lines_of(path)
     try:
-        header = from_json(Header, lines[0].get("header")) if lines else None
+        header = from_json(Header, lines[0].header) if lines else None
     except ValueError as error:
         raise _unreadable(path, error) from None
     if header is not None and header.schema != SCHEMA:
@@ -205,14 +214,14 @@ def is_forgotten(namespace: Namespace) -> bool:
     return namespace.kind != "mnt" and namespace.is_gone()
 
 
-def lines_of(path: Path) -> list[dict[str, Any]]:
+def lines_of(path: Path) -> list[Noted]:
     """The whole lines of a session's file. A line that was cut off was not on disk, so its change was not made.
 
     RunFailed for a file in which something else stands.
     """
     try:
         whole, _, _ = path.read_bytes().rpartition(b"\n")
-        return [from_json(dict[str, Any], json.loads(line)) for line in whole.splitlines()]
+        return [from_json(Noted, json.loads(line)) for line in whole.splitlines()]
     except FileNotFoundError:
         return []
     except (ValueError, RecursionError) as error:
@@ -236,9 +245,9 @@ def _undo_all(path: Path, on_stage: Stage) -> tuple[list[str], list[str]]:
     header = header_of(path)
     if header is None or header.boot_id != boot_id() or any(map(is_forgotten, header.within)):
         return undone, failed
-    for line in reversed([line for line in lines_of(path) if "undo" in line]):
-        for table in line["undo"]:
-            on_stage(f"undo {line['step']}: before")
+    for line in reversed(lines_of(path)):
+        for table in line.undo:
+            on_stage(f"undo {line.step}: before")
             try:
                 named = from_json(Undo, table).named()
                 if named is not None and named.is_needed():
@@ -248,8 +257,8 @@ def _undo_all(path: Path, on_stage: Stage) -> tuple[list[str], list[str]]:
                 failed.append(str(error))
             except (OSError, ValueError) as error:
                 # Such as: this user may not start one process more.
-                failed.append(f"{line['step']}: {error}")
-            on_stage(f"undo {line['step']}: after")
+                failed.append(f"{line.step}: {error}")
+            on_stage(f"undo {line.step}: after")
     return undone, failed
 
 

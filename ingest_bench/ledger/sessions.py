@@ -174,7 +174,7 @@ def restore() -> Restored:
 
 
 def _known(path: Path) -> Header | None:
-    """Its header; None where there is none, or it cannot be read: `restore` says so."""
+    """Its header; None where there is none, or it cannot be read: `restore` and `unreadable` say so."""
     try:
         return header_of(path)
     except (RunFailed, OSError):
@@ -202,8 +202,19 @@ def _elsewhere(header: Header) -> str:
 
 
 def show() -> list[Applied]:
-    """Every session that is applied now, or was left behind."""
-    return [applied for path in _files() if (applied := _applied(path)) is not None]
+    """Every session that is applied now, or was left behind; without those of `unreadable`."""
+    return [_applied(path, header) for path in _files() if (header := _known(path)) is not None]
+
+
+def unreadable() -> list[str]:
+    """The sessions whose file cannot be read: of each the file, why, and what to do."""
+    found = []
+    for path in _files():
+        try:
+            header_of(path)
+        except (RunFailed, OSError) as error:
+            found.append(str(error))
+    return found
 
 
 def _files() -> list[Path]:
@@ -233,17 +244,14 @@ def _own_folder(folder: Path, what: str) -> Path:
     return folder
 
 
-def _applied(path: Path) -> Applied | None:
-    header = header_of(path)
-    if header is None:
-        return None
+def _applied(path: Path, header: Header) -> Applied:
     return Applied(
         what=header.what,
         pid=header.pid,
         alive=_is_held(_lock_of(path)),
         here=_is_here(header),
         until_realtime_ns=header.until_realtime_ns,
-        steps=tuple(line["step"] for line in lines_of(path) if "step" in line),
+        steps=tuple(line.step for line in lines_of(path) if line.step),
     )
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ingest_bench import system
 from ingest_bench.errors import MissingCapability, RunFailed, SpecError
-from ingest_bench.ledger import Applied, book, restore, session, sessions, show
+from ingest_bench.ledger import Applied, book, restore, session, sessions, show, unreadable
 from ingest_bench.network.act import interface_facts, ssh
 from ingest_bench.network.plan import features, interface_plan, netem, spared
 from ingest_bench.network.plan.interface_rules import Asked, Found, shapes, tcp_words
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ingest_bench.model.network import Profile, RealLink
     from ingest_bench.network.plan.places import Direction
 
-__all__ = ["Applied", "Shaped", "needs", "plan", "restore", "shaped", "show"]
+__all__ = ["Applied", "Shaped", "needs", "plan", "restore", "shaped", "show", "unreadable"]
 
 # What each need looks like when it is tried, as lines of `tc -batch` in a namespace of its own.
 _CLSACT = "qdisc add dev lo ingress_block 1 egress_block 2 clsact"
