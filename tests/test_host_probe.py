@@ -26,8 +26,14 @@ def context(raw: Path, start_s: int, end_s: int) -> ReadContext:
 
 
 def line(at_s: float, **changed: float | None) -> str:
-    values: dict[str, Any] = dict.fromkeys(proc.FIELDS, 0) | {"at_ns": round(at_s * SECOND)} | changed
+    at_ns = round(at_s * SECOND)
+    values: dict[str, Any] = dict.fromkeys(proc.FIELDS, 0) | {"at_ns": at_ns, "at_monotonic_ns": at_ns} | changed
     return json.dumps([values[name] for name in proc.FIELDS])
+
+
+def older(line: str) -> str:
+    """The line as it was before samples had CLOCK_MONOTONIC."""
+    return json.dumps(json.loads(line)[:-1])
 
 
 def test_a_process_with_brackets_and_spaces_in_its_name_is_read_right() -> None:
@@ -197,19 +203,21 @@ def test_what_kept_the_server_from_working_is_told_in_spans(tmp_path: Path) -> N
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("back_s", [0.1, 0.6], ids=["to the same moment", "further"])
-def test_samples_after_the_clock_was_set_back_have_no_rate_until_it_is_later_than_before(
+def test_older_samples_after_the_clock_was_set_back_have_no_rate_until_it_is_later_than_before(
     tmp_path: Path, back_s: float
 ) -> None:
     moments = [10 + at / 10 - (back_s if at >= 5 else 0) for at in range(20)]
     lines = [
-        line(
-            moment,
-            server_user_ns=at * SECOND // 20,
-            server_threads_stopped=1,
-            pressure_io_full_us=at * 10_000,
-            compact_stall=at,
-            cpu_busy_ticks=5 * at,
-            cpu_idle_ticks=5 * at,
+        older(
+            line(
+                moment,
+                server_user_ns=at * SECOND // 20,
+                server_threads_stopped=1,
+                pressure_io_full_us=at * 10_000,
+                compact_stall=at,
+                cpu_busy_ticks=5 * at,
+                cpu_idle_ticks=5 * at,
+            )
         )
         for at, moment in enumerate(moments)
     ]
@@ -228,9 +236,43 @@ def test_samples_after_the_clock_was_set_back_have_no_rate_until_it_is_later_tha
         assert list(spans[cause]) == sorted(spans[cause], key=lambda span: span.start_ns)
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("set_s", [-3600, -0.15, 0.6, 3600], ids=["an hour back", "back", "forward", "an hour forward"])
+def test_a_clock_that_is_set_changes_no_rate_and_no_moment(tmp_path: Path, set_s: float) -> None:
+    # The clock that counts is that of the end: the samples of the load are on it.
+    walls = [10 + at / 10 - (set_s if at < 5 else 0) for at in range(20)]
+    lines = [
+        line(
+            wall,
+            at_monotonic_ns=(1000 + at) * SECOND // 10,
+            server_user_ns=at * SECOND // 20,
+            pressure_io_full_us=at * 60_000,
+            server_threads_stopped=int(at == 3),
+        )
+        for at, wall in enumerate(walls)
+    ]
+    (tmp_path / "host.jsonl").write_text("\n".join(lines))
+    waited = wait(walls[2], walls[3], 7, "write", 60), wait(walls[4], walls[5], 8, "merge", 60)
+    (tmp_path / "host-threads.jsonl").write_text("\n".join(waited))
+    measured = list(PROBES["host"].read(context(tmp_path, 10, 12)))
+    cores = next(item for item in measured if isinstance(item, Series) and item.name == "server_cpu_cores")
+    assert cores.at_ns == tuple((101 + at) * SECOND // 10 for at in range(19))
+    assert cores.values == pytest.approx([0.5] * 19)
+    seen = {item.name: item.value for item in measured if isinstance(item, Reading)}
+    assert seen["pressure_io_full_share"] == pytest.approx(0.6)
+    assert seen["server_cpu_s"] == pytest.approx(0.95)
+    spans = {
+        item.cause: [(span.thread, span.start_ns / SECOND, span.end_ns / SECOND) for span in item.spans]
+        for item in measured
+        if isinstance(item, Watched)
+    }
+    assert spans["server process stopped"] == [("", 10.25, 10.35)]
+    assert spans["server threads waiting for a CPU"] == [("merge", 10.4, 10.5), ("write", 10.2, 10.3)]
+
+
 @pytest.mark.parametrize("moments", [(11, 11), (11, 10)])
 def test_two_samples_of_which_none_is_later_are_no_measurement(tmp_path: Path, moments: tuple[int, int]) -> None:
-    (tmp_path / "host.jsonl").write_text("\n".join(line(at) for at in moments))
+    (tmp_path / "host.jsonl").write_text("\n".join(older(line(at)) for at in moments))
     assert [type(item) for item in PROBES["host"].read(context(tmp_path, 10, 13))] == [Remark]
 
 

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from ingest_bench.probes.context import Events, ReadContext
 
 _FILE, _THREADS = "host.jsonl", "host-threads.jsonl"
+# Before samples had `at_monotonic_ns`.
+_FEWEST_FIELDS = FIELDS.index("at_monotonic_ns")
 # As causes of stalls.
 STOPPED = "server process stopped"
 _QUOTA, _STOLEN = "server held back by its CPU quota", "CPU stolen by the hypervisor"
@@ -93,7 +95,8 @@ class Host:
     def read(self, context: ReadContext) -> Iterator[Measured]:
         """Growth of counters, means and maxima of levels, from the first to the last sample of the measurement."""
         table = _table(context.raw / _FILE)
-        at_ns = table["at_ns"] if table else np.empty(0)
+        noted_ns = table.get("at_ns", np.empty(0))
+        table["at_ns"] = at_ns = _moments(table) if table else noted_ns
         within = (at_ns >= context.start_ns) & (at_ns < context.end_ns)
         moments = int(_ordered(at_ns[within]).sum())
         if moments < 2:
@@ -102,7 +105,7 @@ class Host:
         yield from _readings({name: column[within] for name, column in table.items()})
         yield from _series(table)
         yield from watched(table)
-        yield from waits(context)
+        yield from waits(context, dict(zip(noted_ns.tolist(), at_ns.tolist(), strict=True)))
 
 
 def _table(path: Path) -> dict[str, NDArray[np.float64]]:
@@ -115,14 +118,29 @@ def _table(path: Path) -> dict[str, NDArray[np.float64]]:
             row = decoding.decoded(tuple[float | None, ...], json.loads(line))
         except (ValueError, RecursionError):
             continue
-        if len(row) == len(FIELDS):
-            rows.append(row)
+        if _FEWEST_FIELDS <= len(row) <= len(FIELDS):
+            rows.append(row + (None,) * (len(FIELDS) - len(row)))
     # None: the machine has no such counter.
     return {name: np.array([row[index] for row in rows], dtype=float) for index, name in enumerate(FIELDS)}
 
 
+def _moments(table: Mapping[str, NDArray[np.float64]]) -> NDArray[np.float64]:
+    """When each sample was taken, on the clock of the last one: the load's samples are on that of its end.
+
+    However the clock was set meanwhile, they lie as far apart as they did. Samples without CLOCK_MONOTONIC stay where
+    the clock was.
+    """
+    at_ns, at_monotonic_ns = table["at_ns"], table["at_monotonic_ns"]
+    if not len(at_ns) or np.isnan(at_monotonic_ns).any():
+        return at_ns
+    return at_monotonic_ns + (at_ns[-1] - at_monotonic_ns[-1])
+
+
 def _ordered(at_ns: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Which samples are later than all before them: the others were taken after the clock had been set back."""
+    """Which samples are later than all before them.
+
+    Those are all, but where samples have no CLOCK_MONOTONIC and the clock was set back.
+    """
     latest = np.maximum.accumulate(at_ns)
     return np.concatenate((np.ones(min(1, len(at_ns)), dtype=bool), np.diff(latest) > 0))
 
@@ -226,9 +244,10 @@ def watched(table: Mapping[str, NDArray[np.float64]]) -> Iterator[Watched]:
         )
 
 
-def waits(context: ReadContext) -> Iterator[Watched]:
+def waits(context: ReadContext, moments: Mapping[float, float]) -> Iterator[Watched]:
     """When a thread of the server waited for a CPU for half of the time, or for a disk, by the names of its threads.
 
+    `moments` has the moment of each sample by the time that was noted.
     The names are those that the flight recorder knows, where there is one with the probe `stalls`.
     """
     path = context.raw / _THREADS
@@ -238,8 +257,10 @@ def waits(context: ReadContext) -> Iterator[Watched]:
         recording.load(context).content.get("stalls", {}).get("threads", {}) if recording.files(context.raw)[0] else {}
     )
     found: dict[str, list[Interval]] = {_NO_CPU: [], _DISK: []}
-    for wait in _waits(path):
-        # The clock was set back meanwhile.
+    for noted in _waits(path):
+        since_ns, at_ns = (int(moments.get(float(at), at)) for at in (noted.since_ns, noted.at_ns))
+        wait = replace(noted, since_ns=since_ns, at_ns=at_ns)
+        # The clock was set back meanwhile, and nobody knows by how much.
         if wait.at_ns <= wait.since_ns or _JVM_OWN.fullmatch(wait.name):
             continue
         thread = named.get(str(wait.thread), wait.name)

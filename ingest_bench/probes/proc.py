@@ -1,7 +1,9 @@
 """The child process of probe `host`: `python -m ingest_bench.probes.proc PID OUT THREADS` samples /proc until it ends.
 
 One JSON list a line, in the order of `FIELDS`; null for what this machine does not count. In the second file one for
-each thread that waited (threads.py).
+each thread that waited (threads.py), between two samples' `at_ns`.
+
+A new field comes last: lines without it are those of an older ingest-bench, and are read.
 """
 
 from __future__ import annotations
@@ -50,6 +52,7 @@ FIELDS = (
     "server_threads_stopped",
     "server_threads_blocked",
     "server_throttled_ns",
+    "at_monotonic_ns",
 )
 _VMSTAT = FIELDS[FIELDS.index("thp_fault_alloc") : FIELDS.index("allocstall") + 1]
 _PRESSURE = (("cpu", "some"), ("io", "some"), ("io", "full"), ("memory", "some"), ("memory", "full"))
@@ -105,10 +108,11 @@ def sample(pid: int, threads: Threads) -> list[Number]:
     """One line, in the order of `FIELDS`. FileNotFoundError or ProcessLookupError when the server is gone."""
     server = parse_stat(Path(f"/proc/{pid}/stat").read_text(encoding="utf-8"))
     machine = parse_system(Path("/proc/stat").read_text(encoding="utf-8"))
-    at_ns = time.time_ns()
+    at_ns, at_monotonic_ns = time.time_ns(), time.monotonic_ns()
     switched = threads.sample(at_ns)
     states = (threads.states()["T"], threads.states()["D"])
-    return [at_ns, *server, *switched, *machine, *_pressure(), *_vmstat(), *states, throttled_ns(pid)]
+    counted = (*server, *switched, *machine, *_pressure(), *_vmstat(), *states, throttled_ns(pid))
+    return [at_ns, *counted, at_monotonic_ns]
 
 
 def _pressure() -> list[Number]:
