@@ -1,22 +1,31 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
 from pathlib import Path
 
 import made_runs as made
 import pytest
 
+from ingest_bench.cli.calibrate import calibrate
+from ingest_bench.errors import RunFailed, SpecError
 from ingest_bench.experiment import order, spec
-from ingest_bench.lab import calibration
+from ingest_bench.lab import calibration, campaign
 from ingest_bench.lab.calibration import Sent
 from ingest_bench.model.experiment import Plan, Run
 from ingest_bench.model.results import Summary
+from ingest_bench.results import layout
+from ingest_bench.results.layout import Results
 
 SENT = [
     Sent(body_bytes=4_000, processes=1, requests_per_s=5_000, cpu_percent=99),
     Sent(body_bytes=104_000, processes=1, requests_per_s=1_000, cpu_percent=98),
     Sent(body_bytes=4_000, processes=2, requests_per_s=8_000, cpu_percent=97),
 ]
+
+
+SEEN = (sys.executable, "-c", "from ingest_bench.host import others; print(others.experiments())")
 
 
 @pytest.fixture(autouse=True)
@@ -94,3 +103,25 @@ def test_a_run_gives_its_rate_and_its_mean_body() -> None:
     )
     (sent,) = calibration.measured(planned, [summary, dataclasses.replace(summary, state="invalid")])
     assert (sent.body_bytes, sent.requests_per_s, sent.processes) == (4_000, 100, 1)
+
+
+def test_a_calibration_holds_its_folder_and_can_be_seen_by_other_experiments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+
+    def carried_out(results: Results, *_: object) -> list[Summary]:
+        with pytest.raises(SpecError, match="another ingest-bench carries out these runs now"), results.held():
+            pass
+        said.append(subprocess.run(SEEN, capture_output=True, text=True, check=True).stdout)
+        raise RunFailed("enough")
+
+    monkeypatch.setattr(campaign, "preflight", lambda *_: ())
+    monkeypatch.setattr(campaign, "fetch", lambda *_: None)
+    monkeypatch.setattr(campaign, "carry_out", carried_out)
+    with pytest.raises(RunFailed, match="enough"):
+        calibrate(out=tmp_path / "out")
+    (folder,) = (tmp_path / "out" / "calibrate").iterdir()
+    assert str(folder)[-40:] in said[0]
+    with layout.Results(folder).held():
+        pass

@@ -12,6 +12,7 @@ from ingest_bench.errors import RunFailed
 from ingest_bench.experiment import order, spec
 from ingest_bench.lab import calibration, campaign
 from ingest_bench.lab.runner import RunOptions
+from ingest_bench.report.tables import text_tables
 from ingest_bench.results import layout
 from ingest_bench.results.facts import facts
 
@@ -32,7 +33,7 @@ def calibrate(
     with screen.downloads() as tell:
         campaign.fetch(ordered, options, tell)
     results = layout.create(out, ordered, facts())
-    with screen.run_progress(len(ordered.runs)) as progress:
+    with campaign.taken(results), screen.run_progress(len(ordered.runs)) as progress:
         found = campaign.carry_out(results, options, progress)
     sent = calibration.measured(ordered, found)
     if not sent:
@@ -48,6 +49,8 @@ def calibrate(
         for each in sent
     ]
     screen.table(ordered.description, ["body", "processes", "requests/s", "MB/s", "CPU of the busiest, %"], rows)
+    for note in text_tables.notes(found):
+        screen.say(f"note: {note}")
     if max(each.cpu_percent for each in sent) < _BUSY_PERCENT:
         screen.say(
             "note: no load process used its core: the server or other work was the limit. An idle machine says more"

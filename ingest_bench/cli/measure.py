@@ -16,7 +16,6 @@ from ingest_bench.cli.grouped import grouped
 from ingest_bench.cli.what import What, plans
 from ingest_bench.errors import Interrupted, SpecError
 from ingest_bench.experiment import fingerprints
-from ingest_bench.host import others
 from ingest_bench.inputs import records
 from ingest_bench.lab import calibration, campaign, evaluation
 from ingest_bench.lab import find_max as search_for_max
@@ -163,7 +162,7 @@ def _carried_out(results: Results, options: RunOptions, told: Sequence[str], unf
         screen.say(line)
     try:
         searched = results.plan.search is not None
-        with results.held(), others.marked(results.path):
+        with campaign.taken(results):
             with screen.run_progress(search_for_max.most_runs(results.plan), _run_s(results.plan)) as progress:
                 found = (search_for_max if searched else campaign).carry_out(results, options, progress)
             pictures = evaluation.write_report(results, found)

@@ -5,6 +5,7 @@ Every result is written as soon as it is there: Ctrl-C or a crash costs the run 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ from ingest_bench.documents import synthetic, tracks
 from ingest_bench.errors import SpecError
 from ingest_bench.experiment import catalog
 from ingest_bench.faults import checks
-from ingest_bench.host import shares
+from ingest_bench.host import others, shares
 from ingest_bench.jvm.artifacts import Progress as Download
 from ingest_bench.jvm.attach import reader
 from ingest_bench.lab import evaluation, runner, steps, wires
@@ -169,6 +170,16 @@ def download(plans: Sequence[Plan], say: Callable[[str], None], tell: Download) 
 def unique_cells(plan: Plan) -> Iterator[Cell]:
     """Each cell of the plan once, and once more with costly probes."""
     return iter({(run.cell.name, run.instrumented): run.cell for run in plan.runs}.values())
+
+
+@contextlib.contextmanager
+def taken(results: Results) -> Iterator[None]:
+    """Nobody else carries out these runs meanwhile, and whoever measures on this machine sees that somebody does.
+
+    SpecError when somebody carries them out already.
+    """
+    with results.held(), others.marked(results.path):
+        yield
 
 
 def carry_out(results: Results, options: runner.RunOptions, watcher: Watcher) -> list[Summary]:
