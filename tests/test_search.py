@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -16,10 +16,14 @@ GOAL = goals.parse("p99 < 500ms, errors < 0.1%")
 
 
 def searched(
-    outcome: Callable[[float], Outcome], *, estimate: float = 1000, rules: Search | None = None
+    outcome: Callable[[float], Outcome],
+    *,
+    estimate: float = 1000,
+    rules: Search | None = None,
+    before: Sequence[Tried] = (),
 ) -> tuple[Found, list[Tried]]:
     rules = rules or Search(goal=GOAL.text)
-    tried: list[Tried] = []
+    tried: list[Tried] = list(before)
     for _ in range(100):
         decided = decide(tried, rules)
         if isinstance(decided, Found):
@@ -83,6 +87,20 @@ def test_a_server_without_a_limit_ends_after_the_most_runs() -> None:
     assert tried[-1].step == "confirm"
     assert not found.is_knee
     assert "nothing higher was tried" in found.said
+
+
+def test_a_search_that_is_allowed_more_runs_goes_on_where_it_stopped() -> None:
+    few, tried = searched(lambda _: "met", rules=Search(goal=GOAL.text, most_runs=4))
+    assert "nothing higher was tried" in few.said
+    more, _ = searched(knee_at(3000), rules=Search(goal=GOAL.text), before=tried)
+    assert more.per_s is not None
+    assert few.per_s is not None
+    assert few.per_s < more.per_s <= 3000
+    assert more.is_knee
+    # Of one that stopped between two rates that lie far apart.
+    few, tried = searched(knee_at(730), rules=Search(goal=GOAL.text, most_runs=4))
+    more, _ = searched(knee_at(730), rules=Search(goal=GOAL.text), before=tried)
+    assert (few.per_s or 0) < 680 < (more.per_s or 0) <= 730
 
 
 def test_few_runs_still_end_in_a_confirmed_rate() -> None:

@@ -44,6 +44,13 @@ def most_runs(plan: Plan) -> int:
     return len(knees.beginnings(plan)) * plan.search.most_runs if plan.search else len(plan.runs)
 
 
+def allow(results: Results, runs: int) -> None:
+    """Let the search take so many runs in each cell from now on; whoever calls this has `taken` the results."""
+    plan = results.plan
+    if plan.search is not None:
+        results.replace_plan(dataclasses.replace(plan, search=dataclasses.replace(plan.search, most_runs=runs)))
+
+
 def carry_out(results: Results, options: runner.RunOptions, watcher: campaign.Watcher) -> list[Summary]:
     """The summaries of all steps, after doing what the search still needs; tables are up to date after each."""
     found = {summary.run: summary for summary in evaluation.summaries(results, options.java_home, campaign.DONE)}

@@ -101,11 +101,12 @@ def decide(tried: Sequence[Tried], rules: Search) -> Next | Found:
             return Found(None, lowest_miss, f"not even {_text(below)} meets the goal: {lowest_miss.why}")
         return _bounded(Next("ramp", rounded(below / 2)), tried, rules)
     at = _rate(best)
-    if any(each.step == "confirm" and each.per_s == at for each in met):
-        return Found(at, lowest_miss, _result(at, lowest_miss))
     last = rules.most_runs - len(tried) <= 1
     middle = rounded(math.sqrt(at * below)) if lowest_miss is not None else rounded(at * 2)
     close = below / at <= 1 + rules.tolerance_ppm / 1e6 or middle in (at, below)
+    # Confirmed as the last run of a search that was allowed more since, it is no end.
+    if (close or last) and any(each.step == "confirm" and each.per_s == at for each in met):
+        return Found(at, lowest_miss, _result(at, lowest_miss))
     step: SearchStep = "confirm" if close or last else "bisect" if lowest_miss is not None else "ramp"
     return _bounded(Next(step, at if step == "confirm" else middle), tried, rules)
 
