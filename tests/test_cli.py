@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,15 +15,18 @@ from types import SimpleNamespace
 
 import pytest
 
-from ingest_bench import targets
+from ingest_bench import load, targets
 from ingest_bench.cli.app import run
 from ingest_bench.errors import MissingCapability, RunFailed
 from ingest_bench.experiment import order, spec
 from ingest_bench.jvm.java import Java
-from ingest_bench.lab import campaign
+from ingest_bench.lab import campaign, find_max
 from ingest_bench.lab.runner import RunOptions
 from ingest_bench.lab.server import attaching
 from ingest_bench.ledger import book, sessions
+from ingest_bench.load import Remote
+from ingest_bench.load.fleet import keys
+from ingest_bench.model.experiment import Search
 from ingest_bench.probes import PROBES, recording
 from ingest_bench.results import layout
 
@@ -122,6 +127,7 @@ def interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(campaign, "preflight", lambda *_: ())
     monkeypatch.setattr(campaign, "fetch", lambda *_: None)
     monkeypatch.setattr(campaign, "carry_out", carry_out)
+    monkeypatch.setattr(find_max, "carry_out", carry_out)
 
 
 @pytest.mark.slow
@@ -152,6 +158,66 @@ def test_the_rest_of_an_interrupted_experiment_is_all_of_it_as_it_was_carried_ou
     (one,), (two,) = Path("results/one").iterdir(), Path("results/two").iterdir()
     rest = "; ".join(f"ingest-bench run --resume {folder} {how}" for folder in (one, two))
     assert said.endswith(f"The rest: {rest}")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("interrupted")
+def test_the_rest_of_an_experiment_with_workers_is_the_command_that_goes_on(
+    typed: Typed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Remote] = []
+
+    def joined(remote: Remote, *_: object) -> contextlib.AbstractContextManager[SimpleNamespace]:
+        asked.append(remote)
+        return contextlib.nullcontext(SimpleNamespace(joined=remote.workers))
+
+    monkeypatch.setattr(load, "joined", joined)
+    keys.write_new(Path("my keys"), 2)
+    monkeypatch.setenv("INGEST_BENCH_KEYS", "my keys/run.key")
+    how = "--workers 2 --bind 127.0.0.1:7001 --locust-web 127.0.0.1:8089"
+    code, said = typed(f"run --url http://127.0.0.1:9 {how}")
+    assert code == 130
+    rest = said.partition("The rest: ")[2]
+    assert "--keys 'my keys/run.key'" in rest
+    monkeypatch.delenv("INGEST_BENCH_KEYS")
+    # Typed as it was printed.
+    monkeypatch.setattr("sys.argv", shlex.split(rest))
+    assert run() == 130
+    assert asked[0] == asked[1]
+    assert asked[0].bind.port == 7001
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("interrupted")
+def test_what_a_resumed_experiment_cannot_take_is_refused(typed: Typed) -> None:
+    assert typed("run quickstart")[0] == 130
+    (folder,) = Path("results/quickstart").iterdir()
+    before = sorted(Path().rglob("*"))
+    for option, message in {
+        "--out elsewhere": f"--resume {folder}: what is measured goes there, too; leave --out elsewhere out",
+        "--out results": "leave --out results out",
+        "--most-runs 20": f"--most-runs 20: only a search takes it, and {folder} is none",
+        "--find-max=": "--resume takes its plan from the folder",
+        "--aa 5": "--resume takes its plan from the folder",
+        "--bind 127.0.0.1": "--bind is where --workers N join; how many?",
+    }.items():
+        code, said = typed(f"run --resume {folder} {option}")
+        assert (code, message in said) == (2, True), said
+    code, said = typed("run quickstart --most-runs 20")
+    assert (code, "only a search takes it; add --find-max GOAL" in said) == (2, True), said
+    assert sorted(Path().rglob("*")) == before
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("interrupted")
+def test_a_search_is_resumed_with_more_runs(typed: Typed) -> None:
+    assert typed("run quickstart --find-max p99<1s")[0] == 130
+    (folder,) = Path("results/quickstart").iterdir()
+    results = layout.open_results(folder)
+    assert results.plan.search is not None
+    assert results.plan.search.most_runs == 16
+    assert typed(f"run --resume {folder} --most-runs 30")[0] == 130
+    assert results.plan.search == Search(goal="p99<1s, errors < 0.1%", most_runs=30)
 
 
 def test_a_full_disk_is_one_message_with_the_remedy(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import shlex
 import statistics
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -20,6 +22,7 @@ from ingest_bench.inputs import records
 from ingest_bench.lab import calibration, campaign, evaluation
 from ingest_bench.lab import find_max as search_for_max
 from ingest_bench.lab.runner import JfrSettings, NetemBackend, RunOptions
+from ingest_bench.load import Remote
 from ingest_bench.model.experiment import Plan, Search
 from ingest_bench.model.load import LoadOptions
 from ingest_bench.results import layout
@@ -48,8 +51,15 @@ FindMax = Annotated[
         help='Search the highest rate that meets a goal: "p99 < 500ms". Errors stay below 0.1% unless it says else.',
     ),
 ]
-MostRuns = Annotated[int, typer.Option(help="How many runs --find-max may take in each cell.", min=3)]
-Out = Annotated[Path, typer.Option(help="The folder for results.")]
+MostRuns = Annotated[
+    int | None,
+    typer.Option(
+        help=f"How many runs --find-max may take in each cell, {Search(goal='').most_runs} when not given. With "
+        "--resume a search goes on until it has so many.",
+        min=3,
+    ),
+]
+Out = Annotated[Path | None, typer.Option(help='The folder for results: "results" when not given.')]
 LastFrames = Annotated[
     bool,
     typer.Option(
@@ -72,12 +82,12 @@ def run(  # noqa: PLR0917 - typer takes them all by name
     what: What,
     download: Download = False,
     allow_delete: AllowDelete = False,
-    out: Out = Path("results"),
+    out: Out = None,
     netem: Annotated[NetemBackend, typer.Option(help="Which netem: the kernel's, or a User-Mode Linux box.")] = "auto",
     java_home: Annotated[Path | None, typer.Option(help="The JDK for the server.")] = None,
     resume: Annotated[Path | None, typer.Option(help="A results folder: do only the runs that it lacks.")] = None,
     find_max: FindMax = None,
-    most_runs: MostRuns = 16,
+    most_runs: MostRuns = None,
     workers: worker.Workers = None,
     bind: worker.Bind = None,
     keys: worker.RunKeys = None,
@@ -87,58 +97,126 @@ def run(  # noqa: PLR0917 - typer takes them all by name
     jfr: Jfr = "default",
 ) -> int:
     """Run an experiment: every cell, measured and drawn."""
-    remote, shown = worker.asked(workers, bind, keys), worker.web(locust_web)
     options = RunOptions(
         netem=netem,
         java_home=java_home,
         allow_delete=allow_delete,
-        locust_web=shown,
+        locust_web=worker.web(locust_web),
         last_frames=last_frames,
         jfr=jfr,
     )
+    away = {"workers": workers, "bind": bind, "keys": keys} if workers is not None else {}
+    how = _How(
+        options=options,
+        download=download,
+        remote=worker.asked(workers, bind, keys),
+        prometheus=prometheus,
+        same=_same(options, **away, locust_web=locust_web, prometheus=prometheus),
+    )
+    if most_runs is not None:
+        records.at(Search, ("most_runs",), most_runs, "--most-runs")
     if resume is not None:
-        if what != What() or find_max:
+        if what != What() or find_max is not None:
             raise SpecError("--resume takes its plan from the folder: give no experiment and no settings beside it")
-        results = layout.open_results(resume)
-        kept = layout.facts(resume)
-        fingerprints.check(kept.get("files", {}), results.plan)
-        if (recorded := kept.get("jfr", jfr)) != jfr:
-            raise SpecError(
-                f"--resume {resume}: its runs were recorded with --jfr {recorded}, and others would cost their server "
-                f"something else: give --jfr {recorded}"
-            )
-        if download:
-            _download([results.plan])
-        worker.check(remote, [results.plan])
-        told = campaign.preflight(results.plan, options)
-        _fetch([results.plan], options)
-        with worker.exported(prometheus) as exporter, worker.joined(remote, shown) as fleet:
-            return _carried_out(results, dataclasses.replace(options, fleet=fleet, exporter=exporter), told, [results])
+        if out is not None:
+            raise SpecError(f"--resume {resume}: what is measured goes there, too; leave --out {out} out")
+        return _resumed(resume, most_runs, how)
     planned = plans(what)
     if find_max is not None:
         if what.against_itself is not None:
             raise SpecError("--aa: a search for a rate has no runs that could be set against each other")
-        records.at(Search, ("most_runs",), most_runs, "--most-runs")
-        planned = [search_for_max.plan_of(ordered, Search(goal=find_max, most_runs=most_runs)) for ordered in planned]
-    if download:
+        rules = Search(goal=find_max) if most_runs is None else Search(goal=find_max, most_runs=most_runs)
+        planned = [search_for_max.plan_of(ordered, rules) for ordered in planned]
+    elif most_runs is not None:
+        raise SpecError(f"--most-runs {most_runs}: only a search takes it; add --find-max GOAL")
+    return _begun(planned, Path("results") if out is None else out, how)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _How:
+    """How runs are carried out, as it was typed."""
+
+    options: RunOptions
+    download: bool
+    remote: Remote | None
+    prometheus: str | None
+    same: Sequence[str]
+    """The words with which the rest is carried out as its beginning was."""
+
+    @contextlib.contextmanager
+    def at_work(self) -> Iterator[RunOptions]:
+        """The options with what runs beside all runs: workers that have joined, and an exporter."""
+        options, web = self.options, self.options.locust_web
+        with worker.exported(self.prometheus) as exporter, worker.joined(self.remote, web) as fleet:
+            yield dataclasses.replace(options, fleet=fleet, exporter=exporter)
+
+
+def _resumed(folder: Path, most_runs: int | None, how: _How) -> int:
+    """The exit code of a results folder once it has all its runs, after doing those that it lacks."""
+    results, jfr = layout.open_results(folder), how.options.jfr
+    kept = layout.facts(folder)
+    fingerprints.check(kept.get("files", {}), results.plan)
+    if (recorded := kept.get("jfr", jfr)) != jfr:
+        raise SpecError(
+            f"--resume {folder}: its runs were recorded with --jfr {recorded}, and others would cost their server "
+            f"something else: give --jfr {recorded}"
+        )
+    if most_runs is not None and results.plan.search is None:
+        raise SpecError(f"--most-runs {most_runs}: only a search takes it, and {folder} is none")
+    if how.download:
+        _download([results.plan])
+    worker.check(how.remote, [results.plan])
+    told = campaign.preflight(results.plan, how.options)
+    _fetch([results.plan], how.options)
+    if most_runs is not None:
+        with campaign.taken(results):
+            search_for_max.allow(results, most_runs)
+    with how.at_work() as options:
+        return _carried_out(results, options, told, _rest([results], how))
+
+
+def _begun(planned: Sequence[Plan], out: Path, how: _How) -> int:
+    """The exit code of these plans, each carried out in a new folder."""
+    if how.download:
         _download(planned)
-    worker.check(remote, planned)
+    worker.check(how.remote, planned)
     ours = [run.cell for ordered in planned for run in ordered.runs if not run.cell.target.runs_already]
-    layout.check_writable(out, by_jvm=any(cell.probes or options.profiles for cell in ours))
-    known = [campaign.preflight(ordered, options) for ordered in planned]
-    _fetch(planned, options)
-    with worker.exported(prometheus) as exporter, worker.joined(remote, shown) as fleet:
-        options = dataclasses.replace(options, fleet=fleet, exporter=exporter)
+    layout.check_writable(out, by_jvm=any(cell.probes or how.options.profiles for cell in ours))
+    known = [campaign.preflight(ordered, how.options) for ordered in planned]
+    _fetch(planned, how.options)
+    with how.at_work() as options:
         folders = [
-            layout.create(out, ordered, {**facts(), "jfr": jfr, "files": fingerprints.of(ordered)})
+            layout.create(out, ordered, {**facts(), "jfr": options.jfr, "files": fingerprints.of(ordered)})
             for ordered in planned
         ]
         # Those that have not begun are resumed, too, when one is interrupted.
         codes = [
-            _carried_out(results, options, told, folders[at:])
+            _carried_out(results, options, told, _rest(folders[at:], how))
             for at, (results, told) in enumerate(zip(folders, known, strict=True))
         ]
     return max(codes)
+
+
+def _same(options: RunOptions, **others: object) -> list[str]:
+    """The words with which other runs are carried out as with these options: runs of one folder are compared.
+
+    `others` are options of the command that are none of a run, by their names.
+    """
+    usual = RunOptions()
+    told = ("jfr", "netem", "java_home", "allow_delete", "last_frames")
+    given = {name: value for name in told if (value := getattr(options, name)) != getattr(usual, name)} | others
+    words: list[str] = []
+    for name, value in given.items():
+        if value is not None:
+            option = f"--{name.replace('_', '-')}"
+            words += [option] if value is True else [option, str(value)]
+    return words
+
+
+def _rest(unfinished: Sequence[Results], how: _How) -> str:
+    """The commands that go on with these results."""
+    commands = (("ingest-bench", "run", "--resume", str(each.path), *how.same) for each in unfinished)
+    return "; ".join(map(shlex.join, commands))
 
 
 def _download(plans: Sequence[Plan]) -> None:
@@ -152,8 +230,8 @@ def _fetch(plans: Sequence[Plan], options: RunOptions) -> None:
             campaign.fetch(ordered, options, tell)
 
 
-def _carried_out(results: Results, options: RunOptions, told: Sequence[str], unfinished: Sequence[Results]) -> int:
-    """The exit code of these runs; Interrupted says how to go on with everything that is unfinished."""
+def _carried_out(results: Results, options: RunOptions, told: Sequence[str], rest: str) -> int:
+    """The exit code of these runs; Interrupted says how to go on: the commands that are the `rest`."""
     # What other machines can send was not measured here.
     for line in (
         *told,
@@ -168,26 +246,7 @@ def _carried_out(results: Results, options: RunOptions, told: Sequence[str], unf
             pictures = evaluation.write_report(results, found)
         return report.show(results, found, pictures)
     except KeyboardInterrupt:
-        rest = "; ".join(
-            shlex.join(("ingest-bench", "run", "--resume", str(each.path), *_same(options))) for each in unfinished
-        )
         raise Interrupted(f"everything that was started is stopped. The rest: {rest}") from None
-
-
-def _same(options: RunOptions) -> Iterator[str]:
-    """The options with which the rest is carried out as its beginning was: runs of one folder are compared."""
-    if options.profiles:
-        yield from ("--jfr", options.jfr)
-    if options.netem != RunOptions().netem:
-        yield from ("--netem", options.netem)
-    if options.java_home is not None:
-        yield from ("--java-home", str(options.java_home))
-    if options.allow_delete:
-        yield "--allow-delete"
-    if options.last_frames:
-        yield "--last-frames"
-    if options.fleet is not None:
-        yield from ("--workers", str(options.fleet.joined))
 
 
 @app.command("plan")
