@@ -5,7 +5,9 @@ A message says what was tried, what was found and what to do next.
 
 from __future__ import annotations
 
+import contextlib
 import traceback
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 
@@ -75,3 +77,17 @@ def text_elsewhere(error: BaseException) -> str:
         return text_here(error)
     at = [f" at {Path(frame.filename).name}:{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__)[-1:]]
     return type(error).__name__ + "".join(at)
+
+
+@contextlib.contextmanager
+def undone(undo: Callable[[], object]) -> Iterator[None]:
+    """What the block changed before it failed is undone; an error of the undo never hides the block's own.
+
+    `undo` must do for a change that was made in part, or not at all.
+    """
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(IngestBenchError, OSError):
+            undo()
+        raise

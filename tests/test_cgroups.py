@@ -142,7 +142,8 @@ def test_of_several_limits_the_tightest_counts_until_it_ends() -> None:
         group.limit("cpu", 0.1, write)
     for end in (tight, alike, wide):
         end()
-    assert written == [0.5, 0.2, 0.2, 0.1, 0.2, 0.5, None]
+    # What was not taken may have been taken in part.
+    assert written == [0.5, 0.2, 0.2, 0.1, 0.2, 0.2, 0.5, None]
 
 
 def test_a_fault_that_cannot_begin_says_why_and_not_that_nothing_happened() -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import functools
 import itertools
+import os
 import resource
 import subprocess
 import sys
 import threading
 import time
 import typing
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -23,7 +26,9 @@ from ingest_bench.errors import RunAborted, RunFailed, SpecError
 from ingest_bench.faults import FAULTS, checks, timeline
 from ingest_bench.faults.kind import Begun
 from ingest_bench.faults.links.layers import other_state
-from ingest_bench.faults.stage import Node, Stage
+from ingest_bench.faults.processes import file_descriptors
+from ingest_bench.faults.stage import Node, Stage, hold
+from ingest_bench.host import disk
 from ingest_bench.lab import campaign
 from ingest_bench.model.experiment import Cell, Fault, Plan, Run
 from ingest_bench.model.load import LoadOptions
@@ -486,6 +491,70 @@ def test_a_process_has_few_file_descriptors_left_for_a_while(sleepers: tuple[Sle
     assert resource.prlimit(pid, resource.RLIMIT_NOFILE) != before
     second.end()
     assert resource.prlimit(pid, resource.RLIMIT_NOFILE) == before
+
+
+def test_a_process_whose_limit_is_not_what_it_was_set_to_has_its_own_again(
+    sleepers: tuple[Sleeper, Sleeper], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage, pid = with_nodes(sleepers[:1]), sleepers[0].jvm_pid
+    before, read = resource.prlimit(pid, resource.RLIMIT_NOFILE), file_descriptors._limit
+    said = iter([read(pid), "99", "99"])
+    monkeypatch.setattr(file_descriptors, "_limit", lambda pid: next(said, "") or read(pid))
+    with pytest.raises(RunFailed, match=r"the limit of process [0-9]+ is 99, it was set to "):
+        timeline.begin(lasting("file-descriptors"), stage)
+    assert resource.prlimit(pid, resource.RLIMIT_NOFILE) == before
+    again = timeline.begin(lasting("file-descriptors"), stage)
+    assert resource.prlimit(pid, resource.RLIMIT_NOFILE) != before
+    again.end()
+    assert resource.prlimit(pid, resource.RLIMIT_NOFILE) == before
+
+
+def test_a_process_that_was_started_again_and_cannot_have_few_files_lacks_none(
+    sleepers: tuple[Sleeper, Sleeper], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = with_nodes(sleepers[:1])
+    few, kill = timeline.begin(lasting("file-descriptors"), stage), timeline.begin(lasting("kill"), stage)
+
+    def refused(_pid: int) -> set[int]:
+        raise RunFailed("nobody may look")
+
+    monkeypatch.setattr(file_descriptors, "_open", refused)
+    with pytest.raises(RunFailed, match="nobody may look"):
+        kill.end()
+    monkeypatch.undo()
+    few.end()
+    assert resource.prlimit(sleepers[0].jvm_pid, resource.RLIMIT_NOFILE) == resource.getrlimit(resource.RLIMIT_NOFILE)
+
+
+def test_ports_that_are_not_reserved_as_they_should_be_are_all_free_again() -> None:
+    values = {"net.ipv4.ip_local_port_range": "32768 60999", "net.ipv4.ip_local_reserved_ports": ""}
+
+    def sysctl(argv: tuple[str, ...]) -> str:
+        name, _, value = argv[-1].partition("=")
+        if "-w" in argv:
+            # Another one, as if somebody else had set it.
+            values[name] = value.replace("60999", "60998")
+        return values[name]
+
+    place = SimpleNamespace(run=sysctl)
+    links: Any = SimpleNamespace(client=place, clients=[SimpleNamespace(layers=Counter())])
+    for _ in range(2):
+        with pytest.raises(RunFailed, match='was set to "32768-60999" and is "32768-60998"'):
+            timeline.begin(lasting("exhausted-ports"), Stage(links=links))
+        assert values["net.ipv4.ip_local_reserved_ports"] == ""
+
+
+def test_a_disk_that_cannot_be_filled_keeps_nothing_of_what_was_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = Path("/dev/shm")  # noqa: S108 - a file system of its own
+    filler, before = disk.Filler(folder), set(folder.iterdir())
+
+    def broken(*_: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "posix_fallocate", broken)
+    with pytest.raises(RunFailed, match=r"full-disk: .*: Input/output error"):
+        hold(Counter(), "full-disk", filler.begin, filler.end)
+    assert set(folder.iterdir()) <= before
 
 
 def test_numbers_of_files_that_were_closed_are_none_that_are_left(sleepers: tuple[Sleeper, Sleeper]) -> None:

@@ -173,6 +173,16 @@ def test_of_version_2_the_tightest_of_each_kind_is_one_line(tmp_path: Path) -> N
     assert file.read_text() == "7:3 rbps=max wbps=max riops=max wiops=max"
 
 
+def test_rules_that_are_taken_in_part_are_taken_back(tmp_path: Path) -> None:
+    rules_of = Throttle("7:3", Parent(tmp_path, 1, tmp_path))
+    (tmp_path / "blkio.throttle.write_iops_device").mkdir()
+    with pytest.raises(RunFailed, match="write_iops_device: 7:3 70 was not taken"):
+        rules_of.limit({"bytes": 9000, "operations": 70})
+    taken = {path.name: path.read_text() for path in tmp_path.iterdir() if path.is_file()}
+    assert set(taken.values()) == {"7:3 0"}
+    assert len(taken) == 3
+
+
 def skip_without() -> None:
     try:
         shares.require(NEEDS)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+from ingest_bench.errors import undone
 from ingest_bench.faults.clients.names import Names
 from ingest_bench.faults.links.forgers import Forgers
 from ingest_bench.host.shares import Share
@@ -42,9 +43,13 @@ class Server(Protocol):
 
 
 def hold(counts: Counter[What], what: What, begin: Act, end: Act) -> Act:
-    """Begin it unless it lasts already; what is returned ends it unless another fault holds it."""
+    """Begin it unless it lasts already; what is returned ends it unless another fault holds it.
+
+    A beginning that fails is ended, too: what it set before it found that it did not have it is set back.
+    """
     if not counts[what]:
-        begin()
+        with undone(end):
+            begin()
     counts[what] += 1
 
     def let_go() -> None:
@@ -90,9 +95,9 @@ class Node:
         """As the function `hold`, of its process: a process that is started meanwhile has it too."""
 
         def begin_and_keep() -> None:
+            self.lasting[what] = (begin, end)
             if not self.is_down:
                 begin()
-            self.lasting[what] = (begin, end)
 
         def forget_and_end() -> None:
             _, first_end = self.lasting.pop(what)

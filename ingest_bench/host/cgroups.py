@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import Literal, get_args
 
 from ingest_bench import system
-from ingest_bench.errors import MissingCapability, RunFailed
+from ingest_bench.errors import MissingCapability, RunFailed, undone
 from ingest_bench.ledger import Action, Step, Undo, session
 from ingest_bench.model.capability import Capability
 from ingest_bench.model.load import LONGEST_LOAD_S
@@ -63,7 +63,7 @@ class Group:
     places: Mapping[Controller, Parent]
     """Its own folders."""
     limits: dict[Controller, list[float]] = field(default_factory=dict)
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    lock: threading.RLock = field(default_factory=threading.RLock)
 
     def command(self, argv: Sequence[str]) -> tuple[str, ...]:
         """The argv that runs `argv` inside; root alone can do that."""
@@ -80,13 +80,9 @@ class Group:
                 lasting.remove(most)
                 write(place, min(lasting, default=None))
 
-        with self.lock:
+        with self.lock, undone(end):
             lasting.append(most)
-            try:
-                write(place, min(lasting))
-            except RunFailed:
-                lasting.remove(most)
-                raise
+            write(place, min(lasting))
         return end
 
 

@@ -152,28 +152,31 @@ class Filler:
         self._folder = folder
         self._path = folder / f".full-{secrets.token_hex(4)}"
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._go_on, name="full-disk", daemon=True)
         self._size_bytes = self._first_bytes = 0
+        self._descriptor: int | None = None
+        self._thread: threading.Thread | None = None
         self._error: OSError | None = None
 
     def begin(self) -> None:
-        """Return when there is no block left; RunFailed when there is."""
+        """Return when there is no block left; RunFailed when there is, and `end` gives back what it took until then."""
         if self._folder.stat().st_dev == self._folder.parent.stat().st_dev:
             raise RunFailed(f"full-disk: {self._folder} is no file system of its own, it is not filled")
         self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            self._take()
+            self._take(self._descriptor)
         except OSError as error:
-            self._give_back()
             raise RunFailed(f"full-disk: {self._path}: {error.strerror}") from None
         self._first_bytes = self._size_bytes
+        self._thread = threading.Thread(target=self._go_on, args=(self._descriptor,), name="full-disk", daemon=True)
         self._thread.start()
 
     def end(self) -> None:
         """Every block is free again."""
         self._over.set()
-        self._thread.join()
-        self._give_back()
+        if self._thread is not None:
+            self._thread.join()
+        if self._descriptor is not None:
+            self._give_back(self._descriptor)
         if self._error is not None:
             raise RunFailed(f"full-disk: {self._path}: {self._error.strerror}")
 
@@ -182,31 +185,31 @@ class Filler:
         again_bytes = self._size_bytes - self._first_bytes
         return f"full by {self._first_bytes / 1e6:,.0f} MB, {again_bytes / 1e6:.1f} MB that were freed were taken again"
 
-    def _go_on(self) -> None:
+    def _go_on(self, descriptor: int) -> None:
         while not self._over.wait(_LOOK_S):
             try:
-                self._take()
+                self._take(descriptor)
             except OSError as error:
                 self._error = error
                 return
 
-    def _take(self) -> None:
+    def _take(self, descriptor: int) -> None:
         """Take what is free, in pieces that become smaller, until the kernel refuses a single block (ENOSPC)."""
-        room = os.fstatvfs(self._descriptor)
+        room = os.fstatvfs(descriptor)
         piece_bytes = max(room.f_bavail, 1) * room.f_frsize
         while piece_bytes:
             try:
-                os.posix_fallocate(self._descriptor, self._size_bytes, piece_bytes)
+                os.posix_fallocate(descriptor, self._size_bytes, piece_bytes)
                 self._size_bytes += piece_bytes
             except OSError as error:
                 if error.errno != errno.ENOSPC:
                     raise
                 piece_bytes = piece_bytes // 2 // room.f_frsize * room.f_frsize
 
-    def _give_back(self) -> None:
+    def _give_back(self, descriptor: int) -> None:
         """Blocks are free when the journal has them: an fsync waits for that."""
         self._path.unlink()
-        os.close(self._descriptor)
+        os.close(descriptor)
         folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(folder)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ingest_bench import system
-from ingest_bench.errors import MissingCapability, RunFailed
+from ingest_bench.errors import MissingCapability, undone
 from ingest_bench.host import cgroups, disk
 from ingest_bench.host.cgroups import Controller, Parent
 from ingest_bench.ledger import Action, Step, Undo
@@ -47,7 +47,7 @@ class Throttle:
     """As the kernel writes it: "7:0"."""
     place: Parent
     lasting: dict[Rule, list[int]] = field(default_factory=lambda: {rule: [] for rule in _FILES})
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    lock: threading.RLock = field(default_factory=threading.RLock)
 
     def command(self, argv: Sequence[str]) -> tuple[str, ...]:
         """The argv that runs `argv` where the rules are."""
@@ -62,15 +62,10 @@ class Throttle:
                     self.lasting[rule].remove(most)
                 self._write()
 
-        with self.lock:
+        with self.lock, undone(end):
             for rule, most in most_per_s.items():
                 self.lasting[rule].append(most)
-            try:
-                self._write()
-            except RunFailed:
-                for rule, most in most_per_s.items():
-                    self.lasting[rule].remove(most)
-                raise
+            self._write()
         return end
 
     def _write(self) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ingest_bench import system
-from ingest_bench.errors import MissingCapability, RunFailed
+from ingest_bench.errors import MissingCapability, RunFailed, undone
 from ingest_bench.ledger import Action, Step, Undo
 from ingest_bench.model.capability import Capability
 from ingest_bench.trials import Trial, tried
@@ -46,7 +46,7 @@ class Latency:
     name: str
     """Of its device, as dmsetup knows it."""
     lasting: list[int] = field(default_factory=list)
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    lock: threading.RLock = field(default_factory=threading.RLock)
 
     def delay(self, delay_ms: int) -> Callable[[], None]:
         """Each read and write waits so long; what is returned ends it, and those that wait go on at once."""
@@ -56,13 +56,9 @@ class Latency:
                 self.lasting.remove(delay_ms)
                 self._write()
 
-        with self.lock:
+        with self.lock, undone(end):
             self.lasting.append(delay_ms)
-            try:
-                self._write()
-            except RunFailed:
-                self.lasting.remove(delay_ms)
-                raise
+            self._write()
         return end
 
     def _write(self) -> None:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from ingest_bench import system
+from ingest_bench.errors import undone
 from ingest_bench.faults.clients import name_server
 from ingest_bench.model.experiment import Fault
 from ingest_bench.model.target import Endpoint, Place
@@ -25,7 +26,7 @@ class Names:
     places: tuple[Place, ...]
     """Each node by its name."""
     lasting: list[Fault] = field(default_factory=list)
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    lock: threading.RLock = field(default_factory=threading.RLock)
 
     def fail(self, fault: Fault) -> Callable[[], None]:
         """The name server fails as that fault says; what is returned ends it."""
@@ -35,7 +36,7 @@ class Names:
                 self.lasting.remove(fault)
                 self._tell()
 
-        with self.lock:
+        with self.lock, undone(end):
             self.lasting.append(fault)
             self._tell()
         return end

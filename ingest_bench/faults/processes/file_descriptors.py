@@ -36,7 +36,8 @@ def _few(node: Node) -> tuple[str, Act]:
 
     def end() -> None:
         pid = node.process.jvm_pid
-        if Path(f"/proc/{pid}").exists():
+        # One that was started meanwhile may not have got as far as that.
+        if pid in usual and Path(f"/proc/{pid}").exists():
             _set(pid, usual[pid])
 
     let_go = node.hold("file-descriptors", begin, end)
