@@ -133,7 +133,8 @@ def _moments(table: Mapping[str, NDArray[np.float64]]) -> NDArray[np.float64]:
     at_ns, at_monotonic_ns = table["at_ns"], table["at_monotonic_ns"]
     if not len(at_ns) or np.isnan(at_monotonic_ns).any():
         return at_ns
-    return at_monotonic_ns + (at_ns[-1] - at_monotonic_ns[-1])
+    moments: NDArray[np.float64] = at_monotonic_ns + (at_ns[-1] - at_monotonic_ns[-1])
+    return moments
 
 
 def _ordered(at_ns: NDArray[np.float64]) -> NDArray[np.bool_]:
