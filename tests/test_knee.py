@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from test_plots import assert_readable, figures, words
+from test_plots import assert_readable, figures, texts, words
 
 from ingest_bench.analysis.search import goals
 from ingest_bench.analysis.search.knees import Knee
@@ -34,9 +34,9 @@ def step(per_s: float | None, p99_ms: float, outcome: Outcome) -> tuple[Tried, S
     ), summary
 
 
-def searched(cell: str, beyond: Outcome = "missed") -> Knee:
-    steps = (step(None, 30, "met"), step(500, 40, "met"), step(1000, 812, beyond), step(710, 95, "met"))
-    return Knee(cell=cell, goal=GOAL, steps=steps, found=Found(710, steps[2][0], "710 requests/s meets the goal"))
+def searched(cell: str, beyond: Outcome = "missed", *, at: float = 710) -> Knee:
+    steps = (step(None, 30, "met"), step(500, 40, "met"), step(1000, 812, beyond), step(at, 95, "met"))
+    return Knee(cell=cell, goal=GOAL, steps=steps, found=Found(at, steps[2][0], f"{at:g} requests/s meets the goal"))
 
 
 @pytest.mark.slow
@@ -45,6 +45,19 @@ def test_the_names_of_eight_cells_stay_on_the_page_of_the_picture() -> None:
         plots_knee.knee([searched(f"ethernet · receive predictor {cell} KiB · heap {cell}g") for cell in range(8)])
     assert words(drawn[0]).count("— ethernet") == 8
     assert_readable(drawn[0])
+
+
+@pytest.mark.slow
+def test_the_numbers_of_many_knees_lie_neither_on_the_line_of_the_goal_nor_on_one_another() -> None:
+    rates = [2, 700, 710, 720, 730, 740, 999, 1000]
+    with figures() as drawn:
+        plots_knee.knee([searched(f"cell {at}", at=at) for at in rates])
+    (figure,) = drawn
+    assert_readable(figure)
+    (panel,) = figure.axes
+    boxes = [text.get_window_extent() for text in texts(figure) if text.get_text().startswith("knee ")]
+    assert len(boxes) == len(rates)
+    assert all(box.y0 >= panel.bbox.y1 for box in boxes)
 
 
 def test_every_step_is_a_row_in_the_order_in_which_it_was_decided() -> None:

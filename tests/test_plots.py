@@ -73,6 +73,7 @@ LONG = [
     made.with_series(made.changed(run, levels={**run.levels, "heap": "W" * 200, "gc": "x" * 100, "fault": "none"}))
     for run in FOUR
 ]
+LONG_LEVELS = dict.fromkeys(("users", "bulk", "processes", "arrivals", "seed"), "x" * 80)
 PICTURES: dict[str, Callable[[], bytes | None]] = {
     **{name: partial(plots.overview, runs) for name, runs in EXPERIMENTS.items()},
     "layers": partial(plots_layers.layers, FOUR),
@@ -111,6 +112,25 @@ def assert_readable(figure: Figure) -> None:
         width = min(one.x1, other.x1) - max(one.x0, other.x0)
         height = min(one.y1, other.y1) - max(one.y0, other.y0)
         assert width < 1 or height < 1, (first, second)
+
+
+@pytest.mark.slow
+def test_bars_are_as_high_beneath_many_long_levels_and_each_is_beside_its_name() -> None:
+    with figures() as saved:
+        plots_layers.layers(FOUR)
+        plots_layers.layers([made.changed(run, levels={**run.levels, "gc": "x" * 100, **LONG_LEVELS}) for run in FOUR])
+    heights = []
+    for figure in saved:
+        assert_readable(figure)
+        (panel,) = figure.axes
+        bars = [patch.get_window_extent() for patch in panel.patches]
+        heights.append(bars[0].height)
+        middles = {round((bar.y0 + bar.y1) / 2) for bar in bars}
+        names = [text.get_window_extent() for text in texts(figure) if "KiB" in text.get_text()]
+        named = {round((box.y0 + box.y1) / 2) for box in names if box.x1 < panel.bbox.x0}
+        assert len(named) == 4
+        assert all(min(abs(one - other) for other in middles) <= 3 for one in named)
+    assert heights[1] == pytest.approx(heights[0], rel=0.01)
 
 
 @pytest.mark.slow

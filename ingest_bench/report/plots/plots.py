@@ -37,8 +37,9 @@ def overview(summaries: Sequence[Summary]) -> bytes:
     rows, keys = cells.group(summaries), cells.varying(summaries)
     with style():
         made = figure(_height_in(len(rows)))
+        top = headed(made, headline.reads(summaries), conditions(summaries))
         height_in = made.get_figheight()
-        top = headed(made, headline.reads(summaries), conditions(summaries)) - 0.42 / height_in
+        top -= 0.42 / height_in
         bottom = footed(made, notes(summaries)) + 0.75 / height_in
         by_level = colours(row.levels.get(keys[0], "") if keys else "" for row in rows)
         paint = {row.name: by_level[row.levels.get(keys[0], "") if keys else ""] for row in rows}

@@ -53,8 +53,9 @@ def waits(summaries: Sequence[Summary], published: Sequence[Published] = ()) -> 
     theirs = {row.name: found.mean_ms for row in told if (found := matching(row, published)) is not None}
     with style():
         made = figure(max(4.6, 3.0 + 0.46 * len(rows)))
+        top = headed(made, _headline(told), conditions(summaries))
         height_in = made.get_figheight()
-        top = headed(made, _headline(told), conditions(summaries)) - 0.45 / height_in
+        top -= 0.45 / height_in
         bottom = footed(made, notes(summaries)) + 0.75 / height_in
         labels, left_in = label_column(made, rows, keys, _LABELS_IN)
         place = (left_in / WIDTH_IN, bottom, 1 - (left_in + _NUMBERS_IN) / WIDTH_IN, top - bottom)
@@ -72,7 +73,7 @@ def waits(summaries: Sequence[Summary], published: Sequence[Published] = ()) -> 
                 axes.scatter(
                     [theirs[row.name]], [number], s=70, marker="D", facecolors="none", edgecolors=INK, zorder=5
                 )
-            at = top - (top - bottom) * (number + 0.55) / len(rows)
+            at = top - (top - bottom) * (number + 0.55) / (len(rows) + 0.1)
             made.text((left_in - 0.15) / WIDTH_IN, at, label, ha="right", va="center", fontsize=14, fontweight="bold")
         _numbers(made, rows, top, bottom, height_in)
         axes.set_xlabel("ms for each direct buffer, logarithmic")
@@ -123,6 +124,6 @@ def _numbers(made: Figure, rows: Sequence[CellRuns], top: float, bottom: float, 
         made.text(right, top + 0.12 / height_in, head, ha="right", color=FAINT, fontsize=12)
         for number, row in enumerate(rows):
             value = row.measured_or_oom.typical(column)
-            at = top - (top - bottom) * (number + 0.55) / len(rows)
+            at = top - (top - bottom) * (number + 0.55) / (len(rows) + 0.1)
             said = "" if value is None else text(value)
             made.text(right, at, said, ha="right", va="center", fontsize=13, fontweight="bold")

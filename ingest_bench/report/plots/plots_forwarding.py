@@ -51,8 +51,9 @@ def forwarding(summaries: Sequence[Summary]) -> bytes | None:
 def _lines(summaries: Sequence[Summary], rows: Sequence[CellRuns], delay: str) -> bytes:
     """A line for each combination of the other levels, over the round trip; the names at their right ends."""
     made = figure(7.5)
+    top = headed(made, _most_times(rows, delay), conditions(summaries))
     height_in = made.get_figheight()
-    top = headed(made, _most_times(rows, delay), conditions(summaries)) - 0.35 / height_in
+    top -= 0.35 / height_in
     bottom = footed(made, notes(summaries)) + 0.8 / height_in
     keys = [key for key in cells.varying(summaries) if key != delay]
     trips = sorted({row.levels[delay] for row in rows}, key=units.parse_time_ns)
@@ -112,8 +113,9 @@ def _rows(summaries: Sequence[Summary], rows: Sequence[CellRuns]) -> bytes:
     """A row for each cell: its forwards with a mark where the cap is, what it delivered, and how long that took."""
     keys = cells.varying(summaries)
     made = figure(max(4.8, 3.2 + 0.55 * len(rows)))
+    top = headed(made, _nearest_cap(rows), conditions(summaries))
     height_in = made.get_figheight()
-    top = headed(made, _nearest_cap(rows), conditions(summaries)) - 0.5 / height_in
+    top -= 0.5 / height_in
     bottom = footed(made, notes(summaries)) + 0.6 / height_in
     labels, left_in = label_column(made, rows, keys, _LABELS_IN)
     width_in = (WIDTH_IN - left_in - 0.3) / (len(_PANELS) + 1)

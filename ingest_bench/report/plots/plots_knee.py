@@ -4,17 +4,35 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from ingest_bench import units
 from ingest_bench.analysis.search.knees import Knee
-from ingest_bench.report.plots.plots_style import FAINT, RULE, WIDTH_IN, colours, figure, footed, headed, saved, style
+from ingest_bench.report.plots.plots_style import (
+    FAINT,
+    RULE,
+    WIDTH_IN,
+    colours,
+    figure,
+    footed,
+    headed,
+    saved,
+    style,
+    text_width_in,
+)
 from ingest_bench.report.tables.words import SEPARATOR, counted
 
 _LIMIT = "#b00020"
 _BENEATH_IN = 5.6  # panel, axis and notes
+_LEFT_IN, _RIGHT_IN = 1.15, 0.6  # of the panel
+_KNEE_SIZE, _KNEE_IN = 14, 0.3  # the number of a knee has a line of its own
+# Behind a text: no line goes through it.
+_BLANK: Any = {"facecolor": "white", "edgecolor": "none", "pad": 1.0}
 _MARKS = {"met": "o", "missed": "X", "generator": "s"}
 _MEANINGS = {"met": "met the goal", "missed": "missed it", "generator": "the load generator was the limit"}
 
@@ -24,14 +42,25 @@ def knee(knees: Sequence[Knee]) -> bytes:
     with style():
         made = figure()
         paint = colours(each.cell for each in knees)
-        top = headed(made, _title(knees), _conditions(knees), paint if len(knees) > 1 else {}, _BENEATH_IN)
-        bottom = footed(made, _notes(knees)) + 0.95 / made.get_figheight()
-        axes = made.add_axes((1.15 / WIDTH_IN, bottom, 1 - 1.75 / WIDTH_IN, top - bottom - 0.45 / made.get_figheight()))
+        marks_in = _KNEE_IN * len(_known(knees))
+        names = paint if len(knees) > 1 else {}
+        top = headed(made, _title(knees), _conditions(knees), names, _BENEATH_IN + marks_in)
+        height_in = made.get_figheight()
+        bottom = footed(made, _notes(knees)) + 0.95 / height_in
+        ceiling = top - 0.45 / height_in
+        place = (
+            _LEFT_IN / WIDTH_IN,
+            bottom,
+            1 - (_LEFT_IN + _RIGHT_IN) / WIDTH_IN,
+            ceiling - bottom - marks_in / height_in,
+        )
+        axes = made.add_axes(place)
         _axes(axes, knees)
         for each in knees:
             _line(axes, each, paint[each.cell])
-        _marks(axes, knees, paint)
-        _legend(axes, knees)
+        _goal(axes, knees)
+        _marks(made, axes, knees, paint)
+        _legend(axes, knees, ceiling)
         return saved(made)
 
 
@@ -40,6 +69,9 @@ def _axes(axes: Axes, knees: Sequence[Knee]) -> None:
     axes.set_xlabel("requests planned in a second")
     axes.grid(visible=True, color=RULE, linewidth=0.6)
     axes.set_axisbelow(True)
+    axes.patch.set_visible(False)
+    # There is room for the name of a limit above all points.
+    axes.margins(y=0.08)
     axes.tick_params(length=0, which="both")
     rates = [x for each in knees for x, _, _ in _points(each)] or [1.0]
     axes.set_xlim(0, max(rates) * 1.08)
@@ -78,27 +110,43 @@ def _line(axes: Axes, each: Knee, colour: str) -> None:
         )  # fmt: skip
 
 
-def _marks(axes: Axes, knees: Sequence[Knee], paint: Mapping[str, str]) -> None:
-    """The limit across, and each knee down to the axis."""
+def _goal(axes: Axes, knees: Sequence[Knee]) -> None:
+    """The limit across, with its name."""
     limit = knees[0].goal.shown
     axes.axhline(limit.below, color=_LIMIT, linewidth=1.6, linestyle=(0, (5, 3)))
     axes.annotate(
         limit.text, (0, limit.below), xycoords=("axes fraction", "data"), xytext=(8, 5), textcoords="offset points",
-        color=_LIMIT, fontsize=13, fontweight="bold",
+        color=_LIMIT, fontsize=13, fontweight="bold", bbox=_BLANK, zorder=4,
     )  # fmt: skip
-    for number, each in enumerate(knees):
-        if each.found.per_s is None:
-            continue
-        axes.axvline(each.found.per_s, color=paint[each.cell], linewidth=1.2, linestyle=":")
-        axes.annotate(
-            f"knee {each.found.per_s:,.6g}/s" if each.found.is_knee else f"at least {each.found.per_s:,.6g}/s",
-            (each.found.per_s, 1), xycoords=("data", "axes fraction"), textcoords="offset points",
-            xytext=(-6, -4 - 20 * number),
-            ha="right", va="top", fontsize=14, fontweight="bold", color=paint[each.cell],
+
+
+def _marks(made: Figure, axes: Axes, knees: Sequence[Knee], paint: Mapping[str, str]) -> None:
+    """Each knee from the axis up to its number, which stands above the panel: lower where the rate is lower.
+
+    The number is at the left of its line, where no higher rate has one. At the edge of the page it moves to the right.
+    """
+    height_in, inner = made.get_figheight(), axes.get_position()
+    for row, (per_s, each) in enumerate(sorted(_known(knees), key=lambda known: known[0])):
+        colour = paint[each.cell]
+        text = f"knee {per_s:,.6g}/s" if each.found.is_knee else f"at least {per_s:,.6g}/s"
+        at = inner.x0 + inner.width * min(1.0, per_s / axes.get_xlim()[1])
+        wide = text_width_in(made, text, _KNEE_SIZE) / WIDTH_IN
+        base = inner.y1 + _KNEE_IN * row / height_in
+        # Beneath the panel's own lines and texts.
+        line = Line2D((at, at), (inner.y0, base), color=colour, linewidth=1.2, linestyle=":", zorder=-1)
+        made.add_artist(line)
+        made.text(
+            max(at, 0.02 + wide), base + _KNEE_IN / 2 / height_in, text, ha="right", va="center",
+            fontsize=_KNEE_SIZE, fontweight="bold", color=colour, bbox=_BLANK,
         )  # fmt: skip
 
 
-def _legend(axes: Axes, knees: Sequence[Knee]) -> None:
+def _known(knees: Sequence[Knee]) -> list[tuple[float, Knee]]:
+    """Those that have a rate, with it."""
+    return [(each.found.per_s, each) for each in knees if each.found.per_s is not None]
+
+
+def _legend(axes: Axes, knees: Sequence[Knee], ceiling: float) -> None:
     seen = {outcome for each in knees for _, _, outcome in _points(each)}
     for outcome, mark in _MARKS.items():
         if outcome in seen:
@@ -106,7 +154,12 @@ def _legend(axes: Axes, knees: Sequence[Knee]) -> None:
             axes.scatter([], [], s=75, marker=mark, facecolor=face, edgecolor=FAINT, label=_MEANINGS[outcome])
     if seen:
         # Above the panel: inside it would cover points.
-        axes.legend(loc="lower left", bbox_to_anchor=(-0.01, 1.0), ncols=len(seen), frameon=False, fontsize=12)
+        above = (axes.get_position().x0 - 0.01, ceiling)
+        whole = axes.get_figure(root=True)
+        axes.legend(
+            loc="lower left", bbox_to_anchor=above, bbox_transform=whole.transFigure, ncols=len(seen), frameon=False,
+            fontsize=12,
+        )  # fmt: skip
 
 
 def _title(knees: Sequence[Knee]) -> str:

@@ -42,8 +42,9 @@ def layers(summaries: Sequence[Summary]) -> bytes | None:
     keys = cells.varying(summaries)
     with style():
         made = figure(max(4.2, 2.9 + 0.62 * len(rows)))
+        top = headed(made, headline.allocation(summaries), conditions(summaries))
         height_in = made.get_figheight()
-        top = headed(made, headline.allocation(summaries), conditions(summaries)) - 0.45 / height_in
+        top -= 0.45 / height_in
         bottom = footed(made, notes(summaries)) + 0.6 / height_in
         labels, left_in = label_column(made, rows, keys, _LABELS_IN)
         axes = made.add_axes((left_in / WIDTH_IN, bottom, 1 - (left_in + 1.3) / WIDTH_IN, top - bottom))
@@ -60,9 +61,10 @@ def layers(summaries: Sequence[Summary]) -> bytes | None:
                 gb_text(at), (at, number), xytext=(7, 0), textcoords="offset points", va="center", fontsize=14,
                 fontweight="bold", color=INK, annotation_clip=False,
             )  # fmt: skip
+            # As the axis has it, from -0.55 on.
+            at_bar = top - (top - bottom) * (number + 0.55) / (len(rows) + 0.1)
             made.text(
-                (left_in - 0.15) / WIDTH_IN, top - (top - bottom) * (number + 0.55) / len(rows), label, ha="right",
-                va="center", fontsize=14, fontweight="bold",
+                (left_in - 0.15) / WIDTH_IN, at_bar, label, ha="right", va="center", fontsize=14, fontweight="bold",
             )  # fmt: skip
         axes.set_xlim(left=0)
         axes.set_xlabel("bytes allocated outside TLABs for each GB (10⁹ bytes) of requests", color=FAINT)

@@ -47,8 +47,9 @@ def nodes(summaries: Sequence[Summary]) -> bytes | None:
     paint = {row.name: PALETTE[0] for row in rows}
     with style():
         made = figure(max(4.6, 3.2 + 0.85 * len(rows)))
+        top = headed(made, _headline(rows), conditions(summaries))
         height_in = made.get_figheight()
-        top = headed(made, _headline(rows), conditions(summaries)) - 0.5 / height_in
+        top -= 0.5 / height_in
         bottom = footed(made, notes(summaries)) + 0.6 / height_in
         labels, left_in = label_column(made, rows, keys, _LABELS_IN)
         width_in = (WIDTH_IN - left_in - 0.4) / (len(_PANELS) + 1)

@@ -27,7 +27,8 @@ FAULT = "#E69F00"
 WIDTH_IN, HEIGHT_IN, DPI = 13.33, 7.5, 120
 TITLE_SIZE = 21
 _BELOW_SIZE, _NAMES_SIZE = 13, 14
-_LINE_IN, _NAMES_IN = 0.96 * WIDTH_IN, 0.3  # how wide a line can be, and how far apart those of names are
+_LINE_IN = 0.96 * WIDTH_IN  # how wide a line can be
+_TITLE_IN, _BELOW_IN, _NAMES_IN = 0.4, 0.3, 0.3  # how far lines of the title, of conditions and of names are apart
 
 _STYLE: Any = {
     "font.family": "DejaVu Sans",
@@ -98,17 +99,20 @@ def colours(levels: Iterable[str]) -> Mapping[str, str]:
 
 
 def headed(
-    made: Figure, title: str, below: str, names: Mapping[str, str] | None = None, beneath_in: float = 0.0
+    made: Figure, title: str, below: str, names: Mapping[str, str] | None = None, beneath_in: float | None = None
 ) -> float:
     """Write the takeaway, the conditions, and names in their colours; the share of the height that they leave.
 
-    The figure grows where less than `beneath_in` would be left.
+    The figure grows where less than `beneath_in` would be left: less than beside one line of each, where it is not
+    given.
     """
     title = _wrapped(made, title)
     conditions = "\n".join(line for whole in below.split("\n") for line in _broken(made, whole))
     rows = _rows(made, names or {})
-    below_in = 0.22 + 0.40 * (title.count("\n") + 1) + 0.06
-    names_in = below_in + 0.30 * (conditions.count("\n") + 1) + 0.1
+    below_in = 0.28 + _TITLE_IN * (title.count("\n") + 1)
+    names_in = below_in + 0.1 + _BELOW_IN * (conditions.count("\n") + 1)
+    if beneath_in is None:
+        beneath_in = made.get_figheight() - (0.38 + _TITLE_IN + _BELOW_IN)
     height_in = max(made.get_figheight(), names_in + _NAMES_IN * len(rows) + beneath_in)
     made.set_figheight(height_in)
     made.text(0.02, 1 - 0.22 / height_in, title, fontsize=TITLE_SIZE, fontweight="bold", va="top", linespacing=1.25)

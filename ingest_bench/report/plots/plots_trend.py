@@ -37,9 +37,9 @@ def trend(found: Trend) -> bytes:
         rest > 0
     )
     with style():
-        height_in = 2.6 + max(1, lines) * (_PANEL_IN + _ABOVE_IN + _BELOW_IN)
-        made = figure(height_in)
+        made = figure(2.6 + max(1, lines) * (_PANEL_IN + _ABOVE_IN + _BELOW_IN))
         top = headed(made, told.summed_up(found), "each point: the median of a night's runs; hollow: odd, not counted")
+        height_in = made.get_figheight()
         bottom = footed(made, notes)
         share = (top - bottom) / max(1, lines)
         wide = 1 / columns
