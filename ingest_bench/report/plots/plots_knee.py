@@ -60,7 +60,7 @@ def knee(knees: Sequence[Knee]) -> bytes:
             _line(axes, each, paint[each.cell])
         _goal(axes, knees)
         _marks(made, axes, knees, paint)
-        _legend(axes, knees, ceiling)
+        _legend(made, axes, knees, ceiling)
         return saved(made)
 
 
@@ -146,7 +146,7 @@ def _known(knees: Sequence[Knee]) -> list[tuple[float, Knee]]:
     return [(each.found.per_s, each) for each in knees if each.found.per_s is not None]
 
 
-def _legend(axes: Axes, knees: Sequence[Knee], ceiling: float) -> None:
+def _legend(made: Figure, axes: Axes, knees: Sequence[Knee], ceiling: float) -> None:
     seen = {outcome for each in knees for _, _, outcome in _points(each)}
     for outcome, mark in _MARKS.items():
         if outcome in seen:
@@ -155,9 +155,8 @@ def _legend(axes: Axes, knees: Sequence[Knee], ceiling: float) -> None:
     if seen:
         # Above the panel: inside it would cover points.
         above = (axes.get_position().x0 - 0.01, ceiling)
-        whole = axes.get_figure(root=True)
         axes.legend(
-            loc="lower left", bbox_to_anchor=above, bbox_transform=whole.transFigure, ncols=len(seen), frameon=False,
+            loc="lower left", bbox_to_anchor=above, bbox_transform=made.transFigure, ncols=len(seen), frameon=False,
             fontsize=12,
         )  # fmt: skip
 
