@@ -110,6 +110,14 @@ def places(value: Any, above: Path_ = ()) -> Iterator[Path_]:
         yield from places(item, (*above, key))
 
 
+@pytest.mark.parametrize("files", [5, ["a"], {"/etc/hosts": 5}, None])
+def test_fingerprints_that_facts_cannot_have_are_one_sentence(results: Results, typed: Said, files: Any) -> None:
+    change(results.path / "facts.json", ("files",), files)
+    code, said = typed("run", "--resume", str(results.path))
+    assert code == SpecError.exit_code
+    assert f"{results.path / 'facts.json'}: this file is damaged, or of another version: " in said
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "trouble"),

@@ -154,9 +154,8 @@ class _How:
 def _resumed(folder: Path, most_runs: int | None, how: _How) -> int:
     """The exit code of a results folder once it has all its runs, after doing those that it lacks."""
     results, jfr = layout.open_results(folder), how.options.jfr
-    kept = layout.facts(folder)
-    fingerprints.check(kept.get("files", {}), results.plan)
-    if (recorded := kept.get("jfr", jfr)) != jfr:
+    fingerprints.check(layout.fingerprints(folder), results.plan)
+    if (recorded := layout.facts(folder).get("jfr", jfr)) != jfr:
         raise SpecError(
             f"--resume {folder}: its runs were recorded with --jfr {recorded}, and others would cost their server "
             f"something else: give --jfr {recorded}"

@@ -24,7 +24,7 @@ from ingest_bench.model.results import RunRecord
 from ingest_bench.results import folder_names, whole_files
 from ingest_bench.results.run_folder import RunFolder
 
-PLAN = "plan.json"
+PLAN, FACTS = "plan.json", "facts.json"
 SUMMARY = "summary.csv"
 
 
@@ -94,7 +94,7 @@ def create(base: Path, plan: Plan, facts: Mapping[str, Any]) -> Results:
     try:
         path = _fresh(folder_names.below(base, plan.experiment), stamp)
         whole_files.write_json(path / PLAN, records.to_json(plan))
-        whole_files.write_json(path / "facts.json", dict(facts))
+        whole_files.write_json(path / FACTS, dict(facts))
     except OSError as error:
         raise SpecError(
             f"{base}: results cannot be written there ({error.strerror}); choose a folder by --out"
@@ -135,8 +135,13 @@ def open_results(path: Path) -> Results:
 
 def facts(path: Path) -> dict[str, Any]:
     """The facts of the machine of that results folder; empty where there are none, as beside a summary.csv alone."""
-    file = path / "facts.json"
+    file = path / FACTS
     return whole_files.read_json(file) if file.is_file() else {}
+
+
+def fingerprints(path: Path) -> dict[str, str]:
+    """What the plan's files held when its first runs were made, by their paths; empty where the facts do not say it."""
+    return whole_files.record(dict[str, str], facts(path).get("files", {}), path / FACTS)
 
 
 def check_names(plan: Plan, where: str = "") -> None:
