@@ -93,6 +93,27 @@ def test_what_cannot_go_on_or_has_changed_is_begun_anew(served: Served, tmp_path
     assert Path(file.path).read_bytes() == PACKED
 
 
+def test_a_kill_as_another_file_begins_never_leaves_the_old_one_under_its_name(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, opened = corpus(served, tmp_path), Path.open
+    part_of(file).write_bytes(b"x" * 100)
+    resumed.from_(part_of(file)).write_text(f'{file.origin.url}\n"one"')
+    served.etag = '"two"'
+
+    def killed(path: Path, *how: Any, **more: Any) -> Any:
+        if path == part_of(file):
+            raise KeyboardInterrupt
+        return opened(path, *how, **more)
+
+    monkeypatch.setattr(Path, "open", killed)
+    with pytest.raises(KeyboardInterrupt):
+        fetch(file)
+    monkeypatch.undo()
+    fetch(file)
+    assert Path(file.path).read_bytes() == PACKED
+
+
 def test_a_part_of_another_address_is_not_gone_on_with(served: Served, tmp_path: Path) -> None:
     file = corpus(served, tmp_path)
     part_of(file).write_bytes(b"x" * 100)

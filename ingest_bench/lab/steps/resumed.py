@@ -109,10 +109,11 @@ class Download:
         with self._asked(have, known.partition("\n")[2] if have else "") as answer:
             self._refuse_another_size(answer)
             self._refuse_without_room(answer)
-            from_(self._part).write_text(f"{self._url}\n{answer.validator}")
             with self._part.open("r+b" if answer.start_bytes else "wb") as out:
                 out.seek(answer.start_bytes)
                 out.truncate()
+                # Not before: who is killed between the two would go on with another file's bytes.
+                from_(self._part).write_text(f"{self._url}\n{answer.validator}")
                 self._copy(answer, out)
         if answer.total_bytes is not None and size(self._part) < answer.total_bytes:
             raise _Broken("the connection ended in the middle")
