@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import itertools
 import json
+import os
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,6 +29,23 @@ def test_new_keys_are_files_that_nobody_else_can_read_and_each_knows_the_others(
     secrets = [mine.own.secret, *(one.own.secret for one in theirs)]
     assert len(set(secrets)) == 4
     assert not any(secret in repr((mine, theirs)) for secret in secrets)
+
+
+def test_keys_are_all_there_or_none_where_there_is_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dump, count = json.dump, itertools.count()
+
+    def full(*values: Any, **more: Any) -> None:
+        if next(count) == 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        dump(*values, **more)
+
+    monkeypatch.setattr(json, "dump", full)
+    with pytest.raises(SpecError, match=r"new keys cannot be written there \(No space left on device\)"):
+        keys.write_new(tmp_path, 3)
+    assert list(tmp_path.iterdir()) == []
+    keys.write_new(tmp_path, 3)
+    with pytest.raises(SpecError, match="/proc/none: new keys cannot be written there"):
+        keys.write_new(Path("/proc/none"), 3)
 
 
 def test_keys_are_never_written_over(tmp_path: Path) -> None:

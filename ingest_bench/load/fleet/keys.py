@@ -66,21 +66,29 @@ def new(names: tuple[str, ...]) -> tuple[RunKeys, tuple[WorkerKeys, ...]]:
 
 
 def write_new(folder: Path, workers: int) -> tuple[Path, ...]:
-    """New key files: the first is for `run`, the others for one worker each. SpecError where there are some already."""
+    """New key files: the first is for `run`, the others for one worker each; all of them, or none.
+
+    SpecError where there are some already, or they cannot be written.
+    """
     run, members = new(tuple(f"worker-{number}" for number in range(1, workers + 1)))
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     contents = {folder / RUN_FILE: table(run)} | {folder / f"{one.name}.key": table(one) for one in members}
     written: list[Path] = []
     try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for path, content in contents.items():
             opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             written.append(path)
             with os.fdopen(opened, "w", encoding="utf-8") as file:
                 json.dump(content, file, indent=1)
-    except FileExistsError as error:
+    except BaseException as error:
         for path in written:
             path.unlink()
-        raise SpecError(f"{error.filename}: is there already; new keys go into a folder without any") from None
+        if not isinstance(error, OSError):
+            raise
+        where = error.filename or folder
+        if isinstance(error, FileExistsError):
+            raise SpecError(f"{where}: is there already; new keys go into a folder without any") from None
+        raise SpecError(f"{where}: new keys cannot be written there ({error.strerror})") from None
     return tuple(written)
 
 
