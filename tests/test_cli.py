@@ -68,6 +68,7 @@ def typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
         ("run quickstart --documents nothing.ndjson", "nothing.ndjson"),
         ("run quickstart --measure 10", "10"),
         ("run quickstart --documents 0", "--documents 0"),
+        (f"run quickstart --documents {'9' * 5000}", "more than thirty digits"),
         ("run quickstart --documents 1000 --measure 10s", "in place of --measure"),
         ("run quickstart --documents 1000 --warm-up auto", "from a known start"),
         ("run quickstart --documents 1000 --find-max p99<1s", "not a number of documents"),
@@ -205,6 +206,19 @@ def test_what_a_resumed_experiment_cannot_take_is_refused(typed: Typed) -> None:
         assert (code, message in said) == (2, True), said
     code, said = typed("run quickstart --most-runs 20")
     assert (code, "only a search takes it; add --find-max GOAL" in said) == (2, True), said
+    assert sorted(Path().rglob("*")) == before
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("interrupted")
+@pytest.mark.parametrize("command", ["report", "recommend"])
+def test_of_an_experiment_that_was_not_begun_there_is_nothing_to_say(command: str, typed: Typed) -> None:
+    assert typed("run quickstart")[0] == 130
+    (folder,) = Path("results/quickstart").iterdir()
+    before = sorted(Path().rglob("*"))
+    code, said = typed(f"{command} {folder}")
+    assert code == 2
+    assert said == f"error: {folder}: none of its runs was carried out yet; `run --resume {folder}` does them"
     assert sorted(Path().rglob("*")) == before
 
 

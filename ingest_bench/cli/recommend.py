@@ -28,7 +28,7 @@ def recommend(
     complete = True
     for folder in folders:
         results = layout.open_results(folder)
-        summaries = evaluation.summaries(results)
+        summaries = evaluation.any_summaries(results)
         for advice in buffer_advice.advice(results, summaries):
             _show(advice)
             complete = complete and advice.recommendation is not None

@@ -38,7 +38,7 @@ def rebuild(
     if parquet:
         # Before the raw files are read: that takes minutes.
         parquet_table.required()
-    found = evaluation.summaries(results)
+    found = evaluation.any_summaries(results)
     return show(results, found, evaluation.write_report(results, found, svg=svg, parquet=parquet))
 
 

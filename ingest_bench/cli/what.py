@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -124,12 +125,14 @@ class What:
         """What has an option of its own, by its key."""
         found: dict[str, Any] = {"measure": self.measure, "warm_up": self.warm_up}
         found["abort"] = self.aborts or None
-        if self.documents is not None and self.documents.isdecimal():
-            if self.measure is not None or int(self.documents) < 1:
+        if self.documents is not None and re.fullmatch("[0-9]+", self.documents):
+            number = self.documents.lstrip("0")
+            if self.measure is not None or not number:
                 raise SpecError(
                     f"--documents {self.documents}: at least 1, and in place of --measure: the last one ends a run"
                 )
-            found["measure_documents"] = int(self.documents)
+            # Of a number that is too large by far, enough to be refused: Python reads none of 4300 digits.
+            found["measure_documents"] = int(number[:40])
         elif self.documents == "-":
             raise SpecError(
                 "--documents -: each worker reads the file, and a run that is resumed reads it again: "

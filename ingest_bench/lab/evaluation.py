@@ -80,6 +80,16 @@ def summaries(
     return cells.in_order([*found, *left_out(plan)], plan.factors)
 
 
+def any_summaries(results: Results) -> list[Summary]:
+    """The same, at least one; SpecError where nothing was carried out yet."""
+    found = summaries(results)
+    if not found:
+        raise SpecError(
+            f"{results.path}: none of its runs was carried out yet; `run --resume {results.path}` does them"
+        )
+    return found
+
+
 def left_out(plan: Plan) -> list[Summary]:
     """A row for each cell that the plan names and does not run, with its reason."""
     return [
