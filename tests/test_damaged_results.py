@@ -6,6 +6,7 @@ import contextlib
 import copy
 import dataclasses
 import json
+import math
 import os
 import random
 from collections.abc import Callable, Iterator
@@ -25,7 +26,7 @@ from ingest_bench.lab import campaign, evaluation
 from ingest_bench.lab.runner import RunOptions
 from ingest_bench.load import reports
 from ingest_bench.model.experiment import Run
-from ingest_bench.model.results import FileMark, Summary
+from ingest_bench.model.results import FileMark, Reading, Summary
 from ingest_bench.model.schemas import OLDEST, SCHEMAS
 from ingest_bench.probes import host, nodestats, proc, recording
 from ingest_bench.probes.context import ReadContext
@@ -332,9 +333,25 @@ def test_a_copy_of_what_a_recording_said_that_was_changed_is_made_anew(
 
 @pytest.mark.parametrize("line", ["7", "null", '"text"', '["a"]', "[" * 10_000, "{}"])
 def test_a_line_of_the_host_that_cannot_be_one_is_left_out(tmp_path: Path, line: str) -> None:
-    good = json.dumps([1.0] * len(proc.FIELDS))
+    good = json.dumps([1] * len(proc.FIELDS))
     (tmp_path / "host.jsonl").write_text(f"{good}\n{line.replace('a', 'a' * len(proc.FIELDS))}\n{good}\n")
     assert {len(column) for column in host._table(tmp_path / "host.jsonl").values()} == {2}
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("name", ["at_ns", "run_queue", "server_rss_bytes", "cpu_busy_ticks", "at_monotonic_ns"])
+@pytest.mark.parametrize("value", [None, math.nan, math.inf, 1e300, -1, 1 << 62])
+def test_a_sample_of_the_host_that_nobody_can_have_counted_is_left_out(
+    tmp_path: Path, name: str, value: float | None
+) -> None:
+    lines = [[at] * len(proc.FIELDS) for at in range(10, 14)]
+    odd: list[Any] = [value if field == name else 14 for field in proc.FIELDS]
+    (tmp_path / "host.jsonl").write_text("\n".join(map(json.dumps, [*lines, odd])))
+    raw = ReadContext(raw=tmp_path, start_ns=10, end_ns=20, ports=frozenset(), reader=tuple)
+    values = {seen.name: seen.value for seen in host.HOST.read(raw) if isinstance(seen, Reading)}
+    # Lines of before have no such clock, and count.
+    counts = (name, value) == ("at_monotonic_ns", None)
+    assert values["run_queue_max"] == (14 if counts else 13)
 
 
 @pytest.mark.parametrize("line", ["7", "null", "[]", '{"at_ns": 1}', '{"at_ns": 1, "nodes": []}'])

@@ -237,7 +237,7 @@ def test_older_samples_after_the_clock_was_set_back_have_no_rate_until_it_is_lat
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("set_s", [-3600, -0.15, 0.6, 3600], ids=["an hour back", "back", "forward", "an hour forward"])
+@pytest.mark.parametrize("set_s", [-3600, -0.15, 0.6, 9], ids=["an hour back", "back", "forward", "far forward"])
 def test_a_clock_that_is_set_changes_no_rate_and_no_moment(tmp_path: Path, set_s: float) -> None:
     # The clock that counts is that of the end: the samples of the load are on it.
     walls = [10 + at / 10 - (set_s if at < 5 else 0) for at in range(20)]
@@ -279,7 +279,7 @@ def test_two_samples_of_which_none_is_later_are_no_measurement(tmp_path: Path, m
 def test_cpus_are_saturated_where_five_threads_for_each_want_one(tmp_path: Path) -> None:
     # Two CPUs: twenty ticks of a hundredth in each tenth of a second.
     lines = [
-        line(10 + at / 10, run_queue=queue, cpu_busy_ticks=20 * at * 0.75, cpu_idle_ticks=20 * at * 0.25)
+        line(10 + at / 10, run_queue=queue, cpu_busy_ticks=15 * at, cpu_idle_ticks=5 * at)
         for at, queue in enumerate([3, 9, 10, 26, 4])
     ]
     (tmp_path / "host.jsonl").write_text("\n".join(lines))

@@ -15,7 +15,7 @@ from ingest_bench import system
 from ingest_bench.inputs import decoding
 from ingest_bench.model.results import Interval, Measured, Reading, Remark, Series, Watched
 from ingest_bench.probes import recording
-from ingest_bench.probes.proc import FIELDS, TICK_NS
+from ingest_bench.probes.proc import ALWAYS, FIELDS, TICK_NS
 from ingest_bench.probes.threads import Wait
 
 if TYPE_CHECKING:
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 _FILE, _THREADS = "host.jsonl", "host-threads.jsonl"
 # Before samples had `at_monotonic_ns`.
 _FEWEST_FIELDS = FIELDS.index("at_monotonic_ns")
+_ALWAYS = [FIELDS.index(name) for name in ALWAYS]
+# More than all clocks and counters have, and a moment can still be moved by one of them in 64 bits.
+_BEYOND = 1 << 62
 # As causes of stalls.
 STOPPED = "server process stopped"
 _QUOTA, _STOLEN = "server held back by its CPU quota", "CPU stolen by the hypervisor"
@@ -109,16 +112,18 @@ class Host:
 
 
 def _table(path: Path) -> dict[str, NDArray[np.float64]]:
-    """The samples by column. A line that was cut off by a kill is left out."""
+    """The samples by column. A line that was cut off by a kill, or cannot be one, is left out."""
     if not path.exists():
         return {}
     rows = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
-            row = decoding.decoded(tuple[float | None, ...], json.loads(line))
+            row: tuple[int | None, ...] = decoding.decoded(tuple[int | None, ...], json.loads(line))
         except (ValueError, RecursionError):
             continue
-        if _FEWEST_FIELDS <= len(row) <= len(FIELDS):
+        if not _FEWEST_FIELDS <= len(row) <= len(FIELDS) or any(row[index] is None for index in _ALWAYS):
+            continue
+        if all(value is None or 0 <= value < _BEYOND for value in row):
             rows.append(row + (None,) * (len(FIELDS) - len(row)))
     # None: the machine has no such counter.
     return {name: np.array([row[index] for row in rows], dtype=float) for index, name in enumerate(FIELDS)}

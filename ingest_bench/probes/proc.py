@@ -54,6 +54,8 @@ FIELDS = (
     "server_throttled_ns",
     "at_monotonic_ns",
 )
+# Every kernel counts these; of the others it may lack some.
+ALWAYS = (*FIELDS[: FIELDS.index("pressure_cpu_some_us")], "server_threads_stopped", "server_threads_blocked")
 _VMSTAT = FIELDS[FIELDS.index("thp_fault_alloc") : FIELDS.index("allocstall") + 1]
 _PRESSURE = (("cpu", "some"), ("io", "some"), ("io", "full"), ("memory", "some"), ("memory", "full"))
 TICK_NS = 10**9 // os.sysconf("SC_CLK_TCK")
