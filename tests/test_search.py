@@ -9,7 +9,9 @@ import pytest
 
 from ingest_bench.analysis.search import goals
 from ingest_bench.analysis.search.next_step import Found, Next, Outcome, Tried, decide, judge
+from ingest_bench.inputs import records
 from ingest_bench.model.experiment import Search
+from ingest_bench.model.load import Rate
 from ingest_bench.model.results import ReasonKind, Summary
 
 GOAL = goals.parse("p99 < 500ms, errors < 0.1%")
@@ -101,6 +103,17 @@ def test_a_search_that_is_allowed_more_runs_goes_on_where_it_stopped() -> None:
     few, tried = searched(knee_at(730), rules=Search(goal=GOAL.text, most_runs=4))
     more, _ = searched(knee_at(730), rules=Search(goal=GOAL.text), before=tried)
     assert (few.per_s or 0) < 680 < (more.per_s or 0) <= 730
+
+
+@pytest.mark.parametrize(("outcome", "estimate"), [("met", 900_000), ("missed", 1e-4), ("met", 1e-6)])
+def test_no_rate_is_tried_that_a_load_cannot_have(outcome: Outcome, estimate: float) -> None:
+    found, tried = searched(lambda _: outcome, estimate=estimate)
+    rates = [each.per_s for each in tried if each.per_s is not None]
+    assert rates
+    for rate in rates:
+        records.check(Rate(rate), "plan.json")
+    assert (found.per_s == max(rates)) is (outcome == "met")
+    assert len(tried) <= 16
 
 
 def test_few_runs_still_end_in_a_confirmed_rate() -> None:

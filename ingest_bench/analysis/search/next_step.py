@@ -14,6 +14,7 @@ from typing import Literal
 
 from ingest_bench.analysis.search.goals import Goal
 from ingest_bench.model.experiment import Search, SearchStep
+from ingest_bench.model.load import LEAST_PER_S, MOST_PER_S
 from ingest_bench.model.results import Summary
 from ingest_bench.units import count_of
 
@@ -97,7 +98,7 @@ def decide(tried: Sequence[Tried], rules: Search) -> Next | Found:
     if best is None:
         if lowest_miss is None:
             return Next("ramp", rounded(estimate / 2))
-        if below / 2 < estimate * _LEAST_SHARE:
+        if below / 2 < estimate * _LEAST_SHARE or rounded(below / 2) >= below:
             return Found(None, lowest_miss, f"not even {_text(below)} meets the goal: {lowest_miss.why}")
         return _bounded(Next("ramp", rounded(below / 2)), tried, rules)
     at = _rate(best)
@@ -112,8 +113,8 @@ def decide(tried: Sequence[Tried], rules: Search) -> Next | Found:
 
 
 def rounded(per_s: float) -> float:
-    """The rate with three digits: it is a name, too."""
-    return float(f"{per_s:.3g}")
+    """The rate with three digits: it is a name, too. One that no load can have becomes the nearest that it can."""
+    return float(f"{min(max(per_s, LEAST_PER_S), MOST_PER_S['requests']):.3g}")
 
 
 def _bounded(wanted: Next, tried: Sequence[Tried], rules: Search) -> Next | Found:
