@@ -64,6 +64,14 @@ def test_a_damaged_file_is_no_calibration() -> None:
     assert calibration.kept() == []
 
 
+@pytest.mark.parametrize("name", ["body_bytes", "processes", "requests_per_s"])
+@pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf")])
+def test_what_no_machine_can_have_sent_is_no_calibration(name: str, value: float, tmp_path: Path) -> None:
+    calibration.keep([SENT[0], dataclasses.replace(SENT[1], **{name: value})])
+    assert calibration.warnings(asking(tmp_path, "6000/s"), calibration.kept()) == ()
+    assert calibration.kept() == []
+
+
 def asking(folder: Path, arrivals: str, more: str = "") -> Plan:
     (folder / "x.toml").write_text(
         f'[target]\nname = "sink"\n[load]\nworkload = "nyc_taxis"\nbulk = "4000"\n{more}'

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 from ingest_bench.errors import SpecError
 from ingest_bench.experiment import catalog
@@ -14,6 +15,7 @@ from ingest_bench.jvm import cache
 from ingest_bench.model.experiment import Plan
 from ingest_bench.model.load import LoadOptions
 from ingest_bench.model.results import Summary
+from ingest_bench.model.values import TIB, Between
 from ingest_bench.results import whole_files
 
 EXPERIMENT = "calibrate"
@@ -23,11 +25,11 @@ EXPERIMENT = "calibrate"
 class Sent:
     """The most that was sent of bodies of one size."""
 
-    body_bytes: float
+    body_bytes: Annotated[float, Between(1, TIB)]
     """The mean of the requests, as they were sent."""
-    processes: int
-    requests_per_s: float
-    cpu_percent: float
+    processes: Annotated[int, Between(1, 256)]
+    requests_per_s: Annotated[float, Between(1e-6, 1e9)]
+    cpu_percent: Annotated[float, Between(0, 1e6)]
     """Of one core, in the busiest load process."""
 
 
@@ -71,9 +73,12 @@ def keep(sent: Sequence[Sent]) -> Path:
 def kept() -> list[Sent]:
     """The result of the last calibration; nothing when there was none or its file cannot be read."""
     try:
-        return [records.from_json(Sent, table) for table in whole_files.read_json(path())["sent"]]
+        found = [records.from_json(Sent, table) for table in whole_files.read_json(path())["sent"]]
+        for sent in found:
+            records.check(sent, "sent")
     except (SpecError, KeyError, TypeError, ValueError):
         return []
+    return found
 
 
 def most_per_s(sent: Sequence[Sent], body_bytes: float, processes: int) -> float | None:
