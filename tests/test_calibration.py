@@ -4,6 +4,7 @@ import dataclasses
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import made_runs as made
 import pytest
@@ -67,7 +68,8 @@ def test_a_damaged_file_is_no_calibration() -> None:
 @pytest.mark.parametrize("name", ["body_bytes", "processes", "requests_per_s"])
 @pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf")])
 def test_what_no_machine_can_have_sent_is_no_calibration(name: str, value: float, tmp_path: Path) -> None:
-    calibration.keep([SENT[0], dataclasses.replace(SENT[1], **{name: value})])
+    odd: dict[str, Any] = {name: value}
+    calibration.keep([SENT[0], dataclasses.replace(SENT[1], **odd)])
     assert calibration.warnings(asking(tmp_path, "6000/s"), calibration.kept()) == ()
     assert calibration.kept() == []
 
