@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from ingest_bench.errors import RunFailed
 from ingest_bench.model.results import Measured, Reading, Remark, Series
 from ingest_bench.probes import nodestats
 
@@ -70,6 +71,24 @@ def test_nodes_that_are_not_the_same_have_no_counts(tmp_path: Path, after: dict[
     found = read(tmp_path, (10 * S, {"a": jvm(1)}), (12 * S, after))
     assert "gc_young_collections" not in values(found)
     assert "unavailable" in said(found)
+
+
+def test_answers_that_cannot_be_kept_end_the_run_with_the_reason(tmp_path: Path) -> None:
+    (tmp_path / nodestats.FILE).symlink_to("/dev/full")
+    with (
+        pytest.raises(RunFailed, match=r"node-stats.jsonl: .* could not be kept: .*No space left on device"),
+        nodestats.watch(lambda: {"nodes": {"a": {"jvm": jvm(1)}}}, tmp_path),
+    ):
+        pass
+
+
+def test_an_answer_that_nobody_can_write_down_is_none(tmp_path: Path) -> None:
+    deep: dict[str, Any] = {}
+    for _ in range(100_000):
+        deep = {"jvm": deep}
+    with nodestats.watch(lambda: {"nodes": {"a": deep}}, tmp_path):
+        pass
+    assert (tmp_path / nodestats.FILE).read_text() == ""
 
 
 @pytest.mark.parametrize("up_s", [1000, 20], ids=["long up", "not long up"])

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ingest_bench.errors import IngestBenchError, SpecError
+from ingest_bench.errors import IngestBenchError, RunFailed, SpecError
 from ingest_bench.inputs import decoding, files
 from ingest_bench.model.results import Measured, Reading, Remark, Series
 
@@ -37,10 +37,14 @@ class Sample:
 
 @contextmanager
 def watch(ask: Callable[[], Any], raw: Path) -> Iterator[None]:
-    """Asks each second, and once more at the end. A question without an answer leaves no line."""
-    over = threading.Event()
+    """Asks each second, and once more at the end. A question without an answer leaves no line.
 
-    def follow() -> None:
+    RunFailed at the end of the block where answers could not be kept.
+    """
+    over = threading.Event()
+    failed: list[Exception] = []
+
+    def ask_on() -> None:
         with (raw / FILE).open("w", encoding="utf-8") as file:
             while True:
                 last = over.wait(0)
@@ -50,6 +54,12 @@ def watch(ask: Callable[[], Any], raw: Path) -> Iterator[None]:
                     return
                 over.wait(_EVERY_S)
 
+    def follow() -> None:
+        try:
+            ask_on()
+        except Exception as error:  # noqa: BLE001 - nobody would see it in this thread
+            failed.append(error)
+
     thread = threading.Thread(target=follow, name="node-stats", daemon=True)
     thread.start()
     try:
@@ -57,6 +67,8 @@ def watch(ask: Callable[[], Any], raw: Path) -> Iterator[None]:
     finally:
         over.set()
         thread.join()
+    for error in failed:
+        raise RunFailed(f"{raw / FILE}: what the server tells of its JVM could not be kept: {error!r}") from error
 
 
 def read(raw: Path, start_ns: int, end_ns: int) -> Iterator[Measured]:
@@ -91,9 +103,11 @@ def _asked(ask: Callable[[], Any]) -> str:
     try:
         answer = ask()
         nodes = {name: node["jvm"] for name, node in answer["nodes"].items()} if answer else {}
-    except (IngestBenchError, ValueError, KeyError, TypeError, AttributeError):
+        line = json.dumps({"at_ns": (asked_ns + time.time_ns()) // 2, "nodes": nodes})
+    except (IngestBenchError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        # RecursionError: objects in objects, a thousand deep.
         return ""
-    return json.dumps({"at_ns": (asked_ns + time.time_ns()) // 2, "nodes": nodes}) + "\n" if nodes else ""
+    return f"{line}\n" if nodes else ""
 
 
 def _samples(path: Path) -> list[Sample]:
