@@ -92,6 +92,18 @@ def test_a_sample_has_a_value_for_each_field() -> None:
     assert all(isinstance(value, int) or value is None for value in values)
 
 
+def test_a_process_whose_name_is_no_text_is_sampled_too() -> None:
+    named = "import ctypes, sys; ctypes.CDLL(None).prctl(15, b'\\xff) R', 0, 0, 0); print(flush=True); sys.stdin.read()"
+    argv = [sys.executable, "-S", "-c", named]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        assert b"\xff" in Path(f"/proc/{child.pid}/comm").read_bytes()
+        values = proc.sample(child.pid, Threads(child.pid))
+        child.communicate()
+    assert values[proc.FIELDS.index("server_threads")] == 1
+
+
 def test_readings_are_growth_within_the_measurement(tmp_path: Path) -> None:
     lines = [
         line(9, server_user_ns=0),

@@ -108,8 +108,8 @@ def parse_pressure(text: str) -> dict[str, int]:
 
 def sample(pid: int, threads: Threads) -> list[Number]:
     """One line, in the order of `FIELDS`. FileNotFoundError or ProcessLookupError when the server is gone."""
-    server = parse_stat(Path(f"/proc/{pid}/stat").read_text(encoding="utf-8"))
-    machine = parse_system(Path("/proc/stat").read_text(encoding="utf-8"))
+    server = parse_stat(_read(f"/proc/{pid}/stat"))
+    machine = parse_system(_read("/proc/stat"))
     at_ns, at_monotonic_ns = time.time_ns(), time.monotonic_ns()
     switched = threads.sample(at_ns)
     states = (threads.states()["T"], threads.states()["D"])
@@ -136,9 +136,14 @@ def _vmstat() -> list[Number]:
 
 def _text(path: str) -> str:
     try:
-        return Path(path).read_text(encoding="utf-8")
+        return _read(path)
     except OSError:
         return ""
+
+
+def _read(path: str) -> str:
+    """What stands there: names of processes and of cgroups may be any bytes."""
+    return Path(path).read_text(encoding="utf-8", errors="surrogateescape")
 
 
 def main(pid: int, out: Path, waits: Path) -> None:
