@@ -126,6 +126,29 @@ def test_of_version_2_a_node_with_several_controllers_is_in_one_cgroup(
         assert {place.folder.parent for place in group.places.values()} == {tmp_path}
 
 
+ASKED = """
+import sys
+from ingest_bench.host import cgroups, io_limits
+for controller in ("cpu", "memory"):
+    print(cgroups.own(cgroups._read("/proc/self/mountinfo"), cgroups._read("/proc/self/cgroup"), controller).folder)
+print(io_limits.capability().detail)
+"""
+
+
+@pytest.mark.netns
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount something")
+def test_a_mount_whose_path_is_no_text_is_in_nobodys_way(tmp_path: Path) -> None:
+    place = os.fsencode(tmp_path) + b"/\xff"
+    os.mkdir(place)  # noqa: PTH102 - no Path has such bytes
+    mounted: tuple[bytes | str, ...] = ("sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"', place)
+    asked = (sys.executable, "-c", ASKED)
+    said = [
+        subprocess.run(argv, capture_output=True, check=True).stdout
+        for argv in (asked, ("unshare", "--mount", *mounted, *asked))
+    ]
+    assert said[0] == said[1] != b""
+
+
 def test_of_several_limits_the_tightest_counts_until_it_ends() -> None:
     written: list[float | None] = []
     place = Parent(Path("/"), 1, Path("/"))
@@ -309,4 +332,4 @@ def test_it_is_the_same_of_version_2_of_cgroups(tmp_path: Path) -> None:
         pytest.skip("this is inside")
     # Its own files are in memory, which the kernel cannot take away without swap; those of this folder are on a disk.
     tests = ("-m", "netns", "--basetemp", "/share/files", __file__)
-    inside_uml.passes("4 passed", tmp_path, *tests, before=("sh", "-c", VERSION_2, "sh"))
+    inside_uml.passes("5 passed", tmp_path, *tests, before=("sh", "-c", VERSION_2, "sh"))

@@ -205,7 +205,8 @@ def own(mounts: str, memberships: str, controller: str) -> Parent:
 
 
 def _read(path: str | Path) -> str:
+    """What stands there: a path in it may be of any bytes. Empty where it cannot be read."""
     try:
-        return Path(path).read_text(encoding="utf-8")
+        return Path(path).read_text(encoding="utf-8", errors="surrogateescape")
     except OSError:
         return ""

@@ -146,7 +146,7 @@ def _usable() -> str:
 def _is_version_1() -> bool:
     return any(
         "blkio" in line.split(":", 2)[1].split(",")
-        for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+        for line in Path("/proc/self/cgroup").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     )
 
 
@@ -154,7 +154,7 @@ def _root() -> Parent:
     """The root group of blkio, of version 1."""
     if not system.is_root():
         raise MissingCapability("throttle: only root may write rules for a disk; run as root")
-    mounts = Path("/proc/self/mountinfo").read_text(encoding="utf-8")
+    mounts = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape")
     found = cgroups.own(mounts, "1:blkio:/", "blkio")
     # Only the root has it: in a container our own group may look like one (cgroup_namespaces(7)).
     if not (found.folder / "release_agent").exists():

@@ -283,7 +283,7 @@ def _sampled(found: OneEnd) -> Iterator[None]:
     def sample() -> None:
         while not over.wait(_SAMPLE_S):
             # Not /sys: that shows the devices of the namespace in which it was mounted.
-            lines = Path("/proc/net/dev").read_text(encoding="ascii").splitlines()
+            lines = Path("/proc/net/dev").read_text(encoding="ascii", errors="replace").splitlines()
             passed = {name.strip(): counts.split() for name, _, counts in (line.partition(":") for line in lines)}
             for direction, device in found.shaped.devices.items():
                 if device in passed:
