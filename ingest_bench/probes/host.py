@@ -14,9 +14,8 @@ import numpy as np
 from ingest_bench import system
 from ingest_bench.inputs import decoding
 from ingest_bench.model.results import Interval, Measured, Reading, Remark, Series, Watched
-from ingest_bench.probes import recording
+from ingest_bench.probes import recording, threads
 from ingest_bench.probes.proc import ALWAYS, FIELDS, TICK_NS
-from ingest_bench.probes.threads import Wait
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -263,7 +262,7 @@ def waits(context: ReadContext, moments: Mapping[float, float]) -> Iterator[Watc
         recording.load(context).content.get("stalls", {}).get("threads", {}) if recording.files(context.raw)[0] else {}
     )
     found: dict[str, list[Interval]] = {_NO_CPU: [], _DISK: []}
-    for noted in _waits(path):
+    for noted in threads.read(path):
         since_ns, at_ns = (int(moments.get(float(at), at)) for at in (noted.since_ns, noted.at_ns))
         wait = replace(noted, since_ns=since_ns, at_ns=at_ns)
         # The clock was set back meanwhile, and nobody knows by how much.
@@ -278,16 +277,6 @@ def waits(context: ReadContext, moments: Mapping[float, float]) -> Iterator[Watc
         if wait.state == "D":
             found[_DISK].append(Interval(_DISK, (wait.since_ns + wait.at_ns) // 2, wait.at_ns, thread))
     yield from (Watched(cause, tuple(_joined(spans)), varies=True, error_ns=_LOOK_NS) for cause, spans in found.items())
-
-
-def _waits(path: Path) -> Iterator[Wait]:
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            wait: Wait = decoding.decoded(Wait, json.loads(line))
-        except (ValueError, RecursionError):
-            # Cut off by a kill.
-            continue
-        yield wait
 
 
 def _joined(spans: list[Interval]) -> Iterator[Interval]:

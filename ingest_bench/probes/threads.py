@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from ingest_bench.inputs import decoding
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,6 +31,16 @@ class Wait:
     waited_ns: int
     """In the run queue. It is counted when the thread runs again: it may be longer than the time between samples."""
     state: str
+
+
+def read(path: Path) -> Iterator[Wait]:
+    """Those of a file with one a line; a line that was cut off by a kill is left out."""
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            wait: Wait = decoding.decoded(Wait, json.loads(line))
+        except (ValueError, RecursionError):
+            continue
+        yield wait
 
 
 @dataclass(slots=True)
