@@ -42,6 +42,24 @@ def test_an_experiment_is_seen_by_others_while_it_runs_and_not_by_itself() -> No
         assert found not in others.experiments()
 
 
+@pytest.mark.netns
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for two containers on the host's network")
+def test_two_containers_on_one_network_see_each_other_though_both_are_process_1() -> None:
+    argv = ("unshare", "--pid", "--fork", "--kill-child", sys.executable, "-c", MARKED, "results/of two containers")
+    pipe = subprocess.PIPE
+    with subprocess.Popen(argv, stdin=pipe, stdout=pipe) as one, subprocess.Popen(argv, stdin=pipe, stdout=pipe) as two:
+        for process in (one, two):
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"ready\n"
+        seen = subprocess.run(
+            (*argv[:5], "-c", "from ingest_bench.host import others; print(others.experiments())"),
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        assert "results/of two containers" in seen.stdout
+        for process in (one, two):
+            process.communicate()
+
+
 def test_what_ran_only_at_the_beginning_is_told_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(others, "experiments", iter([("results/a",), ()]).__next__)
     with others.watched(all_ours=False) as seen:

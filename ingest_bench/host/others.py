@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import socket
 import time
 from collections.abc import Iterator
@@ -17,6 +18,8 @@ import psutil
 
 # In the kernel's list of sockets a name that is no file begins with "@", which stands for a zero byte.
 _MARK = "ingest-bench/"
+# Not the pid alone: of two containers on the host's network both may be process 1.
+_DRAWN = secrets.token_hex(4)
 _LISTED = "@" + _MARK
 # sizeof(sun_path), unix(7).
 _LONGEST_BYTES = 107
@@ -30,7 +33,7 @@ def marked(path: Path) -> Iterator[None]:
 
     A name of a socket, not a lock on a file: it leaves nothing behind and needs no folder that all may write to.
     """
-    start, whole = f"\0{_MARK}{os.getpid()}/".encode(), os.fsencode(path)
+    start, whole = f"\0{_MARK}{_own()}/".encode(), os.fsencode(path)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as mark:
         # Of a long path the end says more.
         mark.bind(start + whole[-(_LONGEST_BYTES - len(start)) :])
@@ -41,7 +44,12 @@ def experiments() -> tuple[str, ...]:
     """The results that other processes make now, by the end of their path."""
     lines = Path("/proc/net/unix").read_text(encoding="utf-8", errors="replace").splitlines()
     names = {line.partition(_LISTED)[2] for line in lines if _LISTED in line}
-    return tuple(sorted(path for pid, _, path in (name.partition("/") for name in names) if pid != str(os.getpid())))
+    return tuple(sorted(path for who, _, path in (name.partition("/") for name in names) if who != _own()))
+
+
+def _own() -> str:
+    """What tells us from all other processes of this machine."""
+    return f"{os.getpid()}-{_DRAWN}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
