@@ -1,9 +1,13 @@
-"""What this machine can do: each thing is tried by itself, so that nothing that is missing or broken hides another."""
+"""What this machine can do: each thing is tried by itself, so that nothing that is missing or broken hides another.
+
+And whether its processors were ours meanwhile.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from ingest_bench import system
 from ingest_bench.errors import IngestBenchError
@@ -56,3 +60,14 @@ def not_tried(trial: Trial, missing: str, remedy: str = "") -> Capability:
 def installing(programs: list[str]) -> str:
     """How to get these programs."""
     return f"Install {' '.join(sorted({PACKAGES[program] for program in programs}))}."
+
+
+def processor_ticks() -> tuple[int, int]:
+    """The ticks of all processors that a hypervisor gave to others, and all, since the start (proc(5), /proc/stat)."""
+    ticks = [int(word) for word in Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0].split()[1:9]]
+    return ticks[7], sum(ticks)
+
+
+def stolen_share(before: tuple[int, int], after: tuple[int, int]) -> float:
+    """How much of the time of all processors between two moments was somebody else's."""
+    return (after[0] - before[0]) / max(1, after[1] - before[1])

@@ -7,11 +7,12 @@ that fails on a machine of its own fails at once.
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
 from _pytest.runner import runtestprotocol
+
+from ingest_bench.trials import processor_ticks, stolen_share
 
 REAL = {"netem", "netns", "bpf", "device_mapper", "jvm", "opensearch", "elasticsearch", "processes", "data_prepper"}
 # An idle virtual machine is told of less than 1%.
@@ -32,9 +33,9 @@ class TriedAgain:
             return None
         item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
         for rest_s in (*_RESTS_S, None):
-            before = _ticks()
+            before = processor_ticks()
             reports = runtestprotocol(item, log=False, nextitem=nextitem)
-            share = stolen_share(before, _ticks())
+            share = stolen_share(before, processor_ticks())
             if rest_s is None or share < _MUCH or not any(report.failed for report in reports):
                 break
             self.said.append(f"{item.nodeid}: tried again, for the hypervisor took {share:.0%} of the processor")
@@ -59,14 +60,3 @@ class TriedAgain:
         """Each test that was tried again."""
         for line in self.said:
             terminalreporter.write_line(line)
-
-
-def stolen_share(before: tuple[int, int], after: tuple[int, int]) -> float:
-    """How much of the time of all processors between two moments was somebody else's."""
-    return (after[0] - before[0]) / max(1, after[1] - before[1])
-
-
-def _ticks() -> tuple[int, int]:
-    """Stolen, and all, in ticks since the start (proc(5), /proc/stat)."""
-    ticks = [int(word) for word in Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0].split()[1:9]]
-    return ticks[7], sum(ticks)

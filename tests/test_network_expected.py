@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from ingest_bench import trials
 from ingest_bench.analysis.run.columns import COLUMNS
 from ingest_bench.model.network import Impairment, Profile
 from ingest_bench.network.measure import check, expected, frames, lanes, wire
@@ -202,6 +203,31 @@ def test_a_promise_is_tried_again_before_it_is_broken(monkeypatch: pytest.Monkey
     assert (broken.kept, broken.measured) == (False, "no; try 3")
     assert tried("x", "y", "z", lambda _: ("no", False), (0, 2)).measured == "no; try 2"
     assert rested[-2:] == [0, 2]
+
+
+@pytest.mark.parametrize(("stolen", "tries"), [((0.5, 0.5, 0.0), 3), ((0.0,), 1), ((0.5,) * 9, 9)])
+def test_while_a_hypervisor_takes_the_processors_a_try_proves_nothing_against_a_link(
+    stolen: tuple[float, ...], tries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left, made = iter(stolen), list[int]()
+    clock = itertools.count(1000.0, 5.0)
+
+    def measure(attempt: int) -> tuple[str, bool]:
+        made.append(attempt)
+        return "931 Mbit/s", False
+
+    monkeypatch.setattr(f"{lanes.__name__}.time.sleep", lambda _: None)
+    monkeypatch.setattr(f"{lanes.__name__}.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr(lanes, "stolen_share", lambda _before, _after: next(left))
+    broken = tried("x", "y", "z", measure, (0,), 45.0)
+    assert not broken.kept
+    assert made == list(range(1, tries + 1))
+    assert broken.measured.endswith("took 50% of this machine's processors meanwhile") == (stolen[-1] > 0)
+
+
+def test_what_was_stolen_is_a_share_of_all_processors() -> None:
+    assert trials.stolen_share((0, 0), (10, 100)) == 0.1
+    assert 0 <= trials.stolen_share((0, 0), trials.processor_ticks()) < 1
 
 
 def test_the_kernels_tables_of_counters_are_read_by_name() -> None:

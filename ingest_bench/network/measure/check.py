@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from ingest_bench.errors import RunFailed
 from ingest_bench.model.network import Promise
 from ingest_bench.network.measure import expected, qdiscs
-from ingest_bench.network.measure.lanes import Lane, tried
+from ingest_bench.network.measure.lanes import PATIENCE_S, Lane, tried
 from ingest_bench.network.measure.probing import Way, meters
 from ingest_bench.network.measure.readings import start
 from ingest_bench.network.plan import netem, queues
@@ -102,7 +102,7 @@ def _rtt(way: Way, link: Link) -> Iterator[Promise]:
         return words, abs(found_ns - promised_ns) <= tolerance_ns + uncertain_ns
 
     tolerance = f"{_ms(tolerance_ns)}: the larger of 5% and 1 ms, and a probe's time on the wire"
-    yield tried("rtt", _ms(promised_ns), tolerance, measure)
+    yield tried("rtt", _ms(promised_ns), tolerance, measure, patience_s=PATIENCE_S)
 
 
 def typical_rtt(rtts: list[int], promised_ns: float, impairments: tuple[Impairment, ...]) -> tuple[str, float, float]:

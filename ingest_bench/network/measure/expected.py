@@ -37,6 +37,8 @@ _EVENTS = 30
 # From the first to the third quartile, in jitters: of what is even between -1 and 1, and of iproute2's tables.
 _MIDDLE_HALF = {"uniform": 1.0, "normal": 1.349, "pareto": 0.649, "paretonormal": 0.824}
 _LONG_S = 0.15
+# A try has more probes the later it is, up to so many times as many.
+_TIMES = 3
 # How late a timer of the guest of User-Mode Linux may be beside busy processes; its netem then makes up for it at once:
 # over 0.1 s that was up to 115% of the rate.
 _LATE_S = 0.01
@@ -142,13 +144,15 @@ def burst(impairment: Impairment, attempt: int) -> Burst:
     count = min(_MOST_PROBES, max(_FEWEST_PROBES, *map(math.ceil, wanted), 0))
     # On a slow link so many would take too long; a wider interval says so.
     most = 2 * per_s if wanted else per_s // 2
-    return Burst(count=max(50, min(count, most)) * attempt, per_s=max(1, per_s))
+    return Burst(count=max(50, min(count, most)) * min(attempt, _TIMES), per_s=max(1, per_s))
 
 
 def pings(impairments: tuple[Impairment, Impairment], attempt: int) -> Burst:
     """A round trip's probes: more where jitter scatters them, slower where the link is slow."""
     count = 300 if any(impairment.jitter_ns for impairment in impairments) else 50
-    return Burst(count=count * attempt, per_s=min(1000, *(burst(impairment, 1).per_s for impairment in impairments)))
+    return Burst(
+        count=count * min(attempt, _TIMES), per_s=min(1000, *(burst(impairment, 1).per_s for impairment in impairments))
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from ingest_bench.model.network import Promise
 from ingest_bench.network.measure import expected, frames
 from ingest_bench.network.plan import losses
 from ingest_bench.network.plan.netem import ETHERNET_HEADER_BYTES
+from ingest_bench.trials import processor_ticks, stolen_share
 
 if TYPE_CHECKING:
     from ingest_bench.model.network import Impairment, Profile
@@ -26,6 +27,10 @@ _AT_ONCE_S = (0, 0, 0)
 # A JVM that starts beside it keeps two cores busy for seconds, in which the sender is too slow: three tries at once all
 # fell into that. For a rate alone: a busy machine also spreads delays, and would soon look like a jitter.
 _RATE_RESTS_S = (*_AT_ONCE_S, 2, 4)
+# An idle virtual machine is told of less than 1%. One of which more was taken sent 931 Mbit/s for 12 s over a link of
+# 1 Gbit/s, and 1000 in each of 22 checks after that.
+_MUCH_STOLEN = 0.02
+PATIENCE_S = 45.0
 _PROBE_BYTES = 128
 _RATE_SHARE = 0.05
 # A peak of 110% with two frames at once, and what a busy machine adds.
@@ -40,15 +45,30 @@ _MILLION = 10**6
 Measure = Callable[[int], tuple[str, bool]]
 
 
-def tried(name: str, promised: str, tolerance: str, measure: Measure, rests_s: Sequence[float] = _AT_ONCE_S) -> Promise:
-    """The promise, measured until it is kept, after each of these rests."""
-    for attempt, rest_s in enumerate(rests_s, 1):
-        time.sleep(rest_s)
+def tried(
+    name: str,
+    promised: str,
+    tolerance: str,
+    measure: Measure,
+    rests_s: Sequence[float] = _AT_ONCE_S,
+    patience_s: float = 0.0,
+) -> Promise:
+    """The promise, measured until it is kept, after each of these rests.
+
+    A try while a hypervisor took the processors proves nothing against a link: for so long it is followed by others.
+    """
+    until_s = time.monotonic() + patience_s
+    for attempt in itertools.count(1):
+        time.sleep(rests_s[min(attempt, len(rests_s)) - 1])
+        before = processor_ticks()
         words, kept = measure(attempt)
-        if kept:
+        share = stolen_share(before, processor_ticks())
+        is_disturbed = share >= _MUCH_STOLEN
+        if kept or (attempt >= len(rests_s) and not (is_disturbed and time.monotonic() < until_s)):
             break
     again = f"; try {attempt}" if attempt > 1 else ""
-    return Promise(name=name, promised=promised, measured=words + again, tolerance=tolerance, kept=kept)
+    why = f"; a hypervisor took {share:.0%} of this machine's processors meanwhile" if is_disturbed and not kept else ""
+    return Promise(name=name, promised=promised, measured=words + again + why, tolerance=tolerance, kept=kept)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +141,7 @@ class Lane:
                 f"{spread_ns / 1e6:.2f} ms",
                 f"{tolerance_ns / 1e6:.2f} ms, the larger of 25% and 0.5 ms; quartile to quartile of the one-way delay",
                 lambda attempt: _spread(burst(attempt).delays_ns, spread_ns, tolerance_ns),
+                patience_s=PATIENCE_S,
             )
 
     def transfers(self) -> Iterator[Promise]:
@@ -134,6 +155,7 @@ class Lane:
                 "5%, of Ethernet frames without preamble and checksum",
                 functools.partial(self._rate, rate_bps),
                 _RATE_RESTS_S,
+                PATIENCE_S,
             )
 
         plan = expected.bulk(self.impairment, self.profile.mtu_bytes)
@@ -144,6 +166,7 @@ class Lane:
                 "25%, from the first to the last frame of what is sent at once after a pause",
                 functools.partial(self._bulk, plan),
                 _RATE_RESTS_S,
+                PATIENCE_S,
             )
 
     @property
@@ -235,7 +258,7 @@ class Lane:
         # Longer than a frame takes: the end of each bulk that lost some.
         quiet_s = self._quiet_s + 2 * plan.seconds / plan.frames
         bulks = self.way.bulks(
-            plan.times * attempt,
+            plan.times * min(attempt, len(_RATE_RESTS_S)),
             packets=plan.frames,
             mtu_bytes=self.profile.mtu_bytes,
             frame_bytes=plan.frame_bytes,
