@@ -35,8 +35,7 @@ _PROBE_BYTES = 128
 _RATE_SHARE = 0.05
 # A peak of 110% with two frames at once, and what a busy machine adds.
 _BULK_SHARE = 0.25
-_JITTER_SHARE = 0.25
-_JITTER_NS = 500 * 10**3
+_JITTER_SHARE, _JITTER_NS = 0.25, 500 * 10**3
 _TRANSFER_S = 0.1
 _FEW_FRAMES = 1000
 _MILLION = 10**6
@@ -62,12 +61,12 @@ def tried(
         time.sleep(rests_s[min(attempt, len(rests_s)) - 1])
         before = processor_ticks()
         words, kept = measure(attempt)
-        share = stolen_share(before, processor_ticks())
-        is_disturbed = share >= _MUCH_STOLEN
-        if kept or (attempt >= len(rests_s) and not (is_disturbed and time.monotonic() < until_s)):
+        stolen = stolen_share(before, processor_ticks())
+        if kept or (attempt >= len(rests_s) and (stolen < _MUCH_STOLEN or time.monotonic() >= until_s)):
             break
     again = f"; try {attempt}" if attempt > 1 else ""
-    why = f"; a hypervisor took {share:.0%} of this machine's processors meanwhile" if is_disturbed and not kept else ""
+    taken = f"; a hypervisor took {stolen:.0%} of this machine's processors meanwhile"
+    why = taken if stolen >= _MUCH_STOLEN and not kept else ""
     return Promise(name=name, promised=promised, measured=words + again + why, tolerance=tolerance, kept=kept)
 
 
