@@ -66,8 +66,7 @@ def tried(
         if kept or proving == len(rests_s) or (attempt >= len(rests_s) and time.monotonic() >= until_s):
             break
     again = f"; try {attempt}" if attempt > 1 else ""
-    taken = f"; a hypervisor took {stolen:.0%} of this machine's processors meanwhile"
-    why = taken if stolen >= _MUCH_STOLEN and not kept else ""
+    why = "" if kept or stolen < _MUCH_STOLEN else f"; a hypervisor took {stolen:.0%} of this machine's processors"
     return Promise(name=name, promised=promised, measured=words + again + why, tolerance=tolerance, kept=kept)
 
 
