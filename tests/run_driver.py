@@ -12,6 +12,8 @@ from typing import Any
 from ingest_bench import cli
 
 FD = int(sys.argv.pop(1))
+# The command, and what one of its commands needs, which is loaded once that is asked for.
+LOADED = ("ingest_bench.cli.app", "ingest_bench.probes")
 
 
 def tell(what: str) -> None:
@@ -22,8 +24,8 @@ def watch(event: str, arguments: Any) -> None:
     """Python itself says what it is about to do."""
     if event == "subprocess.Popen":
         tell("start " + " ".join(map(str, arguments[1])))
-    elif event == "import" and arguments[0] == "ingest_bench.lab.campaign":
-        tell("loading")
+    elif event == "import" and arguments[0] in LOADED:
+        tell(f"loading {arguments[0]}")
 
 
 def tell_stages() -> None:

@@ -148,9 +148,10 @@ def test_a_terminal_that_is_closed_ends_the_run(here: Place, capsys: pytest.Capt
     readable(here, capsys, "stop")
 
 
-def test_ctrl_c_while_the_program_is_loading_is_no_traceback(here: Place) -> None:
+@pytest.mark.parametrize("module", ["ingest_bench.cli.app", "ingest_bench.probes"])
+def test_ctrl_c_while_the_program_is_loading_is_no_traceback(here: Place, module: str) -> None:
     with nothing_left(), here.command("list", terminal=True) as command:
-        command.until("loading")
+        command.until(f"loading {module}")
         os.write(command.heard, CTRL_C)
         assert command.end() == 130
     assert "Traceback" not in command.text
