@@ -27,15 +27,18 @@ def headers(environment: Mapping[str, str]) -> dict[str, str]:
         raise SpecError(f"{USER} and {PASSWORD} belong together; {PASSWORD if user else USER} is not set")
     if ":" in user:
         raise SpecError(f"{USER}: a user's name has no colon; HTTP's basic authentication could not carry it")
-    both = f"{_text(USER, user)}:{_text(PASSWORD, password)}"
-    return {"authorization": "Basic " + base64.b64encode(both.encode()).decode()}
+    both = b":".join((_utf8(USER, user), _utf8(PASSWORD, password)))
+    return {"authorization": f"Basic {base64.b64encode(both).decode()}"}
 
 
-def _text(name: str, value: str) -> str:
-    """The value; SpecError for one that is not UTF-8, which Python keeps as lone surrogates (PEP 383)."""
-    if any("\ud800" <= character <= "\udfff" for character in value):
-        raise SpecError(f"{name}: it is not UTF-8, as which servers read it; set it in a terminal that writes UTF-8")
-    return value
+def _utf8(name: str, value: str) -> bytes:
+    """The bytes of the value; SpecError for one that is not UTF-8, which Python keeps as lone surrogates (PEP 383)."""
+    try:
+        return value.encode()
+    except UnicodeEncodeError:
+        # Raised outside: the error here has the value.
+        problem = f"{name}: it is not UTF-8, as which servers read it; set it in a terminal that writes UTF-8"
+    raise SpecError(problem)
 
 
 def client_certificate(environment: Mapping[str, str]) -> tuple[str, str]:

@@ -123,9 +123,10 @@ class JsonArray:
             body = self._whole(documents)
             return body.packed() if self.gzip else body
         name, gap, found = self.keys.sequence, self._gap, []
+        quoted = b'"%s"' % name.encode()
         for document in documents:
             # Of two fields of one name a reader takes the last one: the number would be lost, and with it the document.
-            if b'"%s"' % name.encode() in document and _has_field(document, name):
+            if quoted in document and _has_field(document, name):
                 raise SpecError(f'documents have a field "{name}" of their own; number them in another one (sequence)')
             own = document.strip()[1:].lstrip()
             found.append(b"{" + (gap if own != b"}" else gap[:-1]) + own)
