@@ -6,12 +6,13 @@ import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import nox
 
 # What a change is tried with before it is sent. CI runs the long tests as well: `real`, `netem`, `ordinary`.
-nox.options.sessions = ["lint", "quick", "slow", "real-brief", "netem-brief", "newcomer", "ordinary-brief"]
+nox.options.sessions = ["plain", "real-brief", "netem-brief", "newcomer", "ordinary-brief"]
 # CI keeps the environments where an ordinary user can read them, wherever its checkout is.
 nox.options.envdir = os.environ.get("NOX_ENVDIR", ".nox")
 # An environment is made in seconds where uv is there.
@@ -26,19 +27,17 @@ PROMISED = "bpf,netns,netem,jvm,opensearch,elasticsearch"
 PROMISED_TO_ANYBODY = "netns,jvm,opensearch,elasticsearch"
 # The uid and gid "nobody" of Debian: an ordinary user without a home.
 NOBODY = "65534"
+AS_NOBODY = ("setpriv", "--reuid", NOBODY, "--regid", NOBODY, "--clear-groups")
 # With what is optional for a user, and what runs this file.
 TESTS = ("hypothesis", "nox", "pyarrow", "pytest", "pytest-xdist")
+LINT = ("ruff", "mypy", "types-psutil")
 HOW = ("-q", "--durations=20")
-# The environment of the tests, once it is made.
+# The programs of the environment of the tests, once it is made.
 MADE: list[Path] = []
 # Servers and processes mostly wait for each other; tests/shared_out.py says which tests go together all the same.
 BESIDE = ("-n", "3", "--dist", "loadfile")
-# A box on its way takes a processor.
-IN_PAIRS = ("-n", "2", "--dist", "loadfile")
 # What a session whose name ends with "-brief" leaves out.
 BRIEF = " and not long"
-# Only what failed; nothing, where nothing did.
-ONCE_MORE = ("--last-failed", "--last-failed-no-failures=none")
 
 
 def install(session: nox.Session, *tools: str) -> None:
@@ -57,37 +56,54 @@ def with_tests(session: nox.Session) -> tuple[str, ...]:
     if not MADE:
         folder = Path(nox.options.envdir).resolve() / "tests"
         shutil.rmtree(folder, ignore_errors=True)
-        MADE.append(fresh_environment(session, folder, *TESTS, python=sys.executable, uv=shutil.which("uv")).parent)
+        python = fresh_environment(session, folder, *TESTS, *LINT, python=sys.executable, uv=shutil.which("uv"))
+        MADE.append(python.parent)
     session.env["PATH"] = f"{MADE[0]}{os.pathsep}{os.environ['PATH']}"
     return str(MADE[0] / "pytest"), *HOW
 
 
-@nox.session
+@nox.session(venv_backend="none")
+def plain(session: nox.Session) -> None:
+    """Sessions `lint`, `quick` and `slow` at once: the types are checked beside the tests."""
+    with_tests(session)
+    style(session)
+    in_parts(session, "--mypy", "--each", "3")
+
+
+@nox.session(venv_backend="none")
 def lint(session: nox.Session) -> None:
     """Style and types."""
-    install(session, "ruff", "mypy", "types-psutil", *TESTS)
+    with_tests(session)
+    style(session)
+    session.run("mypy")
+
+
+def style(session: nox.Session) -> None:
+    """What ruff finds, in the environment of tests."""
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
-    session.run("mypy")
 
 
 @nox.session(venv_backend="none")
 def quick(session: nox.Session) -> None:
     """The plain tests, which need no root, no server and no network, without those that take their time."""
-    plain(session, "not slow")
+    in_parts(session, chosen="not slow")
 
 
 @nox.session(venv_backend="none")
 def slow(session: nox.Session) -> None:
     """The other plain tests: each takes more than a twentieth of a second."""
-    plain(session, "slow", *with_mark("slow"))
+    in_parts(session, "--each", "3", chosen="slow", files=with_mark("slow"))
 
 
-def plain(session: nox.Session, chosen: str, *files: str) -> None:
+def in_parts(session: nox.Session, *options: str, chosen: str = "", files: Sequence[str] = ()) -> None:
     """The tests that need nothing but a processor, of these files or of all, on all processors."""
     pytest, *how = with_tests(session)
-    start = [pytest] if session.posargs else [str(Path(pytest).with_name("python")), "tests/in_parts.py"]
-    session.run(*start, *how, "--plain", "-m", chosen, *(session.posargs or files))
+    how += ["--plain", *(["-m", chosen] if chosen else [])]
+    if session.posargs:
+        session.run(pytest, *how, *session.posargs)
+    else:
+        session.run(str(Path(pytest).with_name("python")), "tests/in_parts.py", *options, *how, *files)
 
 
 @nox.session(venv_backend="none")
@@ -133,7 +149,7 @@ def on_netem(session: nox.Session, length: str = "") -> None:
         twice_at_most(session, pytest, *promise, "-m", netem, *session.posargs)
         return
     twice_at_most(session, pytest, *promise, "-m", f"{netem} and alone", *files)
-    twice_at_most(session, pytest, *promise, "-m", f"{netem} and not alone", *files, first=IN_PAIRS)
+    twice_at_most(session, pytest, *promise, "-m", f"{netem} and not alone", *files, first=BESIDE)
 
 
 @nox.session
@@ -182,10 +198,10 @@ def as_ordinary_user(session: nox.Session, length: str = "") -> None:
     """Session `ordinary`, or what `length` leaves of it."""
     if os.geteuid() != 0:
         session.skip("we are an ordinary user already: the other sessions are this one")
-    folder = Path(tempfile.mkdtemp(prefix="ordinary-", dir="/var/tmp"))
-    try:
+    with tempfile.TemporaryDirectory(prefix="ordinary-", dir="/var/tmp") as made:
+        folder = Path(made)
         folder.chmod(0o755)
-        python = fresh_environment(session, folder, *TESTS)
+        python = readable_environment(session, folder)
         # Everything but the package: the tests then try what is installed.
         left_out = shutil.ignore_patterns("ingest_bench", ".git", ".nox", "__pycache__", "results")
         checkout = shutil.copytree(".", folder / "checkout", ignore=left_out)
@@ -193,10 +209,11 @@ def as_ordinary_user(session: nox.Session, length: str = "") -> None:
         home.mkdir()
         for path in (checkout, *checkout.rglob("*"), home):
             os.chown(path, int(NOBODY), int(NOBODY))
-        as_nobody = ("setpriv", "--reuid", NOBODY, "--regid", NOBODY, "--clear-groups", "env", f"HOME={home}")
+        as_nobody = (*AS_NOBODY, "env", f"HOME={home}")
         with session.chdir(checkout):
             command = str(python.with_name("ingest-bench"))
-            short = ("--warm-up", "1s", "--measure", "2s")
+            # The brief one has a server for each link, and the usual buffers.
+            short = ("--warm-up", "1s", "--measure", "2s", *(("--set", "receive_predictor=512KiB") if length else ()))
             session.run(*as_nobody, command, "run", "quickstart", *short, external=True)
             # The tests of networks repeat themselves as an ordinary user, in `real` and `netem`.
             files, chosen = session.posargs, "not bpf"
@@ -204,8 +221,20 @@ def as_ordinary_user(session: nox.Session, length: str = "") -> None:
                 files, chosen = with_mark("ordinary"), "ordinary"
             options = ("-m", f"({REAL}) and {chosen}{length}", *promised(PROMISED_TO_ANYBODY), *files)
             twice_at_most(session, (*as_nobody, str(python), "-m", "pytest", *HOW), *options, first=BESIDE)
-    finally:
-        shutil.rmtree(folder)
+
+
+def readable_environment(session: nox.Session, folder: Path) -> Path:
+    """The Python of the environment of tests, or of one in this folder where an ordinary user cannot read that one."""
+    is_made = bool(MADE)
+    with_tests(session)
+    python = MADE[0] / "python"
+    can_read = ("sh", "-c", '"$0" -c "import ingest_bench" && echo yes || echo no', str(python))
+    if "yes" not in str(session.run(*AS_NOBODY, *can_read, external=True, silent=True, log=False)):
+        return fresh_environment(session, folder, *TESTS)
+    if not is_made:
+        # What nobody has imported yet, an ordinary user would compile at each start.
+        session.run(str(python), "-m", "compileall", "-q", "-j", "0", str(MADE[0].parent / "lib"), external=True)
+    return python
 
 
 @nox.session(venv_backend="none")
@@ -258,10 +287,11 @@ def twice_at_most(session: nox.Session, pytest: tuple[str, ...], *options: str, 
 
     Both are told. A test that fails twice fails the session.
     """
-    cache = ("-o", f"cache_dir=.pytest_cache/{session.name}")
+    kept = Path(".pytest_cache", session.name)
+    cache = ("-o", f"cache_dir={kept}")
     session.run(*pytest, *cache, "--cache-clear", *first, *options, external=True, success_codes=(0, 1))
-    # 5: there is none.
-    session.run(*pytest, *cache, *ONCE_MORE, *options, external=True, success_codes=(0, 5))
+    if (kept / "v" / "cache" / "lastfailed").exists():
+        session.run(*pytest, *cache, "--last-failed", *options, external=True)
 
 
 def with_mark(name: str) -> list[str]:

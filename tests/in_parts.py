@@ -1,17 +1,18 @@
 """The plain tests as several pytest processes, each with a part of the files: `python in_parts.py OPTIONS [FILES]`.
 
 A worker of pytest-xdist imports every test file, and what that imports; to import takes as long as to test. So each
-process has files of its own here, as many bytes as the others.
+process has files of its own here, as many bytes as the others. `--each 3` makes three parts for each processor: one
+that is done early takes another. With `--mypy` the types are checked beside them.
 """
 
 from __future__ import annotations
 
-import contextlib
+import argparse
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 _MOST = 4
@@ -19,24 +20,33 @@ _NO_TESTS = 5
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The exit code: that of the first part that has another than 0."""
-    files = [Path(word) for word in arguments if word.endswith(".py")] or sorted(Path("tests").glob("test_*.py"))
-    options = [word for word in arguments if not word.endswith(".py")]
-    pytest = str(Path(sys.executable).with_name("pytest"))
-    with contextlib.ExitStack() as opened:
-        running = []
-        for number, part in enumerate(parts(files, min(_MOST, len(os.sched_getaffinity(0))))):
-            said = opened.enter_context(tempfile.TemporaryFile())
-            argv = [pytest, *options, "-o", f"cache_dir=.pytest_cache/part-{number}", *map(str, part)]
-            process = subprocess.Popen(argv, stdout=said, stderr=subprocess.STDOUT)
-            opened.callback(process.wait)
-            opened.callback(process.terminate)
-            running.append((process, said))
-        codes = [process.wait() for process, _ in running]
-        for _, said in running:
-            said.seek(0)
-            sys.stdout.write(said.read().decode())
+    """The exit code: that of the first command that has another than 0."""
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument("--each", type=int, default=1)
+    parser.add_argument("--mypy", action="store_true")
+    asked, others = parser.parse_known_args(arguments)
+    files = [Path(word) for word in others if word.endswith(".py")] or sorted(Path("tests").glob("test_*.py"))
+    options = [word for word in others if not word.endswith(".py")]
+    programs, processors = Path(sys.executable).parent, min(_MOST, len(os.sched_getaffinity(0)))
+    commands = [[str(programs / "mypy")]] if asked.mypy else []
+    for number, part in enumerate(parts(files, processors * asked.each)):
+        cache = f"cache_dir=.pytest_cache/part-{number}"
+        commands.append([str(programs / "pytest"), *options, "-o", cache, *map(str, part)])
+    with ThreadPoolExecutor(processors) as pool:
+        try:
+            codes = list(pool.map(_told, commands))
+        finally:
+            # After Ctrl-C too: those that run have had it as well, and no other starts.
+            pool.shutdown(cancel_futures=True)
     return next((code for code in codes if code not in (0, _NO_TESTS)), min(codes))
+
+
+def _told(command: Sequence[str]) -> int:
+    """The exit code of a command; what it says is said at once when it has ended."""
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+    sys.stdout.write(done.stdout.decode())
+    sys.stdout.flush()
+    return done.returncode
 
 
 def parts(files: Sequence[Path], count: int) -> list[list[Path]]:
