@@ -17,12 +17,7 @@ _Int16 = Annotated[int, "<i2"]
 
 
 class Sample(NamedTuple):
-    """One ticket, however often it was tried and however it ended. Times are CLOCK_MONOTONIC of its worker's machine.
-
-    Response time is done - planned, of every ticket. Service time is done - sent, of a ticket of which a byte was sent:
-    from the first byte of the first attempt to the end of the last one, so with several attempts the pauses between
-    them are in it.
-    """
+    """One ticket, however often it was tried and however it ended. Its times are CLOCK_MONOTONIC of its machine."""
 
     planned_ns: _Moment
     """When it was due."""
@@ -106,3 +101,18 @@ MOMENTS: Mapping[np.dtype[Any], tuple[str, ...]] = {
 # was, by 429. `broken-answer`: not HTTP, or not the answer to a bulk. `cut-off`: the load ended before the answer, or
 # before it was sent.
 OUTCOMES = ("ok", "partial", "rejected", "http-error", "connection-error", "timeout", "cut-off", "broken-answer")
+
+
+def response_times_ns(samples: np.ndarray[Any, np.dtype[Any]]) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """From when each ticket was due to its end; its shape is that of the samples."""
+    found: np.ndarray[Any, np.dtype[np.int64]] = samples["done_ns"] - samples["planned_ns"]
+    return found
+
+
+def service_times_ns(samples: np.ndarray[Any, np.dtype[Any]]) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """From the first byte of each ticket's first attempt to the end of its last one; 0 where no byte was sent.
+
+    With several attempts the pauses between them are in it.
+    """
+    found: np.ndarray[Any, np.dtype[np.int64]] = samples["done_ns"] - samples["sent_ns"]
+    return found

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from ingest_bench.analysis.run.sample_columns import Tickets, Window, pieces, under_way
 from ingest_bench.model.load import WorkerReport
 from ingest_bench.model.results import Remark, Summary, Value
+from ingest_bench.model.samples import service_times_ns
 
 # An answer is slow that takes longer than so many medians.
 _SLOW = 10
@@ -31,7 +32,7 @@ def values(tickets: Tickets, window: Window, report: WorkerReport, median_ms: Va
     for samples, _ in pieces(tickets):
         own = samples[under_way(samples, window) & (samples["user"] >= 0)]
         users.update(own["user"].tolist())
-        slow = own[own["done_ns"] - own["sent_ns"] > _SLOW * median_ms * 1e6]
+        slow = own[service_times_ns(own) > _SLOW * median_ms * 1e6]
         ends, begins = slow["done_ns"].clip(max=window.end_ns), slow["sent_ns"].clip(min=window.start_ns)
         waited_ns += int((ends - begins).clip(min=0).sum())
     return {"idle_while_waiting_s": waited_ns / 1e9 / len(users) if users else None}

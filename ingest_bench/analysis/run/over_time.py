@@ -10,6 +10,7 @@ from ingest_bench.analysis.numbers import quantiles
 from ingest_bench.analysis.run.sample_columns import Samples, Tickets, acked_per_second, outcome, pieces, window_of
 from ingest_bench.model.load import WorkerReport
 from ingest_bench.model.results import Series
+from ingest_bench.model.samples import response_times_ns
 
 # The drain of a load and what it is cut off in (load.worker), with some room.
 _LATE_S = 30
@@ -81,7 +82,7 @@ def _medians(tickets: Tickets, start_ns: int, seconds: int, *, only_ok: bool) ->
     for samples, settled_ns in pieces(tickets):
         new, inside = _inside(samples, start_ns, seconds, only_ok=only_ok)
         second = np.concatenate((second, new[inside]))
-        response_ns = np.concatenate((response_ns, (samples["done_ns"] - samples["planned_ns"])[inside]))
+        response_ns = np.concatenate((response_ns, response_times_ns(samples)[inside]))
         # What was never sent ended with the load and was written after the last answers (load.worker).
         whole = seconds
         if settled_ns is not None:

@@ -12,7 +12,7 @@ import numpy as np
 from ingest_bench.analysis.numbers import quantiles
 from ingest_bench.model.load import WorkerReport
 from ingest_bench.model.results import Remark, Value
-from ingest_bench.model.samples import OUTCOMES
+from ingest_bench.model.samples import OUTCOMES, response_times_ns, service_times_ns
 from ingest_bench.nearest_rank import rank
 
 Samples = np.ndarray[Any, np.dtype[Any]]
@@ -193,7 +193,7 @@ def differing_addresses(tickets: Tickets, report: WorkerReport) -> Iterator[Rema
     def times() -> Iterator[Mapping[str, Samples]]:
         for done in _sent_pieces(tickets, window):
             sent = done[done["bytes_sent"] > 0]
-            service_ns = sent["done_ns"] - sent["sent_ns"]
+            service_ns = service_times_ns(sent)
             yield {name: service_ns[sent["address"] == index] for index, name in enumerate(names)}
 
     for done in _sent_pieces(tickets, window):
@@ -265,12 +265,12 @@ def _percentiles(
     def times() -> Iterator[Mapping[str, Samples]]:
         for samples, _ in pieces(tickets):
             counted = under_way(samples, window)
-            response_ns = samples["done_ns"] - samples["planned_ns"]
+            response_ns = response_times_ns(samples)
             found = {}
             for kind in percents:
                 if kind == "service":
                     sent = counted & (samples["bytes_sent"] > 0)
-                    found[kind] = (samples["done_ns"] - samples["sent_ns"])[sent]
+                    found[kind] = service_times_ns(samples)[sent]
                 else:
                     found[kind] = response_ns[counted & outcome(samples, "ok") if kind.endswith("_ok") else counted]
             yield found

@@ -13,6 +13,7 @@ from ingest_bench.analysis.numbers import transient
 from ingest_bench.analysis.run.sample_columns import Samples, Tickets, acked_each, pieces
 from ingest_bench.model.load import WorkerReport
 from ingest_bench.model.results import Remark, Value
+from ingest_bench.model.samples import response_times_ns
 
 # The end of a warm-up of 30 s then falls on 75 ms.
 _SLOTS = 400
@@ -50,7 +51,7 @@ def of_load(tickets: Tickets, report: WorkerReport) -> Steady:
         inside = np.concatenate(times)
         inside = inside[np.argsort(inside["planned_ns"], kind="stable")]
         first = np.arange(slots) * len(inside) // slots
-        times_ns = np.split(inside["done_ns"] - inside["planned_ns"], first[1:])
+        times_ns = np.split(response_times_ns(inside), first[1:])
         seen, begins_ns = [float(np.median(part)) for part in times_ns], inside["planned_ns"][first]
     else:
         each_ns = (end_ns - report.started_monotonic_ns) // slots

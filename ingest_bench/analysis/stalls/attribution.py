@@ -22,6 +22,7 @@ from ingest_bench.analysis.stalls.suspects import Suspect, answered_meanwhile, h
 from ingest_bench.analysis.stalls.waiting import Span, Waiting
 from ingest_bench.model.load import WorkerReport
 from ingest_bench.model.results import Cause, Stall, Value, Watched
+from ingest_bench.model.samples import response_times_ns, service_times_ns
 
 # What covers less of the waiting is ruled out.
 RULED_OUT = 0.1
@@ -140,7 +141,7 @@ def _judged(seen: Waiting, span: Span, spans: Sequence[Span], found: Sequence[Su
         end_ns=span.end_ns,
         requests=len(span.slow),
         at_once=span.at_once,
-        longest_ns=int((span.slow["done_ns"] - span.slow["planned_ns"]).max()) if len(span.slow) else 0,
+        longest_ns=int(response_times_ns(span.slow).max()) if len(span.slow) else 0,
         causes=_of_all_ports(told[place] for place in named),
         unexplained_ns=int((ends_ns - starts_ns).sum()),
         ruled_out=_of_all_threads(told[place] for place in out),
@@ -185,9 +186,7 @@ def _ports(span: Span, seen: Waiting) -> Samples:
     slow = span.slow
     if not len(slow):
         return np.full(1, -1)
-    is_on_its_connection = (slow["done_ns"] - slow["sent_ns"] > seen.slow_ns / 2) & (
-        slow["sent_ns"] < seen.window.end_ns
-    )
+    is_on_its_connection = (service_times_ns(slow) > seen.slow_ns / 2) & (slow["sent_ns"] < seen.window.end_ns)
     ports: Samples = np.where(is_on_its_connection, slow["local_port"], 0)
     return ports
 

@@ -25,6 +25,7 @@ from ingest_bench.analysis.run.column import Column
 from ingest_bench.analysis.run.sample_columns import Samples, Tickets
 from ingest_bench.model.load import WorkerReport
 from ingest_bench.model.results import Value
+from ingest_bench.model.samples import response_times_ns
 
 PHASES = ("client", "wire", "reading", "working", "answer")
 UNSEEN = "wire, reading and working"
@@ -94,7 +95,7 @@ def of_longest(slow: Samples, reads: Mapping[int, Reads]) -> tuple[tuple[str, in
     """The phases of the longest of these requests; none where it was not sent once."""
     if not len(slow):
         return ()
-    place = int(np.argmax(slow["done_ns"] - slow["planned_ns"]))
+    place = int(np.argmax(response_times_ns(slow)))
     found = {name: int(part[0]) for name, part in split_ns(slow[place : place + 1], reads).items()}
     if found["client"] < 0:
         return ()

@@ -10,6 +10,7 @@ import numpy as np
 from ingest_bench.analysis.run.sample_columns import Samples
 from ingest_bench.analysis.stalls.waiting import Span, Waiting
 from ingest_bench.model.results import Interval, Watched
+from ingest_bench.model.samples import service_times_ns
 
 # Spans that are nearer to each other are one: a thread is looked at 20 to 50 times a second.
 _BRIDGE_NS = 60_000_000
@@ -149,4 +150,4 @@ def held_none(suspect: Suspect, slow: Samples, ports: Samples) -> bool:
     if suspect.before_sending or not len(own):
         return False
     held = suspect.covered_ns(own["done_ns"]) - suspect.covered_ns(own["sent_ns"])
-    return not (held >= _HELD * (own["done_ns"] - own["sent_ns"])).any()
+    return not (held >= _HELD * service_times_ns(own)).any()

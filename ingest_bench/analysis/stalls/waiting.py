@@ -9,6 +9,7 @@ import numpy as np
 
 from ingest_bench.analysis.run import sample_columns as load
 from ingest_bench.analysis.run.sample_columns import Samples, Tickets, Window
+from ingest_bench.model.samples import response_times_ns
 
 # A request is slow that takes longer than so many medians. Below the least time it is jitter: what looks at the
 # machine ten times a second could not say why.
@@ -86,7 +87,7 @@ def of_load(tickets: Tickets, window: Window, median_ms: float) -> Waiting:
     for samples, _ in load.pieces(tickets):
         counted = load.under_way(samples, window)
         requests += int(counted.sum())
-        slow = samples[counted & (samples["done_ns"] - samples["planned_ns"] > found.slow_ns)]
+        slow = samples[counted & (response_times_ns(samples) > found.slow_ns)]
         np.add.at(change, found.step(slow["planned_ns"]), 1)
         np.add.at(change, found.step(slow["done_ns"]) + 1, -1)
         kept = [_longest(np.concatenate([*kept, slow]))]

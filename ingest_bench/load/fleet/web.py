@@ -10,7 +10,7 @@ import numpy as np
 
 from ingest_bench.errors import RunFailed
 from ingest_bench.load.live.figures import Tail
-from ingest_bench.model.samples import OUTCOMES
+from ingest_bench.model.samples import OUTCOMES, response_times_ns
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -64,7 +64,7 @@ class Figures:
 
 def _add(entry: Any, samples: np.ndarray[Any, Any], realtime_minus_monotonic_ns: int) -> None:
     """What `StatsEntry.log` adds for each request, for many at once. Errors are counted by `log_error`."""
-    times_ms = (samples["done_ns"] - samples["planned_ns"]) / 1e6
+    times_ms = response_times_ns(samples) / 1e6
     entry.num_requests += len(samples)
     entry.total_response_time += float(times_ms.sum())
     shortest, longest = float(times_ms.min()), float(times_ms.max())

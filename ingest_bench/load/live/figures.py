@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ingest_bench.model.samples import OUTCOMES, SAMPLE, CpuMark
+from ingest_bench.model.samples import OUTCOMES, SAMPLE, CpuMark, response_times_ns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -163,7 +163,7 @@ class Reader:
 
 def figures_of(samples: np.ndarray[Any, np.dtype[Any]]) -> Figures:
     """The figures of these samples."""
-    response_ns = samples["done_ns"] - samples["planned_ns"]
+    response_ns = response_times_ns(samples)
     offered, acked, failed = (
         int(samples[name].sum(dtype=np.int64)) for name in ("documents", "documents_acked", "documents_failed")
     )
