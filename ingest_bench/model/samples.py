@@ -17,7 +17,7 @@ _Int16 = Annotated[int, "<i2"]
 
 
 class Sample(NamedTuple):
-    """One ticket, however often it was tried and however it ended. Its times are CLOCK_MONOTONIC of its machine."""
+    """One ticket, however often it was tried and however it ended. Times: CLOCK_MONOTONIC of its worker's machine."""
 
     planned_ns: _Moment
     """When it was due."""
