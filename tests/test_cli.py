@@ -190,7 +190,7 @@ def test_the_rest_of_an_experiment_with_workers_is_the_command_that_goes_on(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("interrupted")
-def test_what_a_resumed_experiment_cannot_take_is_refused(typed: Typed) -> None:
+def test_what_a_resumed_experiment_cannot_take_is_refused(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
     assert typed("run quickstart")[0] == 130
     (folder,) = Path("results/quickstart").iterdir()
     before = sorted(Path().rglob("*"))
@@ -201,9 +201,13 @@ def test_what_a_resumed_experiment_cannot_take_is_refused(typed: Typed) -> None:
         "--find-max=": "--resume takes its plan from the folder",
         "--aa 5": "--resume takes its plan from the folder",
         "--bind 127.0.0.1": "--bind is where --workers N join; how many?",
+        "--keys keys/run.key": "--keys says which of --workers N may join; how many?",
     }.items():
         code, said = typed(f"run --resume {folder} {option}")
         assert (code, message in said) == (2, True), said
+    monkeypatch.setenv("INGEST_BENCH_KEYS", "keys/run.key")
+    # The environment names it for other commands, too.
+    assert typed(f"run --resume {folder}")[0] == 130
     code, said = typed("run quickstart --most-runs 20")
     assert (code, "only a search takes it; add --find-max GOAL" in said) == (2, True), said
     assert sorted(Path().rglob("*")) == before

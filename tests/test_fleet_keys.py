@@ -111,6 +111,8 @@ def test_the_command_makes_keys_and_prints_none(tmp_path: Path, capsys: pytest.C
         (["worker", "--connect", "bench", "--keys", "/nowhere"], "no key can be read from it"),
         (["worker", "--connect", "bench", "--keys", "{key}", "--credentials-to", "bench"], "write it like https"),
         (["worker", "--connect", "bench", "--new-keys", "x"], "take out --connect"),
+        (["worker", "--new-keys", "x", "--keys", "{key}", "--credentials-to", "x"], "out --keys, --credentials-to"),
+        (["worker", "--connect", "bench", "--keys", "{key}", "--count", "3"], "--count is how many keys --new-keys"),
     ],
 )
 def test_a_worker_that_cannot_work_is_refused_at_once(

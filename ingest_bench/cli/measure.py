@@ -79,6 +79,7 @@ Jfr = Annotated[
 @app.command()
 @grouped
 def run(  # noqa: PLR0917 - typer takes them all by name
+    context: typer.Context,
     what: What,
     download: Download = False,
     allow_delete: AllowDelete = False,
@@ -109,7 +110,7 @@ def run(  # noqa: PLR0917 - typer takes them all by name
     how = _How(
         options=options,
         download=download,
-        remote=worker.asked(workers, bind, keys),
+        remote=worker.asked(context, workers, bind, keys),
         prometheus=prometheus,
         same=_same(options, **away, locust_web=locust_web, prometheus=prometheus),
     )

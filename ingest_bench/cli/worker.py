@@ -57,6 +57,7 @@ Prometheus = Annotated[
 
 @app.command()
 def worker(
+    context: typer.Context,
     connect: Annotated[
         str | None,
         typer.Option(help=f"Where `run --workers` waits: HOST or HOST:PORT, port {PORT} when none is given."),
@@ -88,14 +89,17 @@ def worker(
     A corpus (--documents, --track) must be here at the same path as there.
     """
     if new_keys is not None:
-        if connect is not None:
-            raise SpecError("--new-keys makes keys and joins nobody; take out --connect")
+        joins = {"connect": "--connect", "key_file": "--keys", "credentials_to": "--credentials-to"}
+        if given := ", ".join(option for name, option in joins.items() if _is_typed(context, name)):
+            raise SpecError(f"--new-keys makes keys and joins nobody; take out {given}")
         run_key, *workers = keys.write_new(new_keys, count)
         screen.say(f"{run_key}: for `ingest-bench run --workers N --keys`; it stays here")
         screen.say(
             f"{workers[0]} … {workers[-1].name}: for one `ingest-bench worker --keys` each; copy it there by ssh"
         )
         return
+    if _is_typed(context, "count"):
+        raise SpecError("--count is how many keys --new-keys DIR makes; where?")
     if connect is None:
         raise SpecError("--connect says where `run --workers` waits; or --new-keys DIR makes the keys for both")
     joining = join.Joining(
@@ -107,11 +111,13 @@ def worker(
         join.join(joining, Path(folder), screen.say)
 
 
-def asked(workers: int | None, bind: str | None, key_file: Path | None) -> Remote | None:
+def asked(context: typer.Context, workers: int | None, bind: str | None, key_file: Path | None) -> Remote | None:
     """How `run` waits for workers; None: it does not. SpecError when nobody could say who they are."""
     if workers is None:
         if bind is not None:
             raise SpecError("--bind is where --workers N join; how many?")
+        if _is_typed(context, "keys"):
+            raise SpecError("--keys says which of --workers N may join; how many?")
         return None
     found = keys.read_run(_given(key_file, keys.RUN_FILE))
     return Remote(bind=join.endpoint(bind or "127.0.0.1"), workers=workers, keys=found)
@@ -168,6 +174,12 @@ def _given(path: Path | None, name: str) -> Path:
             "`ingest-bench worker --new-keys DIR` makes them"
         )
     return path
+
+
+def _is_typed(context: typer.Context, name: str) -> bool:
+    """Whether that option was: the environment may name what is for other commands."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def _need_port(option: str, text: str, like: str) -> None:
