@@ -27,6 +27,8 @@ from ingest_bench.ledger import book, sessions
 from ingest_bench.load import Remote
 from ingest_bench.load.fleet import keys
 from ingest_bench.model.experiment import Search
+from ingest_bench.model.results import RunRecord
+from ingest_bench.network.act import box
 from ingest_bench.probes import PROBES, recording
 from ingest_bench.results import layout
 
@@ -211,6 +213,43 @@ def test_what_a_resumed_experiment_cannot_take_is_refused(typed: Typed, monkeypa
     code, said = typed("run quickstart --most-runs 20")
     assert (code, "only a search takes it; add --find-max GOAL" in said) == (2, True), said
     assert sorted(Path().rglob("*")) == before
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("interrupted")
+@pytest.mark.parametrize(("began", "others"), [("--netem uml", ""), ("", "--netem uml")])
+def test_no_experiment_is_resumed_with_another_netem(
+    typed: Typed, monkeypatch: pytest.MonkeyPatch, began: str, others: str
+) -> None:
+    monkeypatch.setattr(box, "BOXES", {"kernel": lambda: "", "uml": lambda: ""})
+    assert typed(f"run quickstart --set network=loopback,wan-50ms {began}")[0] == 130
+    (folder,) = Path("results/quickstart").iterdir()
+    results = layout.open_results(folder)
+    used = "uml" if began else "kernel"
+
+    def done(network: str, netem: str) -> None:
+        planned = next(each for each in results.plan.runs if each.cell.levels["network"] == network)
+        results.run(planned).create()
+        results.run(planned).write(
+            RunRecord(
+                run=planned.id,
+                replicate=1,
+                cell=planned.cell.name,
+                levels=planned.cell.levels,
+                state="measured",
+                started_utc="2026-11-28T04:00:00+00:00",
+                netem_backend=netem,
+            )
+        )
+
+    done("loopback", "plain")
+    assert typed(f"run --resume {folder} {others}")[0] == 130
+    done("wan-50ms", used)
+    assert typed(f"run --resume {folder} --netem {used}")[0] == typed(f"run --resume {folder} {began}")[0] == 130
+    code, said = typed(f"run --resume {folder} {others}")
+    assert code == 2
+    assert f"by netem {used}" in said
+    assert said.endswith(f"give --netem {used}")
 
 
 @pytest.mark.slow

@@ -233,7 +233,7 @@ def _words(promise: Promise) -> tuple[str, ...]:
 
 def _print_link(profile: Profile, netem: str, then: tuple[str, ...]) -> None:
     """What makes the link, each command after the namespace that it runs in, and what runs then."""
-    backend = choose(netem, (profile,)) if profile.needs_netem else "plain"
+    backend = choose(netem, (profile,))
     words = uml.kernel_words() if backend == "uml" else ()
     _print_steps(link_plan.steps(profile, backend, has_ipv6=has_ipv6(), kernel_words=words), then)
 

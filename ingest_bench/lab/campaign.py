@@ -76,6 +76,20 @@ def preflight(plan: Plan, options: runner.RunOptions) -> tuple[str, ...]:
     return tuple(dict.fromkeys(told))
 
 
+def check_netem(results: Results, netem: str) -> None:
+    """SpecError where what shaped the links of a run that is done is not what would shape them now."""
+    cells = {run.id: run.cell for run in results.plan.runs}
+    done = {run: record.netem_backend for run, record in results.records().items() if record.state in DONE}
+    used = set(", ".join(done.values()).split(", ")) - {"", "plain"}
+    again = used.pop() if len(used) == 1 else "auto"
+    for run, before in {(cells[run].name, before): (run, before) for run, before in done.items() if before}.values():
+        if (now := network.backend(checks.states(cells[run]), netem)) != before:
+            raise SpecError(
+                f"--resume {results.path}: the links of {run} were shaped by netem {before}, and those of others would "
+                f"be by {now}: give --netem {again}"
+            )
+
+
 def _reach(cell: Cell, options: runner.RunOptions) -> tuple[str, ...]:
     """What is to know of a server that runs already; SpecError when it is not one, or has indices of these names."""
     with running_server.reached(cell.target, options.java_home) as server:

@@ -14,7 +14,7 @@ from ingest_bench.front_page import deferred
 
 if TYPE_CHECKING:
     from ingest_bench.network.act.link import Link, link
-    from ingest_bench.network.act.links import Links, links, require
+    from ingest_bench.network.act.links import Links, backend, links, require
     from ingest_bench.network.link_capabilities import capabilities
     from ingest_bench.network.measure.check import check, is_cut, state
     from ingest_bench.network.measure.readings import readings, start
@@ -29,6 +29,7 @@ __all__ = [
     "Direction",
     "Link",
     "Links",
+    "backend",
     "capabilities",
     "check",
     "frame_sizes",

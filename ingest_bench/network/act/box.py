@@ -52,10 +52,12 @@ QUEUES: Mapping[str, Callable[[Queue], str]] = {"kernel": kernel_queue_complaint
 
 
 def choose(wanted: str, states: Sequence[Profile]) -> str:
-    """The kind of box that this machine has and that can carry all those states of a link.
+    """The kind of box that this machine has and that can carry all those states of a link; "plain": they need none.
 
     MissingCapability when there is none, or when the one that was asked for will not do.
     """
+    if not any(state.needs_netem for state in states):
+        return "plain"
     complaints = []
     for name, complaint in BOXES.items():
         if wanted in ("auto", name):
@@ -66,7 +68,7 @@ def choose(wanted: str, states: Sequence[Profile]) -> str:
             complaints.append(said)
     if not complaints:
         raise SpecError(f'--netem: unknown backend "{wanted}"; known: auto, {", ".join(BOXES)}')
-    needy = next((state.name for state in states if state.needs_netem), states[0].name)
+    needy = next(state.name for state in states if state.needs_netem)
     raise MissingCapability(
         "\n".join(complaints)
         + f'\nProfile "{needy}" needs it. `ingest-bench doctor` lists what this machine can emulate.'

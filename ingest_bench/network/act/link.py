@@ -183,7 +183,7 @@ def joined(
     With one namespace twice it is a loopback link.
     """
     profile = states[0]
-    backend = boxes.choose(netem, states) if any(state.needs_netem for state in states) else "plain"
+    backend = boxes.choose(netem, states)
     layout = Layout(
         medium=profile.medium,
         backend=backend,

@@ -19,7 +19,7 @@ from ingest_bench.network.act.sandbox import sandbox
 from ingest_bench.network.plan import commands, places
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from ingest_bench.network.act.sandbox import Namespace
 
@@ -49,7 +49,7 @@ class Links:
     @property
     def backend(self) -> str:
         """The kind of box of the links that have one; "plain" where none has."""
-        return ", ".join(sorted({each.backend for each in self.by_name.values()} - {"plain"})) or "plain"
+        return _named(each.backend for each in self.by_name.values())
 
 
 @contextmanager
@@ -85,12 +85,20 @@ def links(
         yield Links(by_name=found)
 
 
+def backend(states: Mapping[LinkName, Sequence[Profile]], netem: str = "auto") -> str:
+    """What `Links.backend` of such links would be here; MissingCapability as of `require`."""
+    return _named(box.choose(netem, wanted) for wanted in states.values())
+
+
+def _named(backends: Iterable[str]) -> str:
+    return ", ".join(sorted({*backends} - {"plain"})) or "plain"
+
+
 def require(states: Mapping[LinkName, Sequence[Profile]], netem: str = "auto") -> None:
     """MissingCapability when this machine cannot make a link for these states: found by making it, without netem."""
     tried = set()
     for wanted in states.values():
-        if any(state.needs_netem for state in wanted):
-            box.choose(netem, wanted)
+        box.choose(netem, wanted)
         for state in wanted:
             plain = dataclasses.replace(state, to_server=Impairment(), to_client=Impairment())
             if repr(plain) in tried:
