@@ -58,6 +58,9 @@ def test_the_numbers_of_many_knees_lie_neither_on_the_line_of_the_goal_nor_on_on
     boxes = [text.get_window_extent() for text in texts(figure) if text.get_text().startswith("knee ")]
     assert len(boxes) == len(rates)
     assert all(box.y0 >= panel.bbox.y1 for box in boxes)
+    # What became of each cell stands beneath, and the panel is no lower for it.
+    assert all(f"cell {at}: {at} requests/s meets the goal" in words(figure) for at in rates)
+    assert panel.bbox.height / figure.dpi > 3
 
 
 def test_every_step_is_a_row_in_the_order_in_which_it_was_decided() -> None:

@@ -15,6 +15,7 @@ from ingest_bench import units
 from ingest_bench.analysis.search.knees import Knee
 from ingest_bench.report.plots.plots_style import (
     FAINT,
+    NOTE_IN,
     RULE,
     WIDTH_IN,
     colours,
@@ -28,7 +29,7 @@ from ingest_bench.report.plots.plots_style import (
 from ingest_bench.report.tables.words import SEPARATOR, counted
 
 _LIMIT = "#b00020"
-_BENEATH_IN = 5.6  # panel, axis and notes
+_BENEATH_IN = 4.7  # panel and axis
 _LEFT_IN, _RIGHT_IN = 1.15, 0.6  # of the panel
 _KNEE_SIZE, _KNEE_IN = 14, 0.3  # the number of a knee has a line of its own
 # Behind a text: no line goes through it.
@@ -44,9 +45,11 @@ def knee(knees: Sequence[Knee]) -> bytes:
         paint = colours(each.cell for each in knees)
         marks_in = _KNEE_IN * len(_known(knees))
         names = paint if len(knees) > 1 else {}
-        top = headed(made, _title(knees), _conditions(knees), names, _BENEATH_IN + marks_in)
+        notes = _notes(knees)
+        beneath_in = _BENEATH_IN + marks_in + NOTE_IN * len(notes)
+        top = headed(made, _title(knees), _conditions(knees), names, beneath_in)
         height_in = made.get_figheight()
-        bottom = footed(made, _notes(knees)) + 0.95 / height_in
+        bottom = footed(made, notes) + 0.95 / height_in
         ceiling = top - 0.45 / height_in
         place = (
             _LEFT_IN / WIDTH_IN,
@@ -181,4 +184,4 @@ def _conditions(knees: Sequence[Knee]) -> str:
 
 def _notes(knees: Sequence[Knee]) -> list[str]:
     lines = [f"{each.cell}: {each.found.said}" if each.cell else each.found.said for each in knees]
-    return [line if len(line) <= 150 else f"{line[:149]}…" for line in lines[:4]]
+    return [line if len(line) <= 150 else f"{line[:149]}…" for line in lines]

@@ -28,6 +28,7 @@ WIDTH_IN, HEIGHT_IN, DPI = 13.33, 7.5, 120
 TITLE_SIZE = 21
 _BELOW_SIZE, _NAMES_SIZE = 13, 14
 _LINE_IN = 0.96 * WIDTH_IN  # how wide a line can be
+NOTE_IN = 0.23  # how far lines of the notes are apart
 _TITLE_IN, _BELOW_IN, _NAMES_IN = 0.4, 0.3, 0.3  # how far lines of the title, of conditions and of names are apart
 
 _STYLE: Any = {
@@ -130,7 +131,7 @@ def footed(made: Figure, notes: Sequence[str]) -> float:
     if notes:
         text = "\n".join(fitted(made, note, 11, _LINE_IN, "normal") for note in notes)
         made.text(0.02, 0.12 / height_in, text, fontsize=11, color=FAINT, va="bottom", linespacing=1.4)
-    return (0.12 + 0.23 * len(notes)) / height_in
+    return (0.12 + NOTE_IN * len(notes)) / height_in
 
 
 def bare(axes: Axes, *, left: bool = False) -> None:
