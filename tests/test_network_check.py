@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -105,6 +106,13 @@ def test_a_bucket_that_lets_a_bulk_pass_at_once_is_found_out_though_it_keeps_the
         found = kept(made)
     assert "bulk to-server" not in asked
     assert (found["bulk to-server"], found["rate to-server"], found["bulk to-client"]) == (False, True, True)
+
+
+@pytest.mark.alone
+def test_beside_a_device_whose_name_is_no_text_a_rate_is_measured() -> None:
+    with link(catalog.profile("ethernet-100m")) as made:
+        made.server.run(("ip", "link", "add", os.fsdecode(b"b\xfcro"), "type", "veth", "peer", "name", "far"))
+        assert kept(made)["rate to-server"] is True
 
 
 def test_segments_that_are_larger_than_promised_are_seen_on_the_wire() -> None:

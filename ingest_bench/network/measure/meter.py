@@ -280,7 +280,7 @@ def _flooding(segment_bytes: int | None) -> socket.socket:
 
 
 def _received_bytes(device: str) -> int:
-    for line in Path("/proc/net/dev").read_text(encoding="ascii").splitlines():
+    for line in Path("/proc/net/dev").read_text(encoding="ascii", errors="replace").splitlines():
         name, _, numbers = line.partition(":")
         if name.strip() == device:
             return int(numbers.split()[0])
