@@ -62,10 +62,19 @@ def installing(programs: list[str]) -> str:
     return f"Install {' '.join(sorted({PACKAGES[program] for program in programs}))}."
 
 
+def parse_ticks(stat: str) -> tuple[int, int, int]:
+    """Busy, idle and stolen ticks of all processors since the start (proc(5), /proc/stat).
+
+    Stolen: something here would have run, and the hypervisor let another machine run.
+    """
+    user, nice, kernel, idle, iowait, irq, softirq, steal = map(int, stat.split("\n", 1)[0].split()[1:9])
+    return user + nice + kernel + irq + softirq, idle + iowait, steal
+
+
 def processor_ticks() -> tuple[int, int]:
-    """The ticks of all processors that a hypervisor gave to others, and all, since the start (proc(5), /proc/stat)."""
-    ticks = [int(word) for word in Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0].split()[1:9]]
-    return ticks[7], sum(ticks)
+    """The ticks of all processors that were stolen, and all, since the start."""
+    ticks = parse_ticks(Path("/proc/stat").read_text(encoding="ascii"))
+    return ticks[2], sum(ticks)
 
 
 def stolen_share(before: tuple[int, int], after: tuple[int, int]) -> float:

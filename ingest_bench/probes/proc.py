@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 
 from ingest_bench.probes.threads import Threads
+from ingest_bench.trials import parse_ticks
 
 PERIOD_NS = 100_000_000
 FIELDS = (
@@ -91,14 +92,9 @@ def parse_stat(text: str) -> tuple[int, int, int, int, int, int]:
 
 
 def parse_system(text: str) -> tuple[int, int, int, int, int]:
-    """Busy, idle and stolen ticks of all CPUs, context switches, and processes that run or wait for one (/proc/stat).
-
-    Stolen: something here would have run, and the hypervisor let another machine run.
-    """
+    """Busy, idle and stolen ticks of all CPUs, context switches, processes that run or wait for one (/proc/stat)."""
     lines = dict(line.partition(" ")[::2] for line in text.splitlines())
-    user, nice, kernel, idle, iowait, irq, softirq, steal = (int(word) for word in lines["cpu"].split()[:8])
-    busy = user + nice + kernel + irq + softirq
-    return busy, idle + iowait, steal, int(lines["ctxt"]), int(lines["procs_running"])
+    return *parse_ticks(text), int(lines["ctxt"]), int(lines["procs_running"])
 
 
 def parse_pressure(text: str) -> dict[str, int]:
