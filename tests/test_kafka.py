@@ -28,12 +28,43 @@ from ingest_bench.jvm.java import Java
 from ingest_bench.model.load import LoadOptions, Wire
 from ingest_bench.model.target import Endpoint, Place, TargetOptions
 from ingest_bench.model.workload import BulkAction
+from ingest_bench.network.act.sandbox import sandbox
 from ingest_bench.protocols import spoken
 from ingest_bench.protocols.kafka import Kafka, status
 from ingest_bench.protocols.verdict import Answer
 from ingest_bench.protocols.way import way_to
 from ingest_bench.targets.kafka import kafka_asker
 
+# A connection, and what is counted of it: open, and once either end has ended it.
+COUNTED = """
+import socket, sys, threading, time
+from ingest_bench.protocols.held import HeldConnections
+from ingest_bench.protocols.way import Traffic
+
+def serve(listener, whole):
+    with listener.accept()[0] as accepted:
+        while whole:
+            whole -= len(accepted.recv(whole))
+        accepted.sendall(b"x")
+        accepted.recv(1)
+
+size, ends = int(sys.argv[1]), sys.argv[2]
+listener = socket.create_server(("127.0.0.1", 0))
+threading.Thread(target=serve, args=(listener, size), daemon=True).start()
+traffic = Traffic()
+held = HeldConnections([listener.getsockname()], traffic)
+with socket.create_connection(listener.getsockname()) as sock:
+    held.find()
+    sock.sendall(bytes(size))
+    sock.recv(1)
+    print(held.sent_bytes())
+    if ends == "ends":
+        sock.shutdown(socket.SHUT_WR)
+        sock.recv(1)
+        time.sleep(0.1)
+held.close()
+print(traffic.bytes_written)
+"""
 DOCUMENTS = [b'{"n":%d,"text":"a,\\n]b"}' % number for number in range(10)]
 
 
@@ -83,6 +114,21 @@ def test_a_request_is_done_once_each_record_is_and_its_bytes_are_the_kernels(bro
     user.way.deadlines.close()
     assert traffic.bytes_written >= before >= sample.bytes_sent
     assert stored(broker) == 10
+
+
+@pytest.mark.netns
+@pytest.mark.parametrize("queue", ["pfifo", "tbf rate 400mbit burst 70k limit 80k"])
+@pytest.mark.parametrize("end", ["stays", "ends"])
+def test_what_a_full_queue_of_the_sender_refuses_is_not_given_to_the_network(queue: str, end: str) -> None:
+    size = 10 * 2**20
+    with sandbox() as opened:
+        place = opened.add()
+        place.run(("ip", "link", "set", "lo", "up"))
+        place.run(("tc", "qdisc", "add", "dev", "lo", "root", *queue.split()))
+        said = place.run((sys.executable, "-c", COUNTED, str(size), end))
+        assert said.split() == [str(size)] * 2
+        dropped = "dropped 0," not in place.run(("tc", "-s", "qdisc", "show", "dev", "lo"))
+    assert dropped == queue.startswith("tbf")
 
 
 @pytest.mark.processes

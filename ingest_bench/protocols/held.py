@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _socket
 import contextlib
+import fcntl
 import os
 import struct
 from dataclasses import dataclass
@@ -16,14 +17,17 @@ if TYPE_CHECKING:
     from ingest_bench.protocols.way import Traffic
 
 # struct tcp_info (include/uapi/linux/tcp.h): tcpi_bytes_sent and tcpi_bytes_retrans, since Linux 4.19, and
-# tcpi_bytes_acked, in which the beginning and the end of a connection are a byte each.
+# tcpi_bytes_acked, in which the beginning of a connection is a byte, and its end, too.
 _SENT = struct.Struct("=QQ")
 _SENT_AT = 200
 _ACKED = struct.Struct("=Q")
 _ACKED_AT = 120
-_ENDS = 2
 _ROOM_BYTES = 256
-_ESTABLISHED = 1  # TCP_ESTABLISHED, include/net/tcp_states.h
+# include/net/tcp_states.h: TCP_ESTABLISHED, and TCP_CLOSE_WAIT, in which the other end alone has ended.
+_ESTABLISHED, _CLOSE_WAIT = 1, 8
+# include/uapi/linux/sockios.h: bytes that are not acknowledged, and those of them that were not sent either.
+_SIOCOUTQ, _SIOCOUTQNSD = 0x5411, 0x894B
+_QUEUED = struct.Struct("=i")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +40,22 @@ class _Connection:
     def asked(self) -> tuple[bool, int]:
         """Whether it is open, and what was given to the network, each byte once.
 
-        What the other end has acknowledged was given to it, also where the kernel counted a byte as sent again that
-        it had no memory to send (net/ipv4/tcp_output.c, `__tcp_retransmit_skb`).
+        It is what was acknowledged and what is on its way. The kernel's own count has a byte once more each time that
+        a queue of this machine refuses it (net/ipv4/tcp_output.c, `__tcp_transmit_skb`), and without one that it had
+        no memory to send again (`__tcp_retransmit_skb`): where nothing of that was, it tells whether our end is in it.
         """
         info = self.sock.getsockopt(_socket.IPPROTO_TCP, _socket.TCP_INFO, _ROOM_BYTES)
         sent, again = _SENT.unpack_from(info, _SENT_AT)
         (acked,) = _ACKED.unpack_from(info, _ACKED_AT)
-        return info[0] == _ESTABLISHED, max(int(sent) - int(again), int(acked) - _ENDS)
+        # Asked for later: what is acknowledged meanwhile is missing until it is asked again, and nothing is twice.
+        under_way = self._queued(_SIOCOUTQ) - self._queued(_SIOCOUTQNSD)
+        given = int(acked) + under_way - 1
+        has_no_end = info[0] in (_ESTABLISHED, _CLOSE_WAIT) or int(sent) - int(again) == given
+        return info[0] == _ESTABLISHED, given if has_no_end else given - 1
+
+    def _queued(self, which: int) -> int:
+        found: int = _QUEUED.unpack(fcntl.ioctl(self.sock.fileno(), which, bytes(_QUEUED.size)))[0]
+        return found
 
 
 class HeldConnections:
@@ -96,7 +109,7 @@ class HeldConnections:
         """What went over all of them since this was asked last; it is in the traffic's account too."""
         if not self.reaches_all:
             self.find()
-        total = sum(one.asked()[1] for one in self._found.values())
+        total = max(self._told_bytes, sum(one.asked()[1] for one in self._found.values()))
         more, self._told_bytes = total - self._told_bytes, total
         self._traffic.bytes_written += more
         return more
