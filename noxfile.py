@@ -36,6 +36,8 @@ HOW = ("-q", "--durations=20")
 MADE: list[Path] = []
 # Servers and processes mostly wait for each other; tests/shared_out.py says which tests go together all the same.
 BESIDE = ("-n", "3", "--dist", "loadfile")
+# What measures rates takes a quarter of a processor, and mostly waits. Three at once would disturb each other.
+IN_PAIRS = ("-n", "2", "--dist", "loadfile")
 # What a session whose name ends with "-brief" leaves out.
 BRIEF = " and not long"
 
@@ -108,7 +110,7 @@ def in_parts(session: nox.Session, *options: str, chosen: str = "", files: Seque
 
 @nox.session(venv_backend="none")
 def real(session: nox.Session) -> None:
-    """The tests with real processes, namespaces, sockets and servers. What measures rates is alone, all else is not."""
+    """The tests with real processes, namespaces, sockets and servers. Beside what measures rates is nothing else."""
     on_real_parts(session)
 
 
@@ -125,8 +127,8 @@ def on_real_parts(session: nox.Session, length: str = "") -> None:
     if session.posargs:
         session.run(*pytest, *promise, "-m", real, *session.posargs)
         return
-    twice_at_most(session, pytest, *promise, "-m", f"{real} and alone", *with_mark("alone"))
-    twice_at_most(session, pytest, *promise, "-m", f"{real} and not alone", first=BESIDE)
+    twice_at_most(session, pytest, *promise, "-m", f"{real} and measures", *with_mark("measures"), first=IN_PAIRS)
+    twice_at_most(session, pytest, *promise, "-m", f"{real} and not measures", first=BESIDE)
 
 
 @nox.session(venv_backend="none")
@@ -148,8 +150,8 @@ def on_netem(session: nox.Session, length: str = "") -> None:
     if session.posargs:
         twice_at_most(session, pytest, *promise, "-m", netem, *session.posargs)
         return
-    twice_at_most(session, pytest, *promise, "-m", f"{netem} and alone", *files)
-    twice_at_most(session, pytest, *promise, "-m", f"{netem} and not alone", *files, first=BESIDE)
+    twice_at_most(session, pytest, *promise, "-m", f"{netem} and measures", *files, first=IN_PAIRS)
+    twice_at_most(session, pytest, *promise, "-m", f"{netem} and not measures", *files, first=BESIDE)
 
 
 @nox.session

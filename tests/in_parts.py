@@ -1,8 +1,8 @@
 """The plain tests as several pytest processes, each with a part of the files: `python in_parts.py OPTIONS [FILES]`.
 
 A worker of pytest-xdist imports every test file, and what that imports; to import takes as long as to test. So each
-process has files of its own here, as many bytes as the others. `--each 3` makes three parts for each processor: one
-that is done early takes another. With `--mypy` the types are checked beside them.
+process has files of its own here, for about the same time. `--each 3` makes three parts for each processor: one that is
+done early takes another. With `--mypy` the types are checked beside them.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from pathlib import Path
 
 _MOST = 4
 _NO_TESTS = 5
+# A test that is marked so takes as long as those in so many bytes that are not.
+_SLOW, _SLOW_BYTES = "mark.slow", 50_000
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -29,7 +31,8 @@ def main(arguments: Sequence[str]) -> int:
     options = [word for word in others if not word.endswith(".py")]
     programs, processors = Path(sys.executable).parent, min(_MOST, len(os.sched_getaffinity(0)))
     commands = [[str(programs / "mypy")]] if asked.mypy else []
-    for number, part in enumerate(parts(files, processors * asked.each)):
+    slow_bytes = 0 if "not slow" in options else _SLOW_BYTES
+    for number, part in enumerate(parts(files, processors * asked.each, slow_bytes)):
         cache = f"cache_dir=.pytest_cache/part-{number}"
         commands.append([str(programs / "pytest"), *options, "-o", cache, *map(str, part)])
     with ThreadPoolExecutor(processors) as pool:
@@ -49,14 +52,16 @@ def _told(command: Sequence[str]) -> int:
     return done.returncode
 
 
-def parts(files: Sequence[Path], count: int) -> list[list[Path]]:
-    """The files in so many parts of about the same size."""
+def parts(files: Sequence[Path], count: int, slow_bytes: int) -> list[list[Path]]:
+    """The files in so many parts of about the same size, in which a slow test counts as so many bytes."""
     made: list[list[Path]] = [[] for _ in range(count)]
     sizes = [0] * count
-    for file in sorted(files, key=lambda file: (-file.stat().st_size, file)):
+    texts = {file: file.read_text(encoding="utf-8") for file in files}
+    own = {file: len(text) + slow_bytes * text.count(_SLOW) for file, text in texts.items()}
+    for file in sorted(files, key=lambda file: (-own[file], file)):
         least = sizes.index(min(sizes))
         made[least].append(file)
-        sizes[least] += file.stat().st_size
+        sizes[least] += own[file]
     return [part for part in made if part]
 
 

@@ -175,7 +175,7 @@ def test_a_capture_writes_over_no_file_and_makes_no_folder(tmp_path: Path) -> No
     assert (tmp_path / "a").read_text() == "mine"
 
 
-@pytest.mark.alone
+@pytest.mark.measures
 @pytest.mark.netns
 def test_a_capture_and_the_wire_agree_on_frames_and_nothing_that_was_sent_is_in_it(tmp_path: Path) -> None:
     serve = f"import socket; l = socket.create_server(('{SERVER}', 9)); print(1, flush=True); c, _ = l.accept()\n"
@@ -297,7 +297,7 @@ def test_the_command_keeps_what_an_interface_sees_until_its_time_is_over(tmp_pat
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
-@pytest.mark.alone
+@pytest.mark.measures
 @pytest.mark.netns
 def test_an_ordinary_user_captures_a_link_of_ours() -> None:
     ordinary_user.repeat(__file__, promised="netns", limit_s=300, marks="netns", names="wire_agree or sent_over_a_link")

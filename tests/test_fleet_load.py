@@ -311,7 +311,7 @@ def test_after_a_load_that_failed_the_same_workers_send_the_next_one(tmp_path: P
         assert ends(started) == [(0, ""), (0, "")]
 
 
-@pytest.mark.parametrize("is_bulk", [False, True], ids=["documents", "bodies"])
+@pytest.mark.parametrize("is_bulk", [False, pytest.param(True, marks=pytest.mark.long)], ids=["documents", "bodies"])
 def test_a_master_is_told_where_a_file_there_is_wrong_and_not_what_it_holds(tmp_path: Path, is_bulk: bool) -> None:
     port = free_port()
     secret = tmp_path / "secret"

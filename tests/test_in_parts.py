@@ -18,14 +18,21 @@ def written(folder: Path, sizes: Sequence[int]) -> list[Path]:
 
 def test_each_file_has_one_place_and_the_parts_are_of_about_one_size(tmp_path: Path) -> None:
     files = written(tmp_path, [1000, 10, 600, 400, 500, 490, 1])
-    made = parts(files, 3)
+    made = parts(files, 3, 0)
     assert sorted(file for part in made for file in part) == sorted(files)
     sizes = [sum(file.stat().st_size for file in part) for part in made]
     assert max(sizes) - min(sizes) < 100
 
 
+def test_a_slow_test_counts_as_many_bytes(tmp_path: Path) -> None:
+    slow, *others = written(tmp_path, [10, 300, 200])
+    slow.write_text("@pytest.mark.slow", encoding="utf-8")
+    assert parts([slow, *others], 2, 0) == [[others[0]], [others[1], slow]]
+    assert parts([slow, *others], 2, 500) == [[slow], others]
+
+
 def test_no_part_is_empty(tmp_path: Path) -> None:
-    assert parts(written(tmp_path, [3, 2]), 6) == [[tmp_path / "test_0.py"], [tmp_path / "test_1.py"]]
+    assert parts(written(tmp_path, [3, 2]), 6, 0) == [[tmp_path / "test_0.py"], [tmp_path / "test_1.py"]]
 
 
 @pytest.mark.slow

@@ -45,7 +45,7 @@ def bytes_through(place: Lab, device: str) -> int:
     return sum(int(qdisc["bytes"]) for qdisc in listed if qdisc["kind"] == "tbf")
 
 
-@pytest.mark.alone
+@pytest.mark.measures
 @pytest.mark.parametrize(
     ("variant", "address"), [("plain", SERVER), pytest.param("ipv6", "fd00:40::2", marks=NEEDS_IPV6)]
 )
@@ -67,7 +67,7 @@ def test_only_the_named_flow_is_shaped_in_both_directions(place: Lab, variant: s
     assert min(other["back_s"] for other in others) < 0.5 * SHAPED_S
 
 
-@pytest.mark.alone
+@pytest.mark.measures
 def test_everything_else_goes_through_the_queues_that_the_interface_has_also_beside_the_flow(place: Lab) -> None:
     # A queue that counts, and that nobody could put back as it was: its handle, its rate, what it holds.
     place.run("sh", "-c", "tc qdisc add dev eth0 root handle 77: tbf rate 400mbit burst 200k latency 100ms")
@@ -99,7 +99,7 @@ def test_everything_else_goes_through_the_queues_that_the_interface_has_also_bes
 
 
 @pytest.mark.long
-@pytest.mark.alone
+@pytest.mark.measures
 @pytest.mark.parametrize(
     "to",
     [
@@ -132,7 +132,7 @@ def test_flows_that_are_given_together_share_one_queue_and_all_else_meets_none(p
     place.is_put_back(before)
 
 
-@pytest.mark.alone
+@pytest.mark.measures
 @pytest.mark.parametrize("to", [[], ["198.18.40.0/24"], ["198.18.40.1"]])
 def test_at_the_servers_side_what_arrives_is_on_its_way_to_the_server(place: Lab, to: list[str]) -> None:
     here = place.from_the_server()
@@ -148,7 +148,7 @@ def test_at_the_servers_side_what_arrives_is_on_its_way_to_the_server(place: Lab
     here.is_put_back(before)
 
 
-@pytest.mark.alone
+@pytest.mark.measures
 def test_whose_connections_are_not_named_stay_as_they_are_at_the_servers_side(place: Lab) -> None:
     here = place.from_the_server()
     link = {"name": "eth0", "port": str(PORT), "to": ["198.18.40.128/25"]}

@@ -144,7 +144,7 @@ def test_a_recording_that_saw_other_reads_than_the_kernel_makes_the_run_invalid(
     assert not any(isinstance(item, Remark) for item in PROBES["kernel-reads"].read(context(tmp_path, {40})))
 
 
-@pytest.mark.alone
+@pytest.mark.measures
 @pytest.mark.bpf
 @pytest.mark.parametrize("room", [64, 1000])
 def test_reads_and_bytes_of_a_server_are_exactly_its_own_counts(room: int, tmp_path: Path) -> None:

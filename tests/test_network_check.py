@@ -52,7 +52,7 @@ def kept(made: Link) -> dict[str, bool | None]:
     return {promise.name: promise.kept for promise in check(made)}
 
 
-@pytest.mark.alone
+@pytest.mark.measures
 @pytest.mark.parametrize(
     "name", ["loopback", "ethernet", "ethernet-100m", "jumbo", "tiny-segments", "unshaped", "datacenter-25g-like"]
 )
@@ -92,7 +92,7 @@ def test_a_link_in_another_state_than_its_profile_breaks_the_promise(name: str, 
 
 
 @pytest.mark.long
-@pytest.mark.alone
+@pytest.mark.measures
 @pytest.mark.parametrize("name", ["ethernet", "ethernet-100m"])
 def test_a_bucket_that_lets_a_bulk_pass_at_once_is_found_out_though_it_keeps_the_rate(name: str) -> None:
     profile = catalog.profile(name)
@@ -108,7 +108,7 @@ def test_a_bucket_that_lets_a_bulk_pass_at_once_is_found_out_though_it_keeps_the
     assert (found["bulk to-server"], found["rate to-server"], found["bulk to-client"]) == (False, True, True)
 
 
-@pytest.mark.alone
+@pytest.mark.measures
 def test_beside_a_device_whose_name_is_no_text_a_rate_is_measured() -> None:
     with link(catalog.profile("ethernet-100m")) as made:
         made.server.run(("ip", "link", "add", os.fsdecode(b"b\xfcro"), "type", "veth", "peer", "name", "far"))
@@ -127,7 +127,7 @@ def _box_without_netem(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(box, "BOXES", {"kernel": lambda: ""})
 
 
-@pytest.mark.alone
+@pytest.mark.measures
 @pytest.mark.usefixtures("_box_without_netem")
 def test_a_box_in_the_middle_is_part_of_the_path_and_keeps_its_promises() -> None:
     state = Profile(name="x", gso_max_segs=1, to_server=Impairment(rate_bps=50 * 10**6, limit_packets=100))
@@ -148,7 +148,7 @@ def test_packets_that_the_link_drops_are_a_loss() -> None:
         assert found["loss to-client"] is True
 
 
-@pytest.mark.alone
+@pytest.mark.measures
 def test_a_watched_wire_shows_the_frames_and_what_tcp_knows(tmp_path: Path) -> None:
     with link(catalog.profile("ethernet")) as made:
         promises = check(made)
@@ -175,7 +175,7 @@ def test_a_watched_wire_shows_the_frames_and_what_tcp_knows(tmp_path: Path) -> N
     assert max(map(int, seen["to-client"]["frames"]), default=0) < 100
 
 
-@pytest.mark.alone
+@pytest.mark.measures
 def test_a_loopbacks_wire_is_watched_by_direction(tmp_path: Path) -> None:
     with link(catalog.profile("loopback")) as made:
         with watch_wire(made, tmp_path / "wire.json"):
@@ -211,7 +211,7 @@ def test_a_wire_that_nobody_watched_is_unavailable_and_not_zero(tmp_path: Path) 
 
 
 @pytest.mark.long
-@pytest.mark.alone
+@pytest.mark.measures
 def test_an_ordinary_user_proves_the_same_links() -> None:
     names = "keeps_every_promise and (loopback or ethernet) or watched_wire"
     ordinary_user.repeat(__file__, promised="netns", limit_s=300, names=names)

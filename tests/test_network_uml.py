@@ -403,7 +403,7 @@ class TestWithPackets:
         with pytest.raises(MissingCapability, match="mtu 65535"), link(refused, netem="uml"):
             pass
 
-    @pytest.mark.alone  # it looks at a folder of the whole machine
+    @pytest.mark.measures  # it looks at a folder of the whole machine
     def test_nothing_is_left_of_a_box(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("TMPDIR", str(tmp_path))
         monkeypatch.setenv("HOME", str(tmp_path))

@@ -32,7 +32,8 @@ NODES = [
     pytest.param(
         {"name": "opensearch", "receive_predictor_bytes": (32768,), "socket_receive_buffer_bytes": 65536},
         {"version": "2.19.6", "allocator": "unpooled", "receive_predictor": "32768b"},
-        marks=[*opensearch, pytest.mark.ordinary],
+        # An ordinary user has run the quickstart on it.
+        marks=opensearch,
         id="opensearch-2",
     ),
     pytest.param(

@@ -52,7 +52,7 @@ with shares({"cpu", "memory", "disk", "throttle", "syncs"}, homes) as made:
 LIMIT_S = 60
 
 
-@pytest.mark.alone
+@pytest.mark.measures
 @pytest.mark.netns
 def test_nothing_of_two_runs_is_left_that_are_killed_in_the_middle_of_every_fault(tmp_path: Path) -> None:
     try:

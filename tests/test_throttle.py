@@ -29,7 +29,7 @@ from ingest_bench.model.experiment import Cell, Fault
 from ingest_bench.model.load import LoadOptions
 from ingest_bench.model.target import TargetOptions
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.measures
 
 S, MB = 10**9, 10**6
 CGROUPS = Path("/sys/fs/cgroup")

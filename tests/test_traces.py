@@ -109,7 +109,7 @@ def test_what_is_no_file_is_no_trace_and_nobody_waits_for_it(tmp_path: Path) -> 
             checks.check(cell(path, catalog.profile("ethernet")))
 
 
-@pytest.mark.alone
+@pytest.mark.measures
 @pytest.mark.netns
 def test_a_link_has_the_rates_of_a_trace_beside_another_fault_and_at_last_its_own(tmp_path: Path) -> None:
     file = tmp_path / "trace"

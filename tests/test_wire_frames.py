@@ -18,7 +18,7 @@ from ingest_bench.experiment import catalog
 from ingest_bench.network import link, watch_wire
 from ingest_bench.network.measure import capture, wire
 
-pytestmark = [pytest.mark.netns, pytest.mark.alone]
+pytestmark = [pytest.mark.netns, pytest.mark.measures]
 
 ROUNDS = 4000
 # Small, middling and full frames, one after the other for some seconds.
