@@ -326,6 +326,7 @@ def test_nothing_of_them_is_left_after_sigkill(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.measures
 @pytest.mark.netem
 def test_it_is_the_same_of_version_2_of_cgroups(tmp_path: Path) -> None:
     if inside_uml.INSIDE:
