@@ -77,13 +77,14 @@ def lint(session: nox.Session) -> None:
     """Style and types."""
     with_tests(session)
     style(session)
-    session.run("mypy")
+    session.run(str(MADE[0] / "mypy"))
 
 
 def style(session: nox.Session) -> None:
     """What ruff finds, in the environment of tests."""
-    session.run("ruff", "check", ".")
-    session.run("ruff", "format", "--check", ".")
+    ruff = str(MADE[0] / "ruff")
+    session.run(ruff, "check", ".")
+    session.run(ruff, "format", "--check", ".")
 
 
 @nox.session(venv_backend="none")
