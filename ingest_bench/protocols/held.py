@@ -9,7 +9,7 @@ import os
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -23,35 +23,82 @@ _SENT_AT = 200
 _ACKED = struct.Struct("=Q")
 _ACKED_AT = 120
 _ROOM_BYTES = 256
-# include/net/tcp_states.h: TCP_ESTABLISHED, and TCP_CLOSE_WAIT, in which the other end alone has ended.
-_ESTABLISHED, _CLOSE_WAIT = 1, 8
+# include/net/tcp_states.h: TCP_ESTABLISHED; TCP_FIN_WAIT1, TCP_FIN_WAIT2, TCP_TIME_WAIT, TCP_LAST_ACK and TCP_CLOSING,
+# in which our end is written; TCP_CLOSE, which tells nothing of how it came about.
+_ESTABLISHED, _ENDED, _CLOSED = 1, frozenset((4, 5, 6, 9, 11)), 7
 # include/uapi/linux/sockios.h: bytes that are not acknowledged, and those of them that were not sent either.
 _SIOCOUTQ, _SIOCOUTQNSD = 0x5411, 0x894B
 _QUEUED = struct.Struct("=i")
 
 
-@dataclass(frozen=True, slots=True)
+class _Seen(NamedTuple):
+    """A connection at one moment."""
+
+    is_open: bool
+    given: int
+    """Bytes that were given to the network, each once."""
+    unsent: int
+    """Bytes that wait in this machine, and will be given to it."""
+    unknown: int
+    """So many of those that were given may be its end, which is no byte for the server."""
+
+
+@dataclass(slots=True)
 class _Connection:
     sock: _socket.socket
     """A descriptor of our own: it can be asked after the library has closed its."""
+    name: str
+    theirs: int
+    """The library's descriptor."""
     local_port: int
     there: tuple[str, int]
+    told_bytes: int = 0
+    has_ended: bool = False
+    """Our end was seen among what is written."""
 
-    def asked(self) -> tuple[bool, int]:
-        """Whether it is open, and what was given to the network, each byte once.
+    @property
+    def is_held(self) -> bool:
+        """Whether the library has not closed it."""
+        try:
+            return os.readlink(f"/proc/self/fd/{self.theirs}") == self.name  # noqa: PTH115 - once a request
+        except OSError:
+            return False
 
-        It is what was acknowledged and what is on its way. The kernel's own count has a byte once more each time that
-        a queue of this machine refuses it (net/ipv4/tcp_output.c, `__tcp_transmit_skb`), and without one that it had
-        no memory to send again (`__tcp_retransmit_skb`): where nothing of that was, it tells whether our end is in it.
+    def asked(self) -> _Seen:
+        """What the kernel says of it.
+
+        What was given to the network is what was acknowledged and what is on its way. The kernel's own count has a
+        byte once more each time that a queue of this machine refuses it (net/ipv4/tcp_output.c,
+        `__tcp_transmit_skb`), and without one that it had no memory to send again (`__tcp_retransmit_skb`): where
+        nothing of that was, it tells whether our end is in it.
         """
-        info = self.sock.getsockopt(_socket.IPPROTO_TCP, _socket.TCP_INFO, _ROOM_BYTES)
-        sent, again = _SENT.unpack_from(info, _SENT_AT)
-        (acked,) = _ACKED.unpack_from(info, _ACKED_AT)
-        # Asked for later: what is acknowledged meanwhile is missing until it is asked again, and nothing is twice.
-        under_way = self._queued(_SIOCOUTQ) - self._queued(_SIOCOUTQNSD)
-        given = int(acked) + under_way - 1
-        has_no_end = info[0] in (_ESTABLISHED, _CLOSE_WAIT) or int(sent) - int(again) == given
-        return info[0] == _ESTABLISHED, given if has_no_end else given - 1
+        info = self._info()
+        while True:
+            unsent, queued, before = self._queued(_SIOCOUTQNSD), self._queued(_SIOCOUTQ), info
+            info = self._info()
+            (acked,) = _ACKED.unpack_from(info, _ACKED_AT)
+            if info[0] == before[0] and _ACKED.unpack_from(before, _ACKED_AT) == (acked,):
+                break
+        state, given, unknown = info[0], int(acked) + queued - unsent - 1, 0
+        self.has_ended = self.has_ended or state in _ENDED
+        if state == _CLOSED and not unsent and not self.has_ended:
+            sent, again = _SENT.unpack_from(info, _SENT_AT)
+            unknown = int(sent - again != given)
+            self.has_ended = sent - again == given - 1
+        if self.has_ended and unsent:
+            unsent -= 1
+        elif self.has_ended:
+            given, unknown = given - 1, 0
+        return _Seen(state == _ESTABLISHED, given, 0 if state == _CLOSED else unsent, unknown)
+
+    def end(self) -> None:
+        """As if this descriptor had closed with the library's: ours alone kept the other end waiting."""
+        self.asked()
+        with contextlib.suppress(OSError):
+            self.sock.shutdown(_socket.SHUT_WR)
+
+    def _info(self) -> bytes:
+        return self.sock.getsockopt(_socket.IPPROTO_TCP, _socket.TCP_INFO, _ROOM_BYTES)
 
     def _queued(self, which: int) -> int:
         found: int = _QUEUED.unpack(fcntl.ioctl(self.sock.fileno(), which, bytes(_QUEUED.size)))[0]
@@ -61,17 +108,19 @@ class _Connection:
 class HeldConnections:
     """The connections of one client of a library to these addresses, each with what went over it.
 
-    `find` takes those that nobody has taken yet: clients that connect one after the other have each their own. A
-    connection that was never found is none of the load's: neither what was sent on it nor what a server read counts.
+    `find` takes those that nobody has taken yet: clients that connect one after the other have each their own. Of
+    clients that connect again at the same time one may take another's. It leaves that to the others when it closes, at
+    the count where it is.
+    A connection that was never found is none of the load's: neither what was sent on it nor what a server read counts.
     """
 
     _taken: set[str] = set()  # noqa: RUF012 - of all clients in this process
+    _left: dict[str, _Connection] = {}  # noqa: RUF012 - those of them whose client has closed, and whose library has not
 
     def __init__(self, addresses: Collection[tuple[str, int]], traffic: Traffic) -> None:
         self._addresses = frozenset(addresses)
         self._traffic = traffic
         self._found: dict[str, _Connection] = {}
-        self._told_bytes = 0
 
     @property
     def local_port(self) -> int:
@@ -81,17 +130,21 @@ class HeldConnections:
     @property
     def reaches_all(self) -> bool:
         """Whether one to each address is open."""
-        return {one.there for one in self._found.values() if one.asked()[0]} == self._addresses
+        return {one.there for one in self._found.values() if one.is_held and one.asked().is_open} == self._addresses
 
     def find(self) -> None:
         """Connections that are new are counted from now on, with all that went over them before."""
+        for name, one in list(self._left.items()):
+            if one.there in self._addresses:
+                self._found[name] = self._left.pop(name)
         for entry in os.scandir("/proc/self/fd"):
             with contextlib.suppress(OSError):
                 name = str(Path(entry.path).readlink())
                 if name.startswith("socket:") and name not in self._taken:
-                    self._take(name, _socket.socket(fileno=os.dup(int(entry.name))))
+                    self._take(name, int(entry.name))
 
-    def _take(self, name: str, sock: _socket.socket) -> None:
+    def _take(self, name: str, theirs: int) -> None:
+        sock = _socket.socket(fileno=os.dup(theirs))
         try:
             there = sock.getpeername()[:2]
         except OSError:
@@ -101,7 +154,7 @@ class HeldConnections:
             return
         port = int(sock.getsockname()[1])
         self._taken.add(name)
-        self._found[name] = _Connection(sock, port, there)
+        self._found[name] = _Connection(sock, name, theirs, port, there)
         self._traffic.local_ports.add(port)
         self._traffic.connects += 1
 
@@ -109,16 +162,30 @@ class HeldConnections:
         """What went over all of them since this was asked last; it is in the traffic's account too."""
         if not self.reaches_all:
             self.find()
-        total = max(self._told_bytes, sum(one.asked()[1] for one in self._found.values()))
-        more, self._told_bytes = total - self._told_bytes, total
+        return sum(map(self._more, self._found.values()))
+
+    def _more(self, one: _Connection) -> int:
+        if not (is_held := one.is_held):
+            one.end()
+        more = max(0, one.asked().given - one.told_bytes)
+        one.told_bytes += more
         self._traffic.bytes_written += more
+        if not is_held:
+            # The rest of what was given up before: no answer shows that it was read.
+            self._traffic.bytes_unread += more
         return more
 
     def close(self) -> None:
-        """What went over them at last is counted. The library must have closed them."""
+        """What went over them at last is counted, and what will. The library must have closed them."""
         self.sent_bytes()
         for name, one in self._found.items():
+            if one.is_held:
+                self._left[name] = one
+                continue
+            last = one.asked()
+            rest = max(0, last.given + last.unsent - one.told_bytes)
+            self._traffic.bytes_written += rest
+            self._traffic.bytes_unread += rest + last.unknown
             one.sock.close()
             self._taken.discard(name)
         self._found.clear()
-        self._told_bytes = 0

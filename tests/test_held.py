@@ -1,0 +1,110 @@
+"""What went over connections that a library holds, beside what the other end read."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from ingest_bench.protocols.held import HeldConnections
+from ingest_bench.protocols.way import Traffic
+
+PIECE = bytes(100)
+
+
+@dataclass
+class Listening:
+    """A server, and what all connections to it did together."""
+
+    sock: socket.socket
+    traffic: Traffic
+
+    def connection(self) -> tuple[socket.socket, socket.socket]:
+        """Both ends of a new one."""
+        made = socket.create_connection(self.sock.getsockname(), timeout=10)
+        accepted, _ = self.sock.accept()
+        accepted.settimeout(10)
+        return made, accepted
+
+    def held(self) -> HeldConnections:
+        return HeldConnections([self.sock.getsockname()], self.traffic)
+
+
+@pytest.fixture
+def listening() -> Iterator[Listening]:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+        sock.settimeout(10)
+        yield Listening(sock, Traffic())
+
+
+def rest(accepted: socket.socket) -> int:
+    """So many bytes are read until the other end ends."""
+    with accepted:
+        return sum(map(len, iter(lambda: accepted.recv(2**20), b"")))
+
+
+def test_what_waits_in_this_machine_when_a_connection_closes_may_be_read_or_not(listening: Listening) -> None:
+    held, traffic = listening.held(), listening.traffic
+    made, accepted = listening.connection()
+    held.find()
+    made.setblocking(False)
+    written = made.send(bytes(2**24))
+    before = held.sent_bytes()
+    assert before < written
+    made.close()
+    held.close()
+    assert (traffic.bytes_written, traffic.bytes_unread) == (written, written - before)
+    assert rest(accepted) == written
+
+
+def test_what_goes_over_a_connection_after_its_library_closed_it_may_be_read_or_not(listening: Listening) -> None:
+    held, traffic = listening.held(), listening.traffic
+    made, accepted = listening.connection()
+    held.find()
+    made.setblocking(False)
+    written = made.send(bytes(2**24))
+    before = held.sent_bytes()
+    made.close()
+    # It gives up its connection, and goes on with another: the first one ends for the server, too.
+    held.sent_bytes()
+    assert rest(accepted) == written
+    held.sent_bytes()
+    assert (traffic.bytes_written, traffic.bytes_unread) == (written, written - before)
+    held.close()
+    assert (traffic.bytes_written, traffic.bytes_unread) == (written, written - before)
+
+
+def test_a_connection_that_its_library_closed_is_not_taken_for_an_open_one(listening: Listening) -> None:
+    held = listening.held()
+    first, first_there = listening.connection()
+    held.find()
+    assert held.reaches_all
+    first.close()
+    assert not held.reaches_all
+    second, second_there = listening.connection()
+    second.sendall(PIECE)
+    with first_there, second_there, second:
+        assert held.sent_bytes() == len(PIECE)
+        assert held.local_port == second.getsockname()[1]
+    held.close()
+
+
+def test_a_connection_that_another_client_took_is_counted_once_and_to_its_end(listening: Listening) -> None:
+    taker, owner = listening.held(), listening.held()
+    made, accepted = listening.connection()
+    others, others_there = listening.connection()
+    taker.find()
+    for sock in (made, others):
+        sock.sendall(PIECE)
+    assert taker.sent_bytes() == 2 * len(PIECE)
+    made.close()
+    taker.close()
+    others.sendall(PIECE)
+    assert owner.sent_bytes() == len(PIECE)
+    others.sendall(PIECE)
+    others.close()
+    owner.close()
+    assert rest(accepted) + rest(others_there) == 4 * len(PIECE) == listening.traffic.bytes_written
