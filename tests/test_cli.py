@@ -26,11 +26,12 @@ from ingest_bench.lab.server import attaching
 from ingest_bench.ledger import book, sessions
 from ingest_bench.load import Remote
 from ingest_bench.load.fleet import keys
-from ingest_bench.model.experiment import Search
+from ingest_bench.model.experiment import Plan, Search
 from ingest_bench.model.results import RunRecord
 from ingest_bench.network.act import box
 from ingest_bench.probes import PROBES, recording
 from ingest_bench.results import layout
+from ingest_bench.results.layout import Results
 
 Typed = Callable[[str], tuple[int, str]]
 
@@ -215,25 +216,14 @@ def test_what_a_resumed_experiment_cannot_take_is_refused(typed: Typed, monkeypa
     assert sorted(Path().rglob("*")) == before
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("interrupted")
-@pytest.mark.parametrize(("began", "others"), [("--netem uml", ""), ("", "--netem uml")])
-def test_no_experiment_is_resumed_with_another_netem(
-    typed: Typed, monkeypatch: pytest.MonkeyPatch, began: str, others: str
-) -> None:
-    monkeypatch.setattr(box, "BOXES", {"kernel": lambda: "", "uml": lambda: ""})
-    assert typed(f"run quickstart --set network=loopback,wan-50ms {began}")[0] == 130
-    (folder,) = Path("results/quickstart").iterdir()
-    results = layout.open_results(folder)
-    used = "uml" if began else "kernel"
-
-    def done(network: str, netem: str) -> None:
-        planned = next(each for each in results.plan.runs if each.cell.levels["network"] == network)
+def finished(results: Results, network: str, netem: str, replicates: int = 1) -> None:
+    """The records of so many runs on that network at most."""
+    for planned in [each for each in results.plan.runs if each.cell.levels["network"] == network][:replicates]:
         results.run(planned).create()
         results.run(planned).write(
             RunRecord(
                 run=planned.id,
-                replicate=1,
+                replicate=planned.replicate,
                 cell=planned.cell.name,
                 levels=planned.cell.levels,
                 state="measured",
@@ -242,14 +232,68 @@ def test_no_experiment_is_resumed_with_another_netem(
             )
         )
 
-    done("loopback", "plain")
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("interrupted")
+@pytest.mark.parametrize(("began", "others"), [("--netem uml", ""), ("", "--netem uml")])
+def test_no_experiment_is_resumed_with_another_netem(
+    typed: Typed, monkeypatch: pytest.MonkeyPatch, began: str, others: str
+) -> None:
+    monkeypatch.setattr(box, "BOXES", {"kernel": lambda: "", "uml": lambda: ""})
+    assert typed(f"run quickstart --replicates 2 --set network=loopback,wan-50ms {began}")[0] == 130
+    (folder,) = Path("results/quickstart").iterdir()
+    results = layout.open_results(folder)
+    used = "uml" if began else "kernel"
+    finished(results, "loopback", "plain")
     assert typed(f"run --resume {folder} {others}")[0] == 130
-    done("wan-50ms", used)
+    finished(results, "wan-50ms", used)
     assert typed(f"run --resume {folder} --netem {used}")[0] == typed(f"run --resume {folder} {began}")[0] == 130
     code, said = typed(f"run --resume {folder} {others}")
     assert code == 2
     assert f"by netem {used}" in said
     assert said.endswith(f"give --netem {used}")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("interrupted")
+def test_netem_of_runs_that_are_done_keeps_none_from_being_resumed_that_needs_none(
+    typed: Typed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(box, "BOXES", {"kernel": lambda: "", "uml": lambda: ""})
+    assert typed("run quickstart --replicates 2 --set network=loopback,wan-50ms --netem uml")[0] == 130
+    (folder,) = Path("results/quickstart").iterdir()
+    results = layout.open_results(folder)
+    checked: list[list[str]] = []
+
+    def preflight(plan: Plan, _options: object) -> tuple[str, ...]:
+        checked.append(sorted({run.cell.levels["network"] for run in plan.runs}))
+        return ()
+
+    monkeypatch.setattr(campaign, "preflight", preflight)
+    finished(results, "wan-50ms", "uml")
+    assert typed(f"run --resume {folder}")[0] == 2, "a replicate of it is left"
+    finished(results, "wan-50ms", "uml", replicates=99)
+    # Nor is netem needed on this machine.
+    monkeypatch.setattr(box, "BOXES", {"kernel": lambda: "none", "uml": lambda: "none"})
+    assert typed(f"run --resume {folder}")[0] == 130
+    finished(results, "loopback", "plain", replicates=99)
+    assert typed(f"run --resume {folder}")[0] == 130
+    assert checked == [["loopback"], []]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("interrupted")
+def test_runs_that_were_mixed_are_told_of_no_netem_that_would_be_refused(
+    typed: Typed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(box, "BOXES", {"kernel": lambda: "", "uml": lambda: ""})
+    assert typed("run quickstart --set network=wan-50ms,satellite --replicates 2")[0] == 130
+    (folder,) = Path("results/quickstart").iterdir()
+    results = layout.open_results(folder)
+    finished(results, "wan-50ms", "uml")
+    finished(results, "satellite", "kernel")
+    code, said = typed(f"run --resume {folder}")
+    assert (code, said.endswith("no --netem does both; begin anew, without --resume")) == (2, True), said
 
 
 @pytest.mark.slow

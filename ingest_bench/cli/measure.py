@@ -167,8 +167,9 @@ def _resumed(folder: Path, most_runs: int | None, how: _How) -> int:
     if how.download:
         _download([results.plan])
     worker.check(how.remote, [results.plan])
-    told = campaign.preflight(results.plan, how.options)
-    _fetch([results.plan], how.options)
+    left = campaign.left(results)
+    told = campaign.preflight(left, how.options)
+    _fetch([left], how.options)
     if most_runs is not None:
         with campaign.taken(results):
             search_for_max.allow(results, most_runs)

@@ -76,18 +76,44 @@ def preflight(plan: Plan, options: runner.RunOptions) -> tuple[str, ...]:
     return tuple(dict.fromkeys(told))
 
 
+def left(results: Results) -> Plan:
+    """The plan with those runs alone that are not done; that of a search as it is, for nobody knows its next step."""
+    plan, done = results.plan, _done(results)
+    return (
+        plan
+        if plan.search is not None
+        else dataclasses.replace(plan, runs=tuple(run for run in plan.runs if run.id not in done))
+    )
+
+
 def check_netem(results: Results, netem: str) -> None:
-    """SpecError where what shaped the links of a run that is done is not what would shape them now."""
+    """SpecError where what shaped the links of a run that is done is not what would shape them now.
+
+    Without netem in any run that is left nothing is shaped otherwise.
+    """
+    if not any(state.needs_netem for cell in unique_cells(left(results)) for state in _link_states(cell)):
+        return
     cells = {run.id: run.cell for run in results.plan.runs}
-    done = {run: record.netem_backend for run, record in results.records().items() if record.state in DONE}
+    done = {run: record.netem_backend for run, record in _done(results).items()}
     used = set(", ".join(done.values()).split(", ")) - {"", "plain"}
     again = used.pop() if len(used) == 1 else "auto"
     for run, before in {(cells[run].name, before): (run, before) for run, before in done.items() if before}.values():
         if (now := network.backend(checks.states(cells[run]), netem)) != before:
+            remedy = f"give --netem {again}" if again != netem else "no --netem does both; begin anew, without --resume"
             raise SpecError(
                 f"--resume {results.path}: the links of {run} were shaped by netem {before}, and those of others would "
-                f"be by {now}: give --netem {again}"
+                f"be by {now}: {remedy}"
             )
+
+
+def _link_states(cell: Cell) -> Iterator[Profile]:
+    if not cell.target.runs_already:
+        for states in checks.states(cell).values():
+            yield from states
+
+
+def _done(results: Results) -> dict[str, RunRecord]:
+    return {run: record for run, record in results.records().items() if record.state in DONE}
 
 
 def _reach(cell: Cell, options: runner.RunOptions) -> tuple[str, ...]:
@@ -199,7 +225,7 @@ def taken(results: Results) -> Iterator[None]:
 def carry_out(results: Results, options: runner.RunOptions, watcher: Watcher) -> list[Summary]:
     """The summaries of all runs, after doing each one that was not done yet; tables and pictures are up to date."""
     plan = results.plan
-    done = {run for run, record in results.records().items() if record.state in DONE}
+    done = _done(results)
     # A run that is done anew may have left anything: half a file, too.
     found = {summary.run: summary for summary in evaluation.summaries(results, options.java_home, DONE)}
     missing = [(number, run) for number, run in enumerate(plan.runs, 1) if run.id not in done]
