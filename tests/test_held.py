@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import socket
+import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -108,3 +110,23 @@ def test_a_connection_that_another_client_took_is_counted_once_and_to_its_end(li
     others.close()
     owner.close()
     assert rest(accepted) + rest(others_there) == 4 * len(PIECE) == listening.traffic.bytes_written
+
+
+def test_connections_that_broke_take_no_descriptors(listening: Listening) -> None:
+    held = listening.held()
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(5):
+        made, accepted = listening.connection()
+        held.find()
+        port = made.getsockname()[1]
+        made.sendall(PIECE)
+        accepted.recv(len(PIECE))
+        accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        accepted.close()
+        made.close()
+        assert held.sent_bytes() == len(PIECE)
+        assert held.local_port == port
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert listening.traffic.bytes_written == 5 * len(PIECE)
+    held.close()
+    assert listening.traffic.bytes_written == 5 * len(PIECE)

@@ -35,6 +35,8 @@ class _Seen(NamedTuple):
     """A connection at one moment."""
 
     is_open: bool
+    is_over: bool
+    """Nothing more will be given to the network."""
     given: int
     """Bytes that were given to the network, each once."""
     unsent: int
@@ -50,8 +52,8 @@ class _Connection:
     name: str
     theirs: int
     """The library's descriptor."""
-    local_port: int
     there: tuple[str, int]
+    local_port: int
     told_bytes: int = 0
     has_ended: bool = False
     """Our end was seen among what is written."""
@@ -89,7 +91,8 @@ class _Connection:
             unsent -= 1
         elif self.has_ended:
             given, unknown = given - 1, 0
-        return _Seen(state == _ESTABLISHED, given, 0 if state == _CLOSED else unsent, unknown)
+        is_over = state == _CLOSED
+        return _Seen(state == _ESTABLISHED, is_over, given, 0 if is_over else unsent, unknown)
 
     def end(self) -> None:
         """As if this descriptor had closed with the library's: ours alone kept the other end waiting."""
@@ -121,11 +124,8 @@ class HeldConnections:
         self._addresses = frozenset(addresses)
         self._traffic = traffic
         self._found: dict[str, _Connection] = {}
-
-    @property
-    def local_port(self) -> int:
-        """Of the connection that was found last; 0: there is none."""
-        return next((one.local_port for one in reversed(self._found.values())), 0)
+        self.local_port = 0
+        """Of the connection that was found last; 0: there was none."""
 
     @property
     def reaches_all(self) -> bool:
@@ -137,6 +137,7 @@ class HeldConnections:
         for name, one in list(self._left.items()):
             if one.there in self._addresses:
                 self._found[name] = self._left.pop(name)
+                self.local_port = one.local_port
         for entry in os.scandir("/proc/self/fd"):
             with contextlib.suppress(OSError):
                 name = str(Path(entry.path).readlink())
@@ -154,7 +155,8 @@ class HeldConnections:
             return
         port = int(sock.getsockname()[1])
         self._taken.add(name)
-        self._found[name] = _Connection(sock, name, theirs, port, there)
+        self._found[name] = _Connection(sock, name, theirs, there, port)
+        self.local_port = port
         self._traffic.local_ports.add(port)
         self._traffic.connects += 1
 
@@ -162,30 +164,37 @@ class HeldConnections:
         """What went over all of them since this was asked last; it is in the traffic's account too."""
         if not self.reaches_all:
             self.find()
-        return sum(map(self._more, self._found.values()))
+        return sum(map(self._more, list(self._found.values())))
 
     def _more(self, one: _Connection) -> int:
         if not (is_held := one.is_held):
             one.end()
-        more = max(0, one.asked().given - one.told_bytes)
-        one.told_bytes += more
-        self._traffic.bytes_written += more
+        seen = one.asked()
+        more = self._counted(one, seen.given)
         if not is_held:
             # The rest of what was given up before: no answer shows that it was read.
             self._traffic.bytes_unread += more
+            if seen.is_over:
+                self._forget(one, seen)
         return more
+
+    def _counted(self, one: _Connection, total: int) -> int:
+        more = max(0, total - one.told_bytes)
+        one.told_bytes += more
+        self._traffic.bytes_written += more
+        return more
+
+    def _forget(self, one: _Connection, last: _Seen) -> None:
+        self._traffic.bytes_unread += self._counted(one, last.given + last.unsent) + last.unknown
+        one.sock.close()
+        self._taken.discard(one.name)
+        del self._found[one.name]
 
     def close(self) -> None:
         """What went over them at last is counted, and what will. The library must have closed them."""
         self.sent_bytes()
-        for name, one in self._found.items():
+        for name, one in list(self._found.items()):
             if one.is_held:
-                self._left[name] = one
-                continue
-            last = one.asked()
-            rest = max(0, last.given + last.unsent - one.told_bytes)
-            self._traffic.bytes_written += rest
-            self._traffic.bytes_unread += rest + last.unknown
-            one.sock.close()
-            self._taken.discard(name)
-        self._found.clear()
+                self._left[name] = self._found.pop(name)
+            else:
+                self._forget(one, one.asked())
