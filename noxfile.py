@@ -49,8 +49,8 @@ def install(session: nox.Session, *tools: str) -> None:
     session.install("-c", "constraints.txt", ".", *tools)
 
 
-def with_tests(session: nox.Session) -> tuple[str, ...]:
-    """How pytest is called in the environment of tests, whose programs are the first on PATH.
+def with_tests(session: nox.Session) -> Path:
+    """The programs of the environment of tests, which are the first on PATH.
 
     The first session makes it, with the Python that runs nox, and all others use it.
     """
@@ -61,13 +61,17 @@ def with_tests(session: nox.Session) -> tuple[str, ...]:
         python = fresh_environment(session, folder, *TESTS, *LINT, python=sys.executable, uv=shutil.which("uv"))
         MADE.append(python.parent)
     session.env["PATH"] = f"{MADE[0]}{os.pathsep}{os.environ['PATH']}"
-    return str(MADE[0] / "pytest"), *HOW
+    return MADE[0]
+
+
+def pytest_in(programs: Path) -> tuple[str, ...]:
+    """How pytest is called there."""
+    return str(programs / "pytest"), *HOW
 
 
 @nox.session(venv_backend="none")
 def plain(session: nox.Session) -> None:
     """Sessions `lint`, `quick` and `slow` at once: the types are checked beside the tests."""
-    with_tests(session)
     style(session)
     in_parts(session, "--mypy", "--each", "3")
 
@@ -75,14 +79,13 @@ def plain(session: nox.Session) -> None:
 @nox.session(venv_backend="none")
 def lint(session: nox.Session) -> None:
     """Style and types."""
-    with_tests(session)
     style(session)
-    session.run(str(MADE[0] / "mypy"))
+    session.run(str(with_tests(session) / "mypy"))
 
 
 def style(session: nox.Session) -> None:
     """What ruff finds, in the environment of tests."""
-    ruff = str(MADE[0] / "ruff")
+    ruff = str(with_tests(session) / "ruff")
     session.run(ruff, "check", ".")
     session.run(ruff, "format", "--check", ".")
 
@@ -101,12 +104,12 @@ def slow(session: nox.Session) -> None:
 
 def in_parts(session: nox.Session, *options: str, chosen: str = "", files: Sequence[str] = ()) -> None:
     """The tests that need nothing but a processor, of these files or of all, on all processors."""
-    pytest, *how = with_tests(session)
-    how += ["--plain", *(["-m", chosen] if chosen else [])]
+    programs = with_tests(session)
+    how = ("--plain", *(("-m", chosen) if chosen else ()))
     if session.posargs:
-        session.run(pytest, *how, *session.posargs)
+        session.run(*pytest_in(programs), *how, *session.posargs)
     else:
-        session.run(str(Path(pytest).with_name("python")), "tests/in_parts.py", *options, *how, *files)
+        session.run(str(programs / "python"), "tests/in_parts.py", *options, *HOW, *how, *files)
 
 
 @nox.session(venv_backend="none")
@@ -123,7 +126,7 @@ def real_brief(session: nox.Session) -> None:
 
 def on_real_parts(session: nox.Session, length: str = "") -> None:
     """Session `real`, or what `length` leaves of it."""
-    pytest = with_tests(session)
+    pytest = pytest_in(with_tests(session))
     promise, real = promised(PROMISED), f"({REAL}) and not netem{length}"
     if session.posargs:
         session.run(*pytest, *promise, "-m", real, *session.posargs)
@@ -146,7 +149,7 @@ def netem_brief(session: nox.Session) -> None:
 
 def on_netem(session: nox.Session, length: str = "") -> None:
     """Session `netem`, or what `length` leaves of it."""
-    pytest = with_tests(session)
+    pytest = pytest_in(with_tests(session))
     promise, files, netem = promised(PROMISED), with_mark("netem"), f"netem{length}"
     if session.posargs:
         twice_at_most(session, pytest, *promise, "-m", netem, *session.posargs)
@@ -229,14 +232,13 @@ def as_ordinary_user(session: nox.Session, length: str = "") -> None:
 def readable_environment(session: nox.Session, folder: Path) -> Path:
     """The Python of the environment of tests, or of one in this folder where an ordinary user cannot read that one."""
     is_made = bool(MADE)
-    with_tests(session)
-    python = MADE[0] / "python"
+    python = with_tests(session) / "python"
     can_read = ("sh", "-c", '"$0" -c "import ingest_bench" && echo yes || echo no', str(python))
     if "yes" not in str(session.run(*AS_NOBODY, *can_read, external=True, silent=True, log=False)):
         return fresh_environment(session, folder, *TESTS)
     if not is_made:
         # What nobody has imported yet, an ordinary user would compile at each start.
-        session.run(str(python), "-m", "compileall", "-q", "-j", "0", str(MADE[0].parent / "lib"), external=True)
+        session.run(str(python), "-m", "compileall", "-q", "-j", "0", str(python.parent.parent / "lib"), external=True)
     return python
 
 
@@ -246,7 +248,7 @@ def kills(session: nox.Session) -> None:
 
     Beside them a fifth as many of the watchdog. At the end is a table of what was hit when.
     """
-    pytest = with_tests(session)
+    pytest = pytest_in(with_tests(session))
     count, *_ = session.posargs or ("1000",)
     files = ("kills", "interface_kills", "servers_killed", "run_crash")
     paths = [f"tests/test_{name}.py" for name in files]
@@ -256,8 +258,7 @@ def kills(session: nox.Session) -> None:
 @nox.session(venv_backend="none")
 def soak(session: nox.Session) -> None:
     """Whether anything grows or stays behind: `nox -s soak` takes an hour, `nox -s soak -- --minutes 12` less."""
-    python = Path(with_tests(session)[0]).with_name("python")
-    session.run(str(python), "benchmarks/soak.py", *session.posargs)
+    session.run(str(with_tests(session) / "python"), "benchmarks/soak.py", *session.posargs)
 
 
 @nox.session

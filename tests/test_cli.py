@@ -191,11 +191,17 @@ def test_the_rest_of_an_experiment_with_workers_is_the_command_that_goes_on(
     assert asked[0].bind.port == 7001
 
 
+def begun(typed: Typed, options: str = "") -> tuple[Path, Results]:
+    """The folder of a quickstart that was interrupted at once, and what is in it."""
+    assert typed(f"run quickstart {options}")[0] == 130
+    (folder,) = Path("results/quickstart").iterdir()
+    return folder, layout.open_results(folder)
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("interrupted")
 def test_what_a_resumed_experiment_cannot_take_is_refused(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert typed("run quickstart")[0] == 130
-    (folder,) = Path("results/quickstart").iterdir()
+    folder, _ = begun(typed)
     before = sorted(Path().rglob("*"))
     for option, message in {
         "--out elsewhere": f"--resume {folder}: what is measured goes there, too; leave --out elsewhere out",
@@ -216,6 +222,12 @@ def test_what_a_resumed_experiment_cannot_take_is_refused(typed: Typed, monkeypa
     assert sorted(Path().rglob("*")) == before
 
 
+@pytest.fixture
+def both_netems(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This machine has the kernel's netem, and User-Mode Linux."""
+    monkeypatch.setattr(box, "BOXES", {"kernel": lambda: "", "uml": lambda: ""})
+
+
 def finished(results: Results, network: str, netem: str, replicates: int = 1) -> None:
     """The records of so many runs on that network at most."""
     for planned in [each for each in results.plan.runs if each.cell.levels["network"] == network][:replicates]:
@@ -234,15 +246,10 @@ def finished(results: Results, network: str, netem: str, replicates: int = 1) ->
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("interrupted")
+@pytest.mark.usefixtures("interrupted", "both_netems")
 @pytest.mark.parametrize(("began", "others"), [("--netem uml", ""), ("", "--netem uml")])
-def test_no_experiment_is_resumed_with_another_netem(
-    typed: Typed, monkeypatch: pytest.MonkeyPatch, began: str, others: str
-) -> None:
-    monkeypatch.setattr(box, "BOXES", {"kernel": lambda: "", "uml": lambda: ""})
-    assert typed(f"run quickstart --replicates 2 --set network=loopback,wan-50ms {began}")[0] == 130
-    (folder,) = Path("results/quickstart").iterdir()
-    results = layout.open_results(folder)
+def test_no_experiment_is_resumed_with_another_netem(typed: Typed, began: str, others: str) -> None:
+    folder, results = begun(typed, f"--replicates 2 --set network=loopback,wan-50ms {began}")
     used = "uml" if began else "kernel"
     finished(results, "loopback", "plain")
     assert typed(f"run --resume {folder} {others}")[0] == 130
@@ -255,14 +262,11 @@ def test_no_experiment_is_resumed_with_another_netem(
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("interrupted")
+@pytest.mark.usefixtures("interrupted", "both_netems")
 def test_netem_of_runs_that_are_done_keeps_none_from_being_resumed_that_needs_none(
     typed: Typed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(box, "BOXES", {"kernel": lambda: "", "uml": lambda: ""})
-    assert typed("run quickstart --replicates 2 --set network=loopback,wan-50ms --netem uml")[0] == 130
-    (folder,) = Path("results/quickstart").iterdir()
-    results = layout.open_results(folder)
+    folder, results = begun(typed, "--replicates 2 --set network=loopback,wan-50ms --netem uml")
     checked: list[list[str]] = []
 
     def preflight(plan: Plan, _options: object) -> tuple[str, ...]:
@@ -282,14 +286,9 @@ def test_netem_of_runs_that_are_done_keeps_none_from_being_resumed_that_needs_no
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("interrupted")
-def test_runs_that_were_mixed_are_told_of_no_netem_that_would_be_refused(
-    typed: Typed, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(box, "BOXES", {"kernel": lambda: "", "uml": lambda: ""})
-    assert typed("run quickstart --set network=wan-50ms,satellite --replicates 2")[0] == 130
-    (folder,) = Path("results/quickstart").iterdir()
-    results = layout.open_results(folder)
+@pytest.mark.usefixtures("interrupted", "both_netems")
+def test_runs_that_were_mixed_are_told_of_no_netem_that_would_be_refused(typed: Typed) -> None:
+    folder, results = begun(typed, "--replicates 2 --set network=wan-50ms,satellite")
     finished(results, "wan-50ms", "uml")
     finished(results, "satellite", "kernel")
     code, said = typed(f"run --resume {folder}")
@@ -300,8 +299,7 @@ def test_runs_that_were_mixed_are_told_of_no_netem_that_would_be_refused(
 @pytest.mark.usefixtures("interrupted")
 @pytest.mark.parametrize("command", ["report", "recommend"])
 def test_of_an_experiment_that_was_not_begun_there_is_nothing_to_say(command: str, typed: Typed) -> None:
-    assert typed("run quickstart")[0] == 130
-    (folder,) = Path("results/quickstart").iterdir()
+    folder, _ = begun(typed)
     before = sorted(Path().rglob("*"))
     code, said = typed(f"{command} {folder}")
     assert code == 2
@@ -312,9 +310,7 @@ def test_of_an_experiment_that_was_not_begun_there_is_nothing_to_say(command: st
 @pytest.mark.slow
 @pytest.mark.usefixtures("interrupted")
 def test_a_search_is_resumed_with_more_runs(typed: Typed) -> None:
-    assert typed("run quickstart --find-max p99<1s")[0] == 130
-    (folder,) = Path("results/quickstart").iterdir()
-    results = layout.open_results(folder)
+    folder, results = begun(typed, "--find-max p99<1s")
     assert results.plan.search is not None
     assert results.plan.search.most_runs == 16
     assert typed(f"run --resume {folder} --most-runs 30")[0] == 130

@@ -48,13 +48,18 @@ def rest(accepted: socket.socket) -> int:
         return sum(map(len, iter(lambda: accepted.recv(2**20), b"")))
 
 
-def test_what_waits_in_this_machine_when_a_connection_closes_may_be_read_or_not(listening: Listening) -> None:
-    held, traffic = listening.held(), listening.traffic
+def stuffed(listening: Listening, held: HeldConnections) -> tuple[socket.socket, socket.socket, int, int]:
+    """Both ends of a connection that takes no more, how much it took, and how much of it was given to the network."""
     made, accepted = listening.connection()
     held.find()
     made.setblocking(False)
     written = made.send(bytes(2**24))
-    before = held.sent_bytes()
+    return made, accepted, written, held.sent_bytes()
+
+
+def test_what_waits_in_this_machine_when_a_connection_closes_may_be_read_or_not(listening: Listening) -> None:
+    held, traffic = listening.held(), listening.traffic
+    made, accepted, written, before = stuffed(listening, held)
     assert before < written
     made.close()
     held.close()
@@ -64,11 +69,7 @@ def test_what_waits_in_this_machine_when_a_connection_closes_may_be_read_or_not(
 
 def test_what_goes_over_a_connection_after_its_library_closed_it_may_be_read_or_not(listening: Listening) -> None:
     held, traffic = listening.held(), listening.traffic
-    made, accepted = listening.connection()
-    held.find()
-    made.setblocking(False)
-    written = made.send(bytes(2**24))
-    before = held.sent_bytes()
+    made, accepted, written, before = stuffed(listening, held)
     made.close()
     # It gives up its connection, and goes on with another: the first one ends for the server, too.
     held.sent_bytes()

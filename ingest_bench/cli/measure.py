@@ -161,13 +161,13 @@ def _resumed(folder: Path, most_runs: int | None, how: _How) -> int:
             f"--resume {folder}: its runs were recorded with --jfr {recorded}, and others would cost their server "
             f"something else: give --jfr {recorded}"
         )
-    campaign.check_netem(results, how.options.netem)
+    left = campaign.left(results)
+    campaign.check_netem(results, left, how.options.netem)
     if most_runs is not None and results.plan.search is None:
         raise SpecError(f"--most-runs {most_runs}: only a search takes it, and {folder} is none")
     if how.download:
         _download([results.plan])
     worker.check(how.remote, [results.plan])
-    left = campaign.left(results)
     told = campaign.preflight(left, how.options)
     _fetch([left], how.options)
     if most_runs is not None:

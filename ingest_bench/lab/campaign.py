@@ -78,26 +78,26 @@ def preflight(plan: Plan, options: runner.RunOptions) -> tuple[str, ...]:
 
 def left(results: Results) -> Plan:
     """The plan with those runs alone that are not done; that of a search as it is, for nobody knows its next step."""
-    plan, done = results.plan, _done(results)
-    return (
-        plan
-        if plan.search is not None
-        else dataclasses.replace(plan, runs=tuple(run for run in plan.runs if run.id not in done))
-    )
+    plan = results.plan
+    if plan.search is not None:
+        return plan
+    done = _done(results)
+    return dataclasses.replace(plan, runs=tuple(run for run in plan.runs if run.id not in done))
 
 
-def check_netem(results: Results, netem: str) -> None:
+def check_netem(results: Results, left: Plan, netem: str) -> None:
     """SpecError where what shaped the links of a run that is done is not what would shape them now.
 
     Without netem in any run that is left nothing is shaped otherwise.
     """
-    if not any(state.needs_netem for cell in unique_cells(left(results)) for state in _link_states(cell)):
+    if not any(state.needs_netem for cell in unique_cells(left) for state in _link_states(cell)):
         return
     cells = {run.id: run.cell for run in results.plan.runs}
-    done = {run: record.netem_backend for run, record in _done(results).items()}
+    done = {run: record.netem_backend for run, record in _done(results).items() if record.netem_backend}
     used = set(", ".join(done.values()).split(", ")) - {"", "plain"}
     again = used.pop() if len(used) == 1 else "auto"
-    for run, before in {(cells[run].name, before): (run, before) for run, before in done.items() if before}.values():
+    # Of the runs of a cell that were shaped alike one speaks for all.
+    for run, before in {(cells[run].name, before): (run, before) for run, before in done.items()}.values():
         if (now := network.backend(checks.states(cells[run]), netem)) != before:
             remedy = f"give --netem {again}" if again != netem else "no --netem does both; begin anew, without --resume"
             raise SpecError(

@@ -34,7 +34,6 @@ _QUEUED = struct.Struct("=i")
 class _Seen(NamedTuple):
     """A connection at one moment."""
 
-    is_open: bool
     is_over: bool
     """Nothing more will be given to the network."""
     given: int
@@ -66,6 +65,11 @@ class _Connection:
         except OSError:
             return False
 
+    @property
+    def is_open(self) -> bool:
+        """Whether neither the library nor the other end has ended it."""
+        return self.is_held and self._info()[0] == _ESTABLISHED
+
     def asked(self) -> _Seen:
         """What the kernel says of it.
 
@@ -92,7 +96,7 @@ class _Connection:
         elif self.has_ended:
             given, unknown = given - 1, 0
         is_over = state == _CLOSED
-        return _Seen(state == _ESTABLISHED, is_over, given, 0 if is_over else unsent, unknown)
+        return _Seen(is_over, given, 0 if is_over else unsent, unknown)
 
     def end(self) -> None:
         """As if this descriptor had closed with the library's: ours alone kept the other end waiting."""
@@ -130,7 +134,7 @@ class HeldConnections:
     @property
     def reaches_all(self) -> bool:
         """Whether one to each address is open."""
-        return {one.there for one in self._found.values() if one.is_held and one.asked().is_open} == self._addresses
+        return {one.there for one in self._found.values() if one.is_open} == self._addresses
 
     def find(self) -> None:
         """Connections that are new are counted from now on, with all that went over them before."""
