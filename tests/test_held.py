@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import struct
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ingest_bench.protocols.held import HeldConnections
+from ingest_bench.protocols.held import HeldConnections, _Connection
 from ingest_bench.protocols.way import Traffic
 
 PIECE = bytes(100)
@@ -131,3 +132,53 @@ def test_connections_that_broke_take_no_descriptors(listening: Listening) -> Non
     assert listening.traffic.bytes_written == 5 * len(PIECE)
     held.close()
     assert listening.traffic.bytes_written == 5 * len(PIECE)
+
+
+def test_a_descriptor_that_another_connection_has_now_is_not_taken_under_its_old_name(
+    listening: Listening, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held, real = listening.held(), os.dup
+    made, made_there = listening.connection()
+    newer, newer_there = listening.connection()
+
+    def dup(theirs: int) -> int:
+        # The library's own thread closes a connection and opens the next one meanwhile.
+        if theirs == made.fileno() != -1:
+            os.dup2(newer.fileno(), theirs)
+        return real(theirs)
+
+    monkeypatch.setattr(os, "dup", dup)
+    held.find()
+    newer.sendall(PIECE)
+    assert held.sent_bytes() == len(PIECE)
+    newer.sendall(PIECE)
+    made.close()
+    newer.close()
+    held.close()
+    assert (listening.traffic.connects, listening.traffic.bytes_written) == (1, 2 * len(PIECE))
+    assert (rest(made_there), rest(newer_there)) == (0, 2 * len(PIECE))
+
+
+def test_what_the_library_writes_while_the_kernel_is_asked_is_not_taken_for_sent(
+    listening: Listening, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held, real = listening.held(), _Connection._queued
+    made, accepted = listening.connection()
+    held.find()
+    made.setblocking(False)
+    made.send(bytes(2**20))
+
+    def queued(one: _Connection, which: int) -> int:
+        found = real(one, which)
+        # Its end reads nothing: it waits here.
+        assert made.send(PIECE) == len(PIECE)
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_Connection, "_queued", queued)
+        held.sent_bytes()
+    (one,) = held._found.values()
+    assert 0 < listening.traffic.bytes_written <= one.asked().given
+    made.close()
+    held.close()
+    accepted.close()

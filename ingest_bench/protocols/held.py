@@ -80,7 +80,8 @@ class _Connection:
         """
         info = self._info()
         while True:
-            unsent, queued, before = self._queued(_SIOCOUTQNSD), self._queued(_SIOCOUTQ), info
+            # In this order: what is written in between was not sent, and counts the next time.
+            queued, unsent, before = self._queued(_SIOCOUTQ), self._queued(_SIOCOUTQNSD), info
             info = self._info()
             (acked,) = _ACKED.unpack_from(info, _ACKED_AT)
             if info[0] == before[0] and _ACKED.unpack_from(before, _ACKED_AT) == (acked,):
@@ -149,7 +150,12 @@ class HeldConnections:
                     self._take(name, int(entry.name))
 
     def _take(self, name: str, theirs: int) -> None:
-        sock = _socket.socket(fileno=os.dup(theirs))
+        ours = os.dup(theirs)
+        if os.readlink(f"/proc/self/fd/{ours}") != name:  # noqa: PTH115 - as above
+            # The library closed it meanwhile. What has its number now is found by its own name.
+            os.close(ours)
+            return
+        sock = _socket.socket(fileno=ours)
         try:
             there = sock.getpeername()[:2]
         except OSError:
