@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import nox
+from nox.command import CommandFailed
 
 # What a change is tried with before it is sent. CI runs the long tests as well: `real`, `netem`, `ordinary`.
 nox.options.sessions = ["plain", "real-brief", "netem-brief", "newcomer", "ordinary-brief"]
@@ -233,8 +234,9 @@ def readable_environment(session: nox.Session, folder: Path) -> Path:
     """The Python of the environment of tests, or of one in this folder where an ordinary user cannot read that one."""
     is_made = bool(MADE)
     python = with_tests(session) / "python"
-    can_read = ("sh", "-c", '"$0" -c "import ingest_bench" && echo yes || echo no', str(python))
-    if "yes" not in str(session.run(*AS_NOBODY, *can_read, external=True, silent=True, log=False)):
+    # Without the folder that we are in: that is the checkout.
+    can_read = ("sh", "-c", '"$0" -I -c "import ingest_bench" && echo yes || echo no', str(python))
+    if str(session.run(*AS_NOBODY, *can_read, external=True, silent=True, log=False)).split()[-1:] != ["yes"]:
         return fresh_environment(session, folder, *TESTS)
     if not is_made:
         # What nobody has imported yet, an ordinary user would compile at each start.
@@ -293,8 +295,12 @@ def twice_at_most(session: nox.Session, pytest: tuple[str, ...], *options: str, 
     """
     kept = Path(".pytest_cache", session.name)
     cache = ("-o", f"cache_dir={kept}")
-    session.run(*pytest, *cache, "--cache-clear", *first, *options, external=True, success_codes=(0, 1))
-    if (kept / "v" / "cache" / "lastfailed").exists():
+    try:
+        session.run(*pytest, *cache, "--cache-clear", *first, *options, external=True)
+    except CommandFailed as failed:
+        # What was no test's failure, or could not be kept, is not tried again.
+        if str(failed) != "Returned code 1" or not (kept / "v" / "cache" / "lastfailed").exists():
+            raise
         session.run(*pytest, *cache, "--last-failed", *options, external=True)
 
 
