@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 _MOST = 4
@@ -35,21 +37,31 @@ def main(arguments: Sequence[str]) -> int:
     for number, part in enumerate(parts(files, processors * asked.each, slow_bytes)):
         cache = f"cache_dir=.pytest_cache/part-{number}"
         commands.append([str(programs / "pytest"), *options, "-o", cache, *map(str, part)])
+    running: list[subprocess.Popen[bytes]] = []
     with ThreadPoolExecutor(processors) as pool:
         try:
-            codes = list(pool.map(_told, commands))
+            codes = list(pool.map(partial(_told, running), commands))
+        except SystemExit:
+            # SIGTERM is for this process alone.
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in running:
+                process.terminate()
+            raise
         finally:
             # After Ctrl-C too: those that run have had it as well, and no other starts.
             pool.shutdown(cancel_futures=True)
-    return next((code for code in codes if code not in (0, _NO_TESTS)), min(codes))
+    # Types that are right are no test.
+    return next((code for code in codes if code not in (0, _NO_TESTS)), min(codes[asked.mypy :], default=_NO_TESTS))
 
 
-def _told(command: Sequence[str]) -> int:
-    """The exit code of a command; what it says is said at once when it has ended."""
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
-    sys.stdout.write(done.stdout.decode())
+def _told(running: list[subprocess.Popen[bytes]], command: Sequence[str]) -> int:
+    """The exit code of a command; what it says is said at once when it has ended, whatever bytes it is."""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        running.append(process)
+        said, _ = process.communicate()
+    sys.stdout.buffer.write(said)
     sys.stdout.flush()
-    return done.returncode
+    return process.returncode
 
 
 def parts(files: Sequence[Path], count: int, slow_bytes: int) -> list[list[Path]]:
@@ -66,4 +78,5 @@ def parts(files: Sequence[Path], count: int, slow_bytes: int) -> list[list[Path]
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     sys.exit(main(sys.argv[1:]))

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -57,3 +59,56 @@ def test_an_option_that_pytest_does_not_know_is_an_error(tmp_path: Path) -> None
     )
     assert done.returncode == 4
     assert b"--no-such-option" in done.stdout
+
+
+@pytest.mark.slow
+def test_what_is_no_text_is_said_and_what_other_parts_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    for number, text in enumerate(('import os; os.write(1, b"\\xff")', "assert 1 + 1 == 3")):
+        (tmp_path / f"test_{number}.py").write_text(f"def test_it():\n    {text}\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    assert main(["--each", "2", "-q", "-s", "test_0.py", "test_1.py"]) == 1
+    said = capfdbinary.readouterr().out
+    assert b"\xff" in said
+    assert b"1 failed" in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("files", [["test_0.py"], []])
+def test_types_that_are_right_do_not_stand_for_tests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: list[str]
+) -> None:
+    (tmp_path / "test_0.py").write_text("def test_it() -> None:\n    pass\n", encoding="utf-8")
+    (tmp_path / "pyproject.toml").write_text('[tool.mypy]\nfiles = ["test_0.py"]\n', encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "executable", str(programs(tmp_path)))
+    assert main(["--mypy", "-q", "-k", "no_such", *files]) == 5
+
+
+def programs(folder: Path) -> Path:
+    """A Python beside which stand the pytest that there is, and a mypy that finds nothing."""
+    (folder / "bin").mkdir()
+    for name, text in (("pytest", f'exec "{sys.executable}" -m pytest "$@"'), ("mypy", "exit 0")):
+        (folder / "bin" / name).write_text(f"#!/bin/sh\n{text}\n", encoding="utf-8")
+        (folder / "bin" / name).chmod(0o755)
+    return folder / "bin" / "python"
+
+
+@pytest.mark.slow
+def test_a_part_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
+    (tmp_path / "test_0.py").write_text(
+        "import os, time\nfrom pathlib import Path\n\ndef test_it():\n"
+        "    Path('new').write_text(str(os.getpid()))\n    os.rename('new', 'pid')\n    time.sleep(60)\n",
+        encoding="utf-8",
+    )
+    script = Path(__file__).with_name("in_parts.py")
+    with subprocess.Popen((sys.executable, str(script), "-q", "test_0.py"), cwd=tmp_path) as started:
+        until = time.monotonic() + 30
+        while not (tmp_path / "pid").exists():
+            assert time.monotonic() < until
+            time.sleep(0.02)
+        pid = int((tmp_path / "pid").read_text(encoding="utf-8"))
+        started.terminate()
+    assert started.returncode == 128 + signal.SIGTERM
+    assert not Path(f"/proc/{pid}").exists()
