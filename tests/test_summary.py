@@ -20,6 +20,7 @@ from ingest_bench.model.experiment import Cell, RunState
 from ingest_bench.model.load import LoadOptions
 from ingest_bench.model.network import Profile, Promise
 from ingest_bench.model.results import READ_FIELDS, Happened, Series, Summary
+from ingest_bench.model.samples import service_times_ns
 
 # A server that ended four seconds after the load began.
 OUT_OF_MEMORY: dict[str, Any] = {
@@ -261,6 +262,14 @@ def test_what_a_closed_loop_did_not_send_is_said_with_the_open_loop_that_would_s
     assert alone.values["idle_while_waiting_s"] == 0
     assert not [remark for remark in alone.remarks if "closed loop" in remark.text]
     assert summary(np.concatenate([quick, hung]), report={"is_open": True}).values["idle_while_waiting_s"] is None
+
+
+def test_a_try_of_which_nothing_was_sent_has_no_service_time() -> None:
+    """As with Kafka, whose tries begin whether its broker is there or not: no answer was slow."""
+    unsent = made.samples([made.sample(3, 6, user=1)])
+    unsent["bytes_sent"] = 0
+    assert service_times_ns(unsent).tolist() == [0]
+    assert summary(np.concatenate([made.steady(), unsent])).values["idle_while_waiting_s"] == 0
 
 
 @pytest.mark.parametrize(

@@ -114,5 +114,6 @@ def service_times_ns(samples: np.ndarray[Any, np.dtype[Any]]) -> np.ndarray[Any,
 
     With several attempts the pauses between them are in it.
     """
-    found: np.ndarray[Any, np.dtype[np.int64]] = samples["done_ns"] - samples["sent_ns"]
+    # A try that the kernel took nothing of has begun all the same.
+    found: np.ndarray[Any, np.dtype[np.int64]] = (samples["done_ns"] - samples["sent_ns"]) * (samples["bytes_sent"] > 0)
     return found
