@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
+import ssl
 import threading
 import zipfile
 from collections.abc import Iterator
@@ -9,6 +11,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
+import certificates
 import pytest
 
 from ingest_bench import system
@@ -40,7 +43,9 @@ def artifact(content: bytes = GOOD, packaging: str = "jar", leave_out: tuple[str
 
 
 @contextmanager
-def mirror(content: bytes, monkeypatch: pytest.MonkeyPatch, *, missing_bytes: int = 0) -> Iterator[None]:
+def mirror(
+    content: bytes, monkeypatch: pytest.MonkeyPatch, *, missing_bytes: int = 0, certificate: Path | None = None
+) -> Iterator[None]:
     """A Maven repository on loopback; with `missing_bytes` it breaks off that much too early."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -56,9 +61,14 @@ def mirror(content: bytes, monkeypatch: pytest.MonkeyPatch, *, missing_bytes: in
             """Tests are quiet."""
 
     with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        if certificate is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(certificate)
+            server.socket = context.wrap_socket(server.socket, server_side=True)
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
-        monkeypatch.setenv("INGEST_BENCH_MAVEN", f"http://127.0.0.1:{server.server_port}")
+        scheme = "http" if certificate is None else "https"
+        monkeypatch.setenv("INGEST_BENCH_MAVEN", f"{scheme}://127.0.0.1:{server.server_port}")
         try:
             yield
         finally:
@@ -109,6 +119,20 @@ def test_without_network_the_error_names_the_artifact_and_the_remedy(monkeypatch
     with pytest.raises(RunFailed, match=r"org\.example:thing:1\.0 \(jar\): it is not in the cache") as caught:
         artifacts.fetch(artifact())
     assert "ingest-bench fetch" in str(caught.value)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl, which makes the certificates, is not installed")
+def test_a_certificate_that_is_not_known_is_told_with_what_makes_it_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = certificates.made(tmp_path)
+    with mirror(GOOD, monkeypatch, certificate=known.server):
+        with pytest.raises(RunFailed, match="REQUESTS_CA_BUNDLE=FILE") as caught:
+            artifacts.fetch(artifact())
+        assert "Check the network" not in str(caught.value)
+        monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(known.ca))
+        assert artifacts.fetch(artifact()).read_bytes() == GOOD
 
 
 def test_a_file_in_the_cache_that_changed_is_fetched_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -146,6 +146,12 @@ def _download(artifact: Artifact, partial: Path, progress: Progress) -> None:
     found.rename(partial)
 
 
+_UNTRUSTED = (
+    "This machine does not trust the certificate that it was shown. Where a proxy reads what is sent, name the file "
+    "with the proxy's: REQUESTS_CA_BUNDLE=FILE (Debian keeps all in /etc/ssl/certs/ca-certificates.crt), then try again"
+)
+
+
 def _resolve(artifact: Artifact, folder: Path, progress: Progress) -> Path:
     from jgo.maven import MavenContext, PythonResolver  # noqa: PLC0415 - it takes 0.3 s, and fetching is rare
 
@@ -162,10 +168,11 @@ def _resolve(artifact: Artifact, folder: Path, progress: Progress) -> Path:
         resolved = component.artifact(artifact.classifier or "", artifact.packaging).resolve()
     except (OSError, RuntimeError) as error:
         said = (str(error).splitlines() or [""])[0]
+        remedy = _UNTRUSTED if "CERTIFICATE_VERIFY_FAILED" in said else "Check the network, then try again"
         raise RunFailed(
             f"{artifact}: it is not in the cache ({cache.folder()}) and could not be fetched: "
             f"{type(error).__name__}: {said}\n"
-            "Check the network, then try again; `ingest-bench fetch` fills the cache for runs without network."
+            f"{remedy}; `ingest-bench fetch` fills the cache for runs without network."
         ) from None
     return Path(resolved)
 
