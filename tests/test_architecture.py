@@ -159,11 +159,6 @@ def test_every_part_has_its_line_in_the_map() -> None:
     assert parts <= set(MAY_IMPORT)
 
 
-def test_a_module_is_short_enough_to_read_at_once() -> None:
-    lines = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in MODULES}
-    assert not {path: count for path, count in lines.items() if count > 320}, "cut it by subject"
-
-
 def starts(tree: ast.Module) -> Iterator[str]:
     """What in a module starts a process by itself, or runs a text as a program."""
     known = dict(_imported(tree))
@@ -293,13 +288,6 @@ def test_a_start_is_found_however_it_is_written(source: str) -> None:
 )
 def test_what_starts_nothing_is_no_start(source: str) -> None:
     assert not list(starts(ast.parse(source)))
-
-
-def test_two_modules_never_share_a_name() -> None:
-    # A file of `cli` is named after its command.
-    paths = [path for path in MODULES if path.parent.name != "cli" and not path.name.startswith("__")]
-    names = [path.name for path in paths]
-    assert not {name for name in names if names.count(name) > 1}
 
 
 @pytest.mark.slow
