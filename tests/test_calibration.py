@@ -107,7 +107,7 @@ def test_a_run_gives_its_rate_and_its_mean_body() -> None:
         levels={},
         state="measured",
         reason="",
-        values={"requests": 300, "bytes_measured": 1_200_000, "generator_cpu_percent": 98.0},
+        values={"requests_answered": 300, "bytes_measured": 1_200_000, "generator_cpu_percent": 98.0},
         measure_start_ns=0,
         measure_end_ns=3 * 10**9,
     )

@@ -8,7 +8,7 @@ from ingest_bench.analysis.compare import cells, comparison
 from ingest_bench.analysis.compare.comparison import Comparison
 from ingest_bench.analysis.run.columns import COLUMNS, COUNTS
 
-_RUN = made.changed(made.summary({}), values={"requests": None, "gc_pauses": None})
+_RUN = made.changed(made.summary({}), values={"requests_answered": None, "gc_pauses": None})
 
 
 def compared(
@@ -69,13 +69,13 @@ def test_a_number_is_known_no_better_than_its_events_and_its_requests_let_it(
     runs = []
     for replicate, pair in enumerate(values, 1):
         for side, value in zip("AB", pair, strict=True):
-            known = {"requests": 156, "gc_pauses": int(value > 0), column: value}
+            known = {"requests_answered": 156, "gc_pauses": int(value > 0), column: value}
             runs.append(made.changed(made.summary({"side": side}, replicate), values=known))
     (found,) = comparison.table(runs, [column])
     assert found.is_distinct == is_distinct
     # Without what it is made of, all four are certain.
     (found,) = comparison.table(
-        [made.changed(run, values={"requests": None, "gc_pauses": None}) for run in runs], [column]
+        [made.changed(run, values={"requests_answered": None, "gc_pauses": None}) for run in runs], [column]
     )
     assert found.is_distinct
 

@@ -193,7 +193,7 @@ def test_a_change_beyond_the_scale_is_an_arrow_at_its_end_also_with_one_run_a_si
 
 
 def test_beside_response_times_stands_what_the_closed_loop_hides_of_them() -> None:
-    values = {"response_ms_p50": 10, "response_ms_p99": 122, "response_ms_max": 3400, "requests": 6000}
+    values = {"response_ms_p50": 10, "response_ms_p99": 122, "response_ms_max": 3400, "requests_answered": 6000}
     run = made.changed(FOUR[0], values={**values, "idle_while_waiting_s": 8.0})
     calm = made.changed(FOUR[0], replicate=3, values={**values, "idle_while_waiting_s": 2.0})
     (curve,) = distributions.responses(cells.group([calm, run])).split("<h3>")[1:]

@@ -160,7 +160,7 @@ def test_the_wire_has_a_panel_only_when_it_was_captured() -> None:
 def test_a_picture_over_time_says_what_its_closed_loop_hides() -> None:
     run = made.with_series(FOUR[0])
     # Of 60 s: one is no news, eight are.
-    values = {"requests": 6000, "idle_while_waiting_s": 8.0}
+    values = {"requests_answered": 6000, "idle_while_waiting_s": 8.0}
     with figures() as saved:
         plots_time.timeline(made.changed(run, values=values))
         plots_time.timeline(made.changed(run, values={**values, "idle_while_waiting_s": 1.0}))

@@ -148,7 +148,7 @@ def run(state: str = "measured", reason: str = "", **values: float) -> Summary:
         levels={},
         state="measured",
         reason=reason,
-        values={"requests": 1000, "requests_failed": 0, "response_ms_p99": 20.0, **values},
+        values={"requests": 1000, "requests_answered": 1000, "requests_failed": 0, "response_ms_p99": 20.0, **values},
         measure_start_ns=0,
         measure_end_ns=10 * 10**9,
     )
@@ -173,7 +173,7 @@ def test_a_run_without_the_number_misses_the_goal() -> None:
     assert judge("ramp", 100, made, GOAL).why == "p99 unknown"
 
 
-def test_an_estimate_counts_what_was_sent_in_a_second() -> None:
+def test_an_estimate_counts_the_answers_of_a_second() -> None:
     assert judge("estimate", None, run(), GOAL).reached_per_s == 100
 
 

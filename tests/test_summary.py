@@ -286,7 +286,7 @@ def test_a_try_of_which_nothing_was_sent_has_no_service_time() -> None:
     ],
 )
 def test_the_open_loop_that_is_proposed_asks_for_no_more_than_was_answered(requests: int, rate: str) -> None:
-    values = {"idle_while_waiting_s": 8.0, "requests": requests}
+    values = {"idle_while_waiting_s": 8.0, "requests_answered": requests}
     (said,) = closed_loop.remarks(values, Window(0, 60 * made.SECOND))
     assert said.text.endswith(f"arrivals={rate}")
     asked = parse_arrivals(rate).rate
@@ -295,7 +295,7 @@ def test_the_open_loop_that_is_proposed_asks_for_no_more_than_was_answered(reque
 
 
 def test_a_request_an_hour_is_proposed_so_that_it_can_be_read_again() -> None:
-    values = {"idle_while_waiting_s": 7000.0, "requests": 2}
+    values = {"idle_while_waiting_s": 7000.0, "requests_answered": 2}
     (said,) = closed_loop.remarks(values, Window(0, 7200 * made.SECOND))
     assert said.text.endswith("arrivals=1/h")
     assert parse_arrivals("1/h").rate is not None
@@ -329,12 +329,12 @@ def test_a_measurement_that_ends_a_moment_before_its_first_second_is_full_is_mea
             "warm_up_end_ns": made.START + 2 * made.SECOND,
         },
     )
-    assert short.values["docs_per_s_mean"] == pytest.approx(1025, rel=1e-3)
+    assert short.values["docs_per_s_mean"] == pytest.approx(1000, rel=1e-3)
     (said,) = [remark.text for remark in short.remarks if "closed loop" in remark.text]
     assert said.startswith("closed loop: each user sent nothing for 0.5 of 1.0 s on average, ")
 
 
-def test_documents_of_huge_bulks_count_while_they_are_worked_on() -> None:
+def test_seconds_between_the_answers_of_huge_bulks_have_no_document() -> None:
     # Two users, 10,000 documents in 2.5 s each, out of step: 8,000 documents/s, though no second has two answers.
     rows = [
         made.sample(start, start + 2.5, documents=10_000, documents_acked=10_000)
@@ -343,8 +343,45 @@ def test_documents_of_huge_bulks_count_while_they_are_worked_on() -> None:
     ]
     row = summary(made.samples(rows))
     assert row.values["docs_per_s_mean"] == pytest.approx(8000)
-    assert row.series["docs_per_s"].values == pytest.approx((8000,) * 7)
-    assert row.values["silent_s"] == 1
+    assert row.series["docs_per_s"].values == (10_000, 10_000, 10_000, 10_000, 0, 10_000, 10_000)
+    assert (row.values["docs_per_s_p10"], row.values["silent_s"]) == (0, 1)
+    # To the search for stalls they are no fall of the rate.
+    assert row.values["stalls"] == 0
+
+
+def queued(due_per_s: int, answered_per_s: int, seconds: int) -> Samples:
+    """An open loop against a server with a queue, which answers one document after the other at its own rate."""
+    due_s = np.arange(due_per_s * seconds) / due_per_s
+    answer_s = 1 / answered_per_s
+    # Each is answered a service time after the one before it, or after it was due: the later of the two.
+    place = np.arange(1, len(due_s) + 1) * answer_s
+    done_s = place + np.maximum.accumulate(due_s - place + answer_s)
+    rows = made.samples([made.sample(0, 0, documents=1, documents_acked=1)]).repeat(len(due_s))
+    rows["planned_ns"] = rows["sent_ns"] = rows["written_ns"] = made.START + (due_s * made.SECOND).astype(np.int64)
+    rows["done_ns"] = rows["first_byte_ns"] = made.START + (done_s * made.SECOND).astype(np.int64)
+    return rows
+
+
+@pytest.mark.parametrize("due_per_s", [400, 500, 595, 1000, 5000])
+@pytest.mark.parametrize("answered_per_s", [500, 450])
+def test_throughput_is_what_the_server_answered_however_much_waits_there(due_per_s: int, answered_per_s: int) -> None:
+    rate = min(due_per_s, answered_per_s)
+    row = summary(queued(due_per_s, answered_per_s, made.WARM_UP_S + made.MEASURE_S))
+    assert row.values["docs_per_s_mean"] == pytest.approx(rate, abs=1)
+    # A second has one answer more or less than its neighbour.
+    assert row.series["docs_per_s"].values == pytest.approx((rate,) * 7, abs=1.01)
+    assert row.values["docs_per_s_p10"] == pytest.approx(rate, abs=1.01)
+    assert row.values["requests_answered"] == pytest.approx(rate * made.MEASURE_S, abs=1)
+
+
+def test_the_whole_window_counts_with_the_part_of_a_second_at_its_end() -> None:
+    late = made.samples([made.sample(7.1, 7.4)])
+    row = summary(
+        np.concatenate([made.steady(), late]),
+        report={"measure_end_ns": made.START + (made.WARM_UP_S + made.MEASURE_S) * made.SECOND + made.SECOND // 2},
+    )
+    assert row.values["docs_per_s_mean"] == pytest.approx(5100 / 5.5)
+    assert row.values["measured_seconds"] == 5
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -353,24 +390,23 @@ def test_spreading_loses_and_invents_no_document(seed: int) -> None:
     begin, took = random.uniform(0, 50, 200), random.exponential(3, 200)
     rows = made.samples([made.sample(at, at + long) for at, long in zip(begin, took, strict=True)])
     last = int(np.ceil((begin + took).max()))
-    found = load.acked_per_second(rows, made.START, last)
+    found = load.spread_acked(rows, made.START, last, made.SECOND)
     assert found.sum() == pytest.approx(200 * 100)
     middle = [
         np.clip(min(end, 21) - max(at, 20), 0, 1) / (end - at) for at, end in zip(begin, begin + took, strict=True)
     ]
     assert found[20] == pytest.approx(100 * sum(middle))
     at_once = made.samples([made.sample(3.5, 3.5)])
-    assert load.acked_per_second(at_once, made.START, 5).tolist() == [0, 0, 0, 100, 0]
+    assert load.spread_acked(at_once, made.START, 5, made.SECOND).tolist() == [0, 0, 0, 100, 0]
 
 
 def test_a_second_in_which_the_server_stalls_is_a_hole_in_the_throughput() -> None:
     rows = made.steady()
     late = (rows["sent_ns"] >= made.START + 4 * made.SECOND) & (rows["sent_ns"] < made.START + 5 * made.SECOND)
-    kept = rows[~late]
     held = made.samples([made.sample(4.0, 5.01)])
-    found = load.acked_per_second(np.concatenate([kept, held]), made.START, 7)
-    assert found[4] == pytest.approx(99, abs=1)
-    assert load.silent_seconds(np.concatenate([kept, held]), made.START, 7) == 1
+    row = summary(np.concatenate([rows[~late], held]))
+    assert row.series["docs_per_s"].values == (1000, 1000, 1000, 1000, 0, 1100, 1000)
+    assert row.values["silent_s"] == 1
 
 
 def test_every_ticket_has_a_response_time_and_those_of_the_acknowledged_ones_stand_beside_it() -> None:

@@ -44,7 +44,9 @@ def measured(plan: Plan, summaries: Iterable[Summary]) -> list[Sent]:
     found = []
     for summary in summaries:
         values, start_ns, end_ns = summary.values, summary.measure_start_ns, summary.measure_end_ns
-        requests, sent, cpu = (values.get(name) for name in ("requests", "bytes_measured", "generator_cpu_percent"))
+        requests, sent, cpu = (
+            values.get(name) for name in ("requests_answered", "bytes_measured", "generator_cpu_percent")
+        )
         if summary.state != "measured" or start_ns is None or end_ns is None:
             continue
         if isinstance(requests, int) and isinstance(sent, int) and requests and isinstance(cpu, (int, float)):

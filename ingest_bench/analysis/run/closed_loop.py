@@ -68,7 +68,7 @@ def hidden(run: Summary) -> str:
 
 def _much(values: Mapping[str, Value], length_s: float) -> tuple[float, str] | None:
     """How long the users sent nothing, and the rate of the open loop; None where that is no news."""
-    idle_s, requests = values.get("idle_while_waiting_s"), values.get("requests")
+    idle_s, requests = values.get("idle_while_waiting_s"), values.get("requests_answered")
     if not isinstance(idle_s, (int, float)) or not isinstance(requests, int) or idle_s <= _WORTH * length_s:
         return None
     return idle_s, _rate(requests / length_s)

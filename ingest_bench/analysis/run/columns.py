@@ -19,11 +19,16 @@ _MEASURED: tuple[Column, ...] = (
     Column("documents_check", 'whether these two were compared: "counted", or "cannot be counted"'),
     Column(
         "docs_per_s_mean",
-        "documents acknowledged in the measurement's full seconds, by these; those of a request count evenly from its"
-        " sending to its answer",
+        "documents whose acknowledgement came within the measurement, divided by its length: the whole window counts,"
+        " not only its full seconds",
     ),
-    Column("docs_per_s_p10", "what a tenth of these seconds does not exceed", of="measured_seconds"),
-    Column("docs_per_s_p90", "what nine tenths of them do not exceed", of="measured_seconds"),
+    Column(
+        "docs_per_s_p10",
+        "documents whose acknowledgement came in a full second of the measurement: a tenth of the seconds have no more."
+        " Seconds between the answers of large bulks have 0",
+        of="measured_seconds",
+    ),
+    Column("docs_per_s_p90", "nine tenths of these seconds have no more", of="measured_seconds"),
     Column("measured_seconds", "the measurement's full seconds"),
     Column("bytes_sent", "bytes that the load wrote to its sockets, from start to end"),
     Column("bytes_read", "bytes that the JVM read from those sockets, from start to end", "sum"),
@@ -66,6 +71,7 @@ _MEASURED: tuple[Column, ...] = (
         "requests under way within the measurement: due before its end, not ended before its beginning; one that is"
         " sent again after a 429 is still one",
     ),
+    Column("requests_answered", "requests whose answer came within the measurement: those that bytes_measured is of"),
     Column("requests_failed", "requests that did not end with every document acknowledged"),
     Column("requests_ok", "requests of which every document was acknowledged"),
     Column("requests_sent", "requests of which a byte was sent"),
@@ -121,7 +127,10 @@ _MEASURED: tuple[Column, ...] = (
     Column("send_delays", "open loop: how many requests that is of, in the worst worker"),
     Column("tickets_waited", "open loop: requests that were due when no user was free"),
     Column("tickets_unsent", "open loop: requests that were due and never sent"),
-    Column("queries_per_s_mean", "queries answered by every shard in the measurement's full seconds, by these"),
+    Column(
+        "queries_per_s_mean",
+        "queries answered by every shard within the measurement, divided by its length: the whole window counts",
+    ),
     Column(
         "query_ms_p50",
         "median response time (done - planned) of all queries under way within the measurement, whatever became of"
@@ -224,7 +233,7 @@ HISTOGRAMS = {
     "wire_bytes": "bytes of a frame on the wire towards the server, headers included",
 }
 SERIES = {
-    "docs_per_s": "acknowledged documents of each second, at its start, counted as for docs_per_s_p10",
+    "docs_per_s": "documents whose acknowledgement came in each second, at its start",
     "response_ms_p50": "median response time of all requests that ended in each second (computed from the samples); "
     "the last one has those that were due in time and ended later, too",
     "response_ms_max": "longest response time of all requests that waited in each second (computed from the samples)",

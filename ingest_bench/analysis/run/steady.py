@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ingest_bench.analysis.numbers import transient
-from ingest_bench.analysis.run.sample_columns import Samples, Tickets, acked_each, pieces
+from ingest_bench.analysis.run.sample_columns import Samples, Tickets, pieces, spread_acked
 from ingest_bench.model.load import WorkerReport
 from ingest_bench.model.results import Remark, Value
 from ingest_bench.model.samples import response_times_ns
@@ -55,7 +55,7 @@ def of_load(tickets: Tickets, report: WorkerReport) -> Steady:
         seen, begins_ns = [float(np.median(part)) for part in times_ns], inside["planned_ns"][first]
     else:
         each_ns = (end_ns - report.started_monotonic_ns) // slots
-        seen = acked_each(tickets, report.started_monotonic_ns, slots, each_ns).tolist()
+        seen = spread_acked(tickets, report.started_monotonic_ns, slots, each_ns).tolist()
         begins_ns = report.started_monotonic_ns + np.arange(slots) * each_ns
     cut = transient.end(seen)
     if cut is None:

@@ -34,7 +34,7 @@ class Tried:
     outcome: Outcome
     why: str = ""
     reached_per_s: float = 0.0
-    """Requests in a second, as they were sent."""
+    """Requests answered in a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ def judge(step: SearchStep, per_s: float | None, summary: Summary, goal: Goal) -
     outcome: Outcome = "met"
     why = ""
     if step == "estimate":
-        outcome, why = ("met", "") if reached else ("broken", summary.reason or "nothing was sent")
+        outcome, why = ("met", "") if reached else ("broken", summary.reason or "no request was answered")
     elif summary.state == "measured":
         missed = goal.broken(summary.values)
         outcome, why = ("missed", ", ".join(missed)) if missed else ("met", "")
@@ -144,7 +144,11 @@ def _result(per_s: float, beyond: Tried | None) -> str:
 
 
 def _reached_per_s(summary: Summary) -> float:
-    requests, start_ns, end_ns = summary.values.get("requests"), summary.measure_start_ns, summary.measure_end_ns
+    requests, start_ns, end_ns = (
+        summary.values.get("requests_answered"),
+        summary.measure_start_ns,
+        summary.measure_end_ns,
+    )
     if not isinstance(requests, int) or start_ns is None or end_ns is None or end_ns <= start_ns:
         return 0.0
     return requests / ((end_ns - start_ns) / 1e9)

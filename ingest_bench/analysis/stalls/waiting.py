@@ -149,7 +149,7 @@ def _low_rate(tickets: Tickets, window: Window) -> list[tuple[int, int]]:
     seconds = window.seconds
     if seconds < 3:
         return []
-    rate = load.acked_per_second(tickets, window.start_ns, seconds)
+    rate = load.spread_acked(tickets, window.start_ns, seconds, 10**9)
     half = _AROUND // 2
     padded = np.pad(rate, half, mode="reflect" if seconds > half else "edge")
     around = np.median(np.lib.stride_tricks.sliding_window_view(padded, 2 * half + 1), axis=1)
@@ -157,7 +157,7 @@ def _low_rate(tickets: Tickets, window: Window) -> list[tuple[int, int]]:
     if not len(begins):
         return []
     each = 10**9 // _CLOSE_NS
-    close = load.acked_each(tickets, window.start_ns, seconds * each, _CLOSE_NS)
+    close = load.spread_acked(tickets, window.start_ns, seconds * each, _CLOSE_NS)
     found = []
     for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
         is_low = close < _LOW * around[begin:end].max() / each

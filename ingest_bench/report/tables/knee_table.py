@@ -10,7 +10,7 @@ from ingest_bench.model.results import Summary
 from ingest_bench.report.tables import text_tables
 from ingest_bench.report.tables.words import short, whole
 
-HEAD = ("cell", "step", "requests/s", "sent/s", "docs/s", "response p99, ms", "errors", "goal")
+HEAD = ("cell", "step", "requests/s", "answered/s", "docs/s", "response p99, ms", "errors", "goal")
 _SAID = {"met": "met", "missed": "missed", "generator": "generator-bound", "broken": "broken"}
 
 
