@@ -3,7 +3,8 @@
 A cause that covers a part of the waiting is no explanation: of a bystander's spans some lie in a stall by chance. It
 has to begin when the first of these requests began to wait, and to end when the last of them was answered; several may
 do so one after the other. What began earlier made nobody wait before, so it did not then; what went on made nobody wait
-later.
+later. A cause that hits connections, such as lost packets, is one cause however many it hits: each connection is
+compared with its own spans of it, and those where they fit count together.
 """
 
 from __future__ import annotations
@@ -57,17 +58,16 @@ def fits(waiting: Waiting, waits: Samples, ports: Samples, suspects: Sequence[Su
     """
     if not len(waits):
         return []
-    shares = [int(_inside(one, waits).sum()) for one in suspects]
-    tried = sorted((place for place, share in enumerate(shares) if share), key=lambda place: -shares[place])
+    candidates = _candidates(waiting, waits, ports, suspects)
     best: list[Fit] = []
     # Where only the rate fell, its ends are not known well enough for more than one cause.
     most = _MOST_CAUSES if (ports >= 0).any() else 1
     for size in range(1, most + 1):
         found = [
             fit
-            for causes in itertools.combinations(sorted(tried[:_MOST_TRIED]), size)
-            if _belong_together([suspects[place] for place in causes])
-            and (fit := _fit(waiting, waits, ports, suspects, causes)) is not None
+            for chosen in itertools.combinations(candidates, size)
+            if _belong_together([suspects[one.places[0]] for one in chosen])
+            and (fit := _fit(waiting, waits, ports, suspects, chosen)) is not None
         ]
         # More causes explain it better, or they are none.
         least = max((fit.weight_ns for fit in best), default=0) * (1 + _NEEDED)
@@ -78,51 +78,147 @@ def fits(waiting: Waiting, waits: Samples, ports: Samples, suspects: Sequence[Su
     return best
 
 
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """One cause of one node and thread, on all connections that it hit, with its spans near the waiting."""
+
+    places: tuple[int, ...]
+    """Of its suspects: one, or one for each connection."""
+    error_ns: int
+    starts_ns: Samples
+    ends_ns: Samples
+    ports: Samples
+    """The connection of each span; 0: all of them."""
+
+    @property
+    def has_ports(self) -> bool:
+        return bool((self.ports > 0).any())
+
+
+def _candidates(
+    waiting: Waiting, waits: Samples, ports: Samples, suspects: Sequence[Suspect]
+) -> tuple[_Candidate, ...]:
+    """The causes that cover most of the waiting, at most `_MOST_TRIED`, in the order of the suspects."""
+    groups: dict[tuple[str, int | None, str, bool], list[int]] = {}
+    for place, one in enumerate(suspects):
+        groups.setdefault((one.cause, one.node, one.thread, one.port > 0), []).append(place)
+    room = max((one.error_ns for one in suspects), default=0) + lead_ns(waiting)
+    begin_ns, end_ns = int(waits[:, 0].min()) - room, int(waits[:, 1].max()) + room
+    shares: dict[tuple[int, ...], int] = {}
+    for places in map(tuple, groups.values()):
+        own = [
+            (suspects[place], waits[ports == suspects[place].port] if suspects[place].port else waits)
+            for place in places
+        ]
+        shares[places] = sum(int((one.covered_ns(of[:, 1]) - one.covered_ns(of[:, 0])).sum()) for one, of in own)
+    tried = sorted((places for places, share in shares.items() if share), key=lambda places: -shares[places])
+    found = []
+    for places in sorted(tried[:_MOST_TRIED]):
+        near = [suspects[place].within(begin_ns, end_ns) for place in places]
+        of_port = [np.full(len(starts), suspects[place].port) for place, (starts, _) in zip(places, near, strict=True)]
+        error_ns = max(suspects[place].error_ns for place in places)
+        starts_ns, ends_ns = (np.concatenate(part) for part in zip(*near, strict=True))
+        found.append(_Candidate(places, error_ns, starts_ns, ends_ns, np.concatenate(of_port)))
+    return tuple(found)
+
+
 def _belong_together(chosen: Sequence[Suspect]) -> bool:
     """Whether they may follow each other: of several threads, each with something else, some fit by chance."""
     of_threads = [one for one in chosen if one.thread]
     return len({one.cause for one in of_threads}) <= 1 or len({one.thread for one in of_threads}) <= 1
 
 
-def _inside(suspect: Suspect, waits: Samples) -> Samples:
-    found: Samples = suspect.covered_ns(waits[:, 1]) - suspect.covered_ns(waits[:, 0])
-    return found
+@dataclass(frozen=True, slots=True)
+class _Lanes:
+    """A line of time that has the connections one after the other, so that spans of each meet its own requests alone.
+
+    One lane for all where no cause is of a connection.
+    """
+
+    ports: Samples
+    """Of each lane, in their order."""
+    of_request: Samples
+    begin_ns: int
+    length_ns: int
+
+    def place(self, moments_ns: Samples, lane: Samples) -> Samples:
+        """Return where moments of these lanes lie on the line."""
+        found: Samples = moments_ns - self.begin_ns + lane * self.length_ns
+        return found
+
+    def spans(self, chosen: Sequence[_Candidate]) -> tuple[Samples, Samples]:
+        """Return the spans of all these causes on the line, joined. One of all connections is in each lane."""
+        starts, ends = [], []
+        for one in chosen:
+            on, lane = np.nonzero((one.ports[:, None] == self.ports) | (one.ports[:, None] == 0))
+            starts.append(self.place(one.starts_ns[on], lane))
+            ends.append(self.place(one.ends_ns[on], lane))
+        return joined(np.concatenate(starts), np.concatenate(ends))
+
+    def covered_ns(self, chosen: Sequence[_Candidate], waits: Samples) -> Samples:
+        """Return how long these causes together lasted while each request waited."""
+        spans = self.spans(chosen)
+        begins, ends = (self.place(moments, self.of_request) for moments in waits.T)
+        found: Samples = covered_ns(*spans, ends) - covered_ns(*spans, begins)
+        return found
+
+    def ends_ns(self, moments: Samples, lane: Samples, *, first: bool) -> Samples:
+        """Return of each lane the first or the last of these moments; the other end of time where it has none."""
+        limits = np.iinfo(np.int64)
+        found: Samples = np.full(len(self.ports), limits.max // 2 if first else limits.min // 2)
+        (np.minimum if first else np.maximum).at(found, lane, moments)
+        return found
+
+
+def _lanes(waits: Samples, ports: Samples, chosen: Sequence[_Candidate]) -> _Lanes:
+    of_port = ports if any(one.has_ports for one in chosen) else np.zeros_like(ports)
+    unique, of_request = np.unique(of_port, return_inverse=True)
+    begin_ns = min(int(waits[:, 0].min()), *(int(one.starts_ns.min(initial=waits[0, 0])) for one in chosen))
+    end_ns = max(int(waits[:, 1].max()), *(int(one.ends_ns.max(initial=waits[0, 1])) for one in chosen))
+    return _Lanes(unique, of_request, begin_ns, end_ns - begin_ns + 1)
 
 
 def _fit(
-    waiting: Waiting, waits: Samples, ports: Samples, suspects: Sequence[Suspect], causes: tuple[int, ...]
+    waiting: Waiting, waits: Samples, ports: Samples, suspects: Sequence[Suspect], chosen: Sequence[_Candidate]
 ) -> Fit | None:
-    chosen = [suspects[place] for place in causes]
     error_ns, lead = max(one.error_ns for one in chosen), lead_ns(waiting)
-    begin_ns, end_ns = int(waits[:, 0].min()), int(waits[:, 1].max())
-    near = [one.within(begin_ns - error_ns - lead, end_ns + error_ns + lead) for one in chosen]
-    starts_ns, ends_ns = joined(np.concatenate([a for a, _ in near]), np.concatenate([b for _, b in near]))
+    lanes = _lanes(waits, ports, chosen)
+    covered = lanes.covered_ns(chosen, waits)
     lasted = waits[:, 1] - waits[:, 0]
     after = np.minimum(_AFTER * lasted, _MOST_AFTER_NS)
-    covered = covered_ns(starts_ns, ends_ns, waits[:, 1]) - covered_ns(starts_ns, ends_ns, waits[:, 0])
     explained = (lasted - covered <= 2 * lead + error_ns + after) & (covered >= _COVERED * lasted)
-    own = {one.port for one in chosen if one.port}
-    if own and all(one.port for one in chosen):
-        explained &= np.isin(ports, list(own))
+    explained &= _begins_and_ends(waiting, waits, explained, lanes, chosen)[lanes.of_request]
     if not explained.any():
         return None
-    first_ns, last_ns = int(waits[explained, 0].min()), int(waits[explained, 1].max())
-    touched = (ends_ns > first_ns - error_ns) & (starts_ns < last_ns + error_ns)
-    # What is not measured any more is not known of the waiting either.
-    window = waiting.window
-    began_ns = max(int(starts_ns[touched].min()), window.start_ns)
-    over_ns = min(int(ends_ns[touched].max()), window.end_ns)
-    room, gap = error_ns + lead, int(3 * waiting.gap_ns)
-    if not -room <= began_ns - first_ns + gap or began_ns - first_ns > room:
-        return None
-    if not -room <= last_ns - over_ns or last_ns - over_ns > room + min(_AFTER * (last_ns - first_ns), _MOST_AFTER_NS):
-        return None
-    if len(causes) > 1:
+    if len(chosen) > 1:
         whole = int(covered[explained].sum())
-        for left_out in range(len(causes)):
-            rest = [near[number] for number in range(len(causes)) if number != left_out]
-            ends = joined(np.concatenate([a for a, _ in rest]), np.concatenate([b for _, b in rest]))
-            without = covered_ns(*ends, waits[explained, 1]) - covered_ns(*ends, waits[explained, 0])
+        for left_out in chosen:
+            without = lanes.covered_ns([one for one in chosen if one is not left_out], waits)[explained]
             if whole - int(without.sum()) < _NEEDED * whole:
                 return None
+    hit = frozenset(ports[explained].tolist())
+    causes = tuple(
+        place for one in chosen for place in one.places if not suspects[place].port or suspects[place].port in hit
+    )
     return Fit(causes, explained, int(lasted[explained].sum()))
+
+
+def _begins_and_ends(
+    waiting: Waiting, waits: Samples, explained: Samples, lanes: _Lanes, chosen: Sequence[_Candidate]
+) -> Samples:
+    """Return in which lanes the causes begin and end with the waiting of the requests that they explain."""
+    error_ns, lead, window = max(one.error_ns for one in chosen), lead_ns(waiting), waiting.window
+    first_ns = lanes.ends_ns(waits[explained, 0], lanes.of_request[explained], first=True)
+    last_ns = lanes.ends_ns(waits[explained, 1], lanes.of_request[explained], first=False)
+    on_line = lanes.spans(chosen)
+    lane = on_line[0] // lanes.length_ns
+    starts_ns, ends_ns = (moments + lanes.begin_ns - lane * lanes.length_ns for moments in on_line)
+    touched = (ends_ns > first_ns[lane] - error_ns) & (starts_ns < last_ns[lane] + error_ns)
+    # What is not measured any more is not known of the waiting either.
+    began_ns = np.maximum(lanes.ends_ns(starts_ns[touched], lane[touched], first=True), window.start_ns)
+    over_ns = np.minimum(lanes.ends_ns(ends_ns[touched], lane[touched], first=False), window.end_ns)
+    room, gap = error_ns + lead, int(3 * waiting.gap_ns)
+    late_ns, after_ns = began_ns - first_ns, last_ns - over_ns
+    most_after_ns = room + np.minimum(_AFTER * (last_ns - first_ns), _MOST_AFTER_NS)
+    found: Samples = (late_ns + gap >= -room) & (late_ns <= room) & (after_ns >= -room) & (after_ns <= most_after_ns)
+    return found
