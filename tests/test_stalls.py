@@ -81,6 +81,19 @@ def test_a_stall_has_its_span_its_requests_and_its_cause() -> None:
     assert "; ruled out: garbage collection" in said
 
 
+def test_what_waits_in_an_open_loop_are_requests_and_not_its_connections() -> None:
+    """57 requests a second of 4 users, and a pause of 4 s in which none is answered."""
+    due_s = np.arange(456) / 57
+    done_s = np.where((due_s + SERVICE_S > 1) & (due_s < 5), 5, due_s) + SERVICE_S
+    samples = made.samples(
+        [made.sample(due, done, user=n % USERS) for n, (due, done) in enumerate(zip(due_s, done_s, strict=True))]
+    )
+    report = made.report(is_open=True, warm_up_end_ns=made.START, measure_end_ns=made.START + 8 * SECOND)
+    stalls = attribution.of_load(samples, report, SERVICE_S * 1000, [])
+    (remark,) = sentences.remarks(stalls, report, samples, made.cell(probes=("stalls",)))
+    assert remark.text.startswith("0.98-5.03 s: 219 requests waited at once, the longest 4.0")
+
+
 def test_what_nothing_covers_is_unexplained() -> None:
     (one,) = found(load([(5, 8)], 20), {"garbage collection": [(5.1, 5.2)], "quota": [(9, 10)]})
     assert one.causes == ()

@@ -32,9 +32,17 @@ _PHASES = {
 
 
 def sentence(stall: Stall, start_ns: int, users: int) -> str:
-    """One stall in one line; seconds are from the start of the measurement."""
+    """Return one stall in one line; seconds are from the start of the measurement.
+
+    `users` is how many users a closed loop had, each with a connection and one request at a time; 0 for an open loop,
+    whose requests also wait for a user.
+    """
     first, last = ((moment - start_ns) / 1e9 for moment in (stall.start_ns, stall.end_ns))
     return f"{first:.2f}-{last:.2f} s: {_who(stall, users)}{_because(stall)}{_out(stall)}{_where(stall)}"
+
+
+def _users(tickets: Tickets) -> int:
+    return len({int(user) for samples, _ in load.pieces(tickets) for user in np.unique(samples["user"]) if user >= 0})
 
 
 def cause_text(cause: Cause) -> str:
@@ -47,8 +55,10 @@ def cause_text(cause: Cause) -> str:
 def _who(stall: Stall, users: int) -> str:
     if not stall.requests:
         return "the rate was below half of what it is around"
-    many = f"{stall.at_once} of {users} connections" if users else f"{count_of(stall.at_once, 'request')} at once"
-    return f"{many} waited, the longest {stall.longest_ns / 1e9:.2f} s"
+    waited = f"{stall.at_once} of {users} connections waited"
+    if not users:
+        waited = f"{count_of(stall.at_once, 'request')} waited at once"
+    return f"{waited}, the longest {stall.longest_ns / 1e9:.2f} s"
 
 
 def _because(stall: Stall) -> str:
@@ -92,7 +102,7 @@ def remarks(stalls: Sequence[Stall], report: WorkerReport, tickets: Tickets, cel
     if not stalls:
         return []
     start_ns = report.warm_up_end_ns + report.realtime_minus_monotonic_ns
-    users = len({int(user) for samples, _ in load.pieces(tickets) for user in np.unique(samples["user"]) if user >= 0})
+    users = 0 if report.is_open else _users(tickets)
     longest = sorted(stalls, key=lambda stall: stall.start_ns - stall.end_ns)[:_TOLD]
     told = [sentence(stall, start_ns, users) for stall in sorted(longest, key=lambda stall: stall.start_ns)]
     if len(stalls) > _TOLD:
