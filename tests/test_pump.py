@@ -23,7 +23,6 @@ from ingest_bench.load.work import Work
 from ingest_bench.model.samples import OUTCOMES, Sample
 from ingest_bench.model.target import Endpoint, Place
 from ingest_bench.model.workload import BulkAction
-from ingest_bench.protocols import connection
 from ingest_bench.protocols.bulk import Bulk
 from ingest_bench.protocols.way import way_to
 
@@ -325,9 +324,8 @@ def test_a_server_that_hangs_up_beside_its_answers_is_found_out_at_the_next_requ
 @pytest.mark.parametrize("pumps", [False, True])
 @pytest.mark.parametrize("last_words", [b"", answer(b"", "408 Request Timeout", headers="connection: close\r\n")])
 def test_a_connection_that_the_server_ended_while_nothing_was_asked_is_not_used_any_more(
-    monkeypatch: pytest.MonkeyPatch, pumps: bool, last_words: bytes
+    pumps: bool, last_words: bytes
 ) -> None:
-    monkeypatch.setattr(connection, "_IDLE_NS", 10**8)
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:

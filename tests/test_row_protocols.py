@@ -28,7 +28,7 @@ from ingest_bench.model.load import LoadOptions, Wire
 from ingest_bench.model.results import RunRecord
 from ingest_bench.model.target import Place
 from ingest_bench.model.workload import BulkAction
-from ingest_bench.protocols import connection, spoken
+from ingest_bench.protocols import spoken
 from ingest_bench.protocols.cql import insert
 from ingest_bench.protocols.way import way_to
 
@@ -170,9 +170,7 @@ def test_an_error_is_never_taken_for_the_answer_before_it(kind: Kind) -> None:
     assert [(one.outcome, one.sample.attempts) for one in found] == [("ok", 3), ("ok", 1)]
 
 
-def test_a_connection_that_the_node_ended_while_nothing_was_asked_is_not_used_any_more(
-    kind: Kind, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_connection_that_the_node_ended_while_nothing_was_asked_is_not_used_any_more(kind: Kind) -> None:
     with (
         kind.server(lambda _body, _number: kind.done()) as server,
         kind.server(lambda _body, _number: kind.done()) as other,
@@ -181,7 +179,6 @@ def test_a_connection_that_the_node_ended_while_nothing_was_asked_is_not_used_an
         user, kept = started(server.address, protocol=kind.speech.protocol, way=way)
         gevent.spawn(user.send, PLANNED_NS, kind.speech.body()).get(timeout=60)
         server.end_connections()
-        monkeypatch.setattr(connection, "_IDLE_NS", 0)
         gevent.spawn(user.send, PLANNED_NS, kind.speech.body()).get(timeout=60)
         user.on_stop()
         user.way.deadlines.close()

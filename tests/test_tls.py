@@ -203,6 +203,23 @@ def test_an_answer_that_ends_with_close_notify_is_read(
         connection.close()
 
 
+def test_a_connection_that_the_server_ended_while_idle_is_replaced_before_a_request(
+    made: Certificates, server_side: ssl.SSLContext, traffic: Traffic
+) -> None:
+    with bulk_server(tls=server_side) as server:
+        connection = connection_to(server.address, traffic, made.ca)
+        exchanged(connection)
+        # What TLS sent after its handshake is no end of it.
+        connection.drop_ended()
+        assert connection.is_open
+        server.end_connections()
+        connection.drop_ended()
+        assert not connection.is_open
+        assert exchanged(connection)[0] == 200
+        connection.close()
+    assert traffic.connects == 2
+
+
 @pytest.mark.parametrize(
     ("version", "command"),
     [("-tls1_2", b"r\n"), ("-tls1_3", b"k\n"), ("-tls1_3", b"K\n")],

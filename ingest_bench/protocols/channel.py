@@ -9,10 +9,12 @@ from __future__ import annotations
 import _socket
 import errno
 import os
+import select
 from typing import TYPE_CHECKING, Any
 
 from gevent import Greenlet, getcurrent
 from gevent.hub import Waiter, get_hub
+from gevent.monkey import get_original
 
 from ingest_bench.protocols.lookups import looked_up
 from ingest_bench.protocols.verdict import ConnectionBrokenError
@@ -20,6 +22,10 @@ from ingest_bench.protocols.verdict import ConnectionBrokenError
 if TYPE_CHECKING:
     from ingest_bench.model.target import Endpoint
     from ingest_bench.protocols.way import Way
+
+# Not gevent's own, which switches to the hub. Before each request on an idle connection it is asked whether there is
+# something to read: 0.9 us, and 2.9 us by a recv that ends in EAGAIN.
+_poll = get_original("select", "poll")
 
 READ, WRITE = 1, 2  # libev's EV_READ and EV_WRITE, as `hub.loop.io` takes them
 
@@ -116,6 +122,9 @@ class Channel:
         self._readable = self._hub.loop.io(sock.fileno(), READ)
         self._writable = self._hub.loop.io(sock.fileno(), WRITE)
         self._either = self._hub.loop.io(sock.fileno(), READ | WRITE)
+        poll = _poll()
+        poll.register(sock.fileno(), select.POLLIN)
+        self._readable_now = poll.poll
         return sock
 
     def _wait(self, watcher: Any) -> None:

@@ -19,10 +19,6 @@ if TYPE_CHECKING:
     from ingest_bench.protocols.incoming import Incoming
     from ingest_bench.protocols.way import Way
 
-# Servers end connections on which nothing came for so long, the quickest ones after 5 s (Apache, Node.js). To look
-# before each request would cost 1 us.
-_IDLE_NS = 10**9
-
 
 class Connection(Channel):
     """One connection at a time; after each failure the next one goes to the next address of the server."""
@@ -66,12 +62,12 @@ class Connection(Channel):
         return self._sock is not None
 
     def drop_ended(self) -> None:
-        """Closes a connection that the server has ended since its last answer: a request on it would be lost."""
+        """Close a connection that the server has ended since its last answer: a request on it would be lost."""
         sock = self._sock
-        if sock is None or time.monotonic_ns() - self.done_ns < _IDLE_NS:
+        if sock is None or not self._readable_now(0):
             return
         try:
-            # Bytes that nobody asked for end it too, such as those of a 408.
+            # Bytes that were not asked for end it too, such as those of a 408.
             sock.recv_into(self._buffer)
         except BlockingIOError:
             return
