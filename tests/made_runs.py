@@ -76,6 +76,19 @@ def steady() -> Samples:
     return samples([sample(n / 10, n / 10 + 0.01) for n in range((WARM_UP_S + MEASURE_S) * 10)])
 
 
+def queued(due_per_s: int, answered_per_s: int, seconds: int) -> Samples:
+    """An open loop against a server with a queue, which answers one document after the other at its own rate."""
+    due_s = np.arange(due_per_s * seconds) / due_per_s
+    answer_s = 1 / answered_per_s
+    # Each is answered a service time after the one before it, or after it was due: the later of the two.
+    place = np.arange(1, len(due_s) + 1) * answer_s
+    done_s = place + np.maximum.accumulate(due_s - place + answer_s)
+    rows = samples([sample(0, 0, documents=1, documents_acked=1)]).repeat(len(due_s))
+    rows["planned_ns"] = rows["sent_ns"] = rows["written_ns"] = START + (due_s * SECOND).astype(np.int64)
+    rows["done_ns"] = rows["first_byte_ns"] = START + (done_s * SECOND).astype(np.int64)
+    return rows
+
+
 def report(**changed: Any) -> WorkerReport:
     fields: dict[str, Any] = {
         "started_monotonic_ns": START,

@@ -5,8 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
+import made_runs as made
+import numpy as np
 import pytest
 
+from ingest_bench.analysis.run import over_time, sample_columns
+from ingest_bench.analysis.run.sample_columns import Samples
 from ingest_bench.analysis.search import goals
 from ingest_bench.analysis.search.next_step import Found, Next, Outcome, Tried, decide, judge
 from ingest_bench.inputs import records
@@ -171,6 +175,78 @@ def test_a_run_without_the_number_misses_the_goal() -> None:
     assert judge("ramp", 100, made, GOAL).outcome == "met"
     made.values["response_ms_max"] = 501.0
     assert judge("ramp", 100, made, GOAL).why == "p99 unknown"
+
+
+def step_of(samples: Samples, seconds: int) -> Summary:
+    """The summary of a load that measured so long, after its warm-up."""
+    report = made.report(measure_end_ns=made.START + (made.WARM_UP_S + seconds) * made.SECOND, is_open=True)
+    return dataclasses.replace(
+        run(),
+        values=dict(sample_columns.measured(samples, sample_columns.window_of(report))),
+        series=over_time.series(samples, report),
+        measure_start_ns=report.warm_up_end_ns + made.OFFSET,
+        measure_end_ns=report.measure_end_ns + made.OFFSET,
+    )
+
+
+LOOSE = goals.parse("p99 < 2s, errors < 0.1%")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("per_s", "seconds", "outcome", "why"),
+    [
+        (490, 5, "met", ""),
+        (569, 5, "missed", "the queue grew: response time rose by 121ms each second"),
+        (515, 10, "missed", "the queue grew: response time rose by 29ms each second"),
+        (1000, 10, "missed", "p99 11.9s, the queue grew: response time rose by 500ms each second"),
+        # What so few seconds show may be chance; the confirmation measures twice as long.
+        (569, 3, "met", ""),
+        (569, 6, "missed", "the queue grew: response time rose by 121ms each second"),
+    ],
+)
+def test_a_queue_that_grows_is_a_missed_goal(per_s: int, seconds: int, outcome: Outcome, why: str) -> None:
+    samples = made.queued(per_s, 500, made.WARM_UP_S + seconds)
+    found = judge("ramp", per_s, step_of(samples, seconds), LOOSE)
+    assert (found.outcome, found.why) == (outcome, why)
+
+
+@pytest.mark.slow
+def test_a_loose_goal_finds_no_rate_above_what_the_server_can_do() -> None:
+    def outcome(per_s: float) -> Outcome:
+        samples = made.queued(round(per_s), 500, made.WARM_UP_S + 5)
+        return judge("ramp", per_s, step_of(samples, 5), LOOSE).outcome
+
+    found, _ = searched(outcome, estimate=500)
+    assert found.per_s is not None
+    assert 0.95 * 500 <= found.per_s <= 1.02 * 500
+
+
+@pytest.mark.slow
+def test_a_stall_in_a_step_is_no_queue_that_grows() -> None:
+    """Each second of ten in turn, the server does nothing for 1 s; then it answers what has waited at once."""
+    due_s = np.arange(100 * 12) / 100
+    for second in range(10):
+        begin_s = made.WARM_UP_S + second
+        done_s = np.where((due_s >= begin_s) & (due_s < begin_s + 1), begin_s + 1, due_s) + 0.01
+        samples = made.samples([made.sample(0, 0)]).repeat(len(due_s))
+        samples["planned_ns"] = made.START + (due_s * made.SECOND).astype(np.int64)
+        samples["done_ns"] = made.START + (done_s * made.SECOND).astype(np.int64)
+        assert judge("ramp", 100, step_of(samples, 10), LOOSE).outcome == "met"
+
+
+@pytest.mark.slow
+def test_the_queue_of_a_busy_server_that_keeps_up_is_not_taken_for_one_that_grows() -> None:
+    random, missed = np.random.default_rng(31), 0
+    for _ in range(40):
+        due_s = np.arange(100 * 12) / 100
+        served_s = np.cumsum(random.exponential(1 / 125, len(due_s)))
+        done_s = served_s + np.maximum.accumulate(due_s - np.concatenate(([0], served_s[:-1])))
+        samples = made.samples([made.sample(0, 0)]).repeat(len(due_s))
+        samples["planned_ns"] = made.START + (due_s * made.SECOND).astype(np.int64)
+        samples["done_ns"] = made.START + (done_s * made.SECOND).astype(np.int64)
+        missed += judge("ramp", 100, step_of(samples, 10), LOOSE).outcome == "missed"
+    assert missed <= 1
 
 
 def test_an_estimate_counts_the_answers_of_a_second() -> None:

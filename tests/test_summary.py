@@ -349,24 +349,12 @@ def test_seconds_between_the_answers_of_huge_bulks_have_no_document() -> None:
     assert row.values["stalls"] == 0
 
 
-def queued(due_per_s: int, answered_per_s: int, seconds: int) -> Samples:
-    """An open loop against a server with a queue, which answers one document after the other at its own rate."""
-    due_s = np.arange(due_per_s * seconds) / due_per_s
-    answer_s = 1 / answered_per_s
-    # Each is answered a service time after the one before it, or after it was due: the later of the two.
-    place = np.arange(1, len(due_s) + 1) * answer_s
-    done_s = place + np.maximum.accumulate(due_s - place + answer_s)
-    rows = made.samples([made.sample(0, 0, documents=1, documents_acked=1)]).repeat(len(due_s))
-    rows["planned_ns"] = rows["sent_ns"] = rows["written_ns"] = made.START + (due_s * made.SECOND).astype(np.int64)
-    rows["done_ns"] = rows["first_byte_ns"] = made.START + (done_s * made.SECOND).astype(np.int64)
-    return rows
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("due_per_s", [400, 500, 595, 1000, 5000])
 @pytest.mark.parametrize("answered_per_s", [500, 450])
 def test_throughput_is_what_the_server_answered_however_much_waits_there(due_per_s: int, answered_per_s: int) -> None:
     rate = min(due_per_s, answered_per_s)
-    row = summary(queued(due_per_s, answered_per_s, made.WARM_UP_S + made.MEASURE_S))
+    row = summary(made.queued(due_per_s, answered_per_s, made.WARM_UP_S + made.MEASURE_S))
     assert row.values["docs_per_s_mean"] == pytest.approx(rate, abs=1)
     # A second has one answer more or less than its neighbour.
     assert row.series["docs_per_s"].values == pytest.approx((rate,) * 7, abs=1.01)
