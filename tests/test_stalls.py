@@ -450,6 +450,26 @@ def test_packets_lost_on_all_connections_are_one_cause(users: int) -> None:
     assert causes_of(samples, watched_) == {(network.LOST, 0 if users > 1 else 40000)}
 
 
+def test_users_that_catch_up_slowly_after_a_stall_waited_for_what_stopped_them() -> None:
+    """Open loop, 100/s by 16 users: packets are lost from 5 s to 6.5 s, then a request takes 110 ms for a while."""
+    free_s, rows = [0.0] * 16, []
+    for due_s in (number / 100 for number in range(1200)):
+        user = min(range(16), key=free_s.__getitem__)
+        sent_s = max(due_s, free_s[user])
+        took_s = SERVICE_S if sent_s < 5 or sent_s > 7.2 else 0.11
+        done_s = 6.5 + user / 1000 if 5 <= sent_s < 6.5 else sent_s + took_s
+        free_s[user] = done_s
+        rows.append(made.sample(due_s, done_s, sent_ns=made.START + round(sent_s * SECOND), local_port=40000 + user))
+    lost = tuple(
+        Interval(network.LOST, ZERO + 5 * SECOND, ZERO + 13 * SECOND // 2, port=40000 + user) for user in range(16)
+    )
+    window = Window(made.START, made.START + 12 * SECOND)
+    watched_ = [Watched(network.LOST, lost, error_ns=SECOND // 4)]
+    (one,) = attribution.find(made.samples(rows), window, SERVICE_S * 1000, watched_, made.OFFSET)
+    assert named(one) == {network.LOST}
+    assert one.unexplained_ns == 0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("users", [1, 4, 16, 64])
 @pytest.mark.parametrize("hit", ["all", "half", "one", "none"])

@@ -181,12 +181,15 @@ def _waits(span: Span, window: Window) -> Samples:
 def _ports(span: Span, seen: Waiting) -> Samples:
     """On which connection each slow request waited; 0: it waited for a user that was free (of a rate that fell: -1).
 
-    What was sent after the measurement waited for a user within it.
+    What was sent after the measurement waited for a user within it. So did what took little of its time on its
+    connection: after a stall the users catch up, and are a little slower than usual.
     """
     slow = span.slow
     if not len(slow):
         return np.full(1, -1)
-    is_on_its_connection = (service_times_ns(slow) > seen.slow_ns / 2) & (slow["sent_ns"] < seen.window.end_ns)
+    service_ns = service_times_ns(slow)
+    is_on_its_connection = (service_ns > seen.slow_ns / 2) & (slow["sent_ns"] < seen.window.end_ns)
+    is_on_its_connection &= service_ns >= _LEAST * response_times_ns(slow)
     ports: Samples = np.where(is_on_its_connection, slow["local_port"], 0)
     return ports
 
