@@ -3,10 +3,13 @@ from __future__ import annotations
 import made_summaries as made
 import numpy as np
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from ingest_bench.analysis.compare import cells, comparison
 from ingest_bench.analysis.compare.comparison import Comparison
 from ingest_bench.analysis.run.columns import COLUMNS, COUNTS
+from ingest_bench.report.tables import changes_table
 
 _RUN = made.changed(made.summary({}), values={"requests_answered": None, "gc_pauses": None})
 
@@ -32,6 +35,95 @@ def test_welch_agrees_with_a_worked_example() -> None:
     assert found.difference == pytest.approx(-8.6667, abs=1e-4)
     assert found.interval == pytest.approx((-13.825136, -3.508197), abs=1e-3)
     assert found.is_distinct
+
+
+@pytest.mark.filterwarnings("ignore:Precision loss occurred in moment calculation")
+def test_both_ends_of_a_relative_change_are_where_scipy_sees_no_difference() -> None:
+    from scipy import stats  # noqa: PLC0415
+
+    before = [70.0, 100, 130]
+    for now in ([1000.0, 1000, 1000], [10.0, 10, 10], [90.0, 180, 120, 105]):
+        found = compared(before, now)
+        low, high = found.relative_interval or (0, 0)
+        assert low < (found.relative or 0) < high
+        for end in (low, high):
+            scaled = [(1 + end) * value for value in before]
+            assert stats.ttest_ind(scaled, now, equal_var=False).pvalue == pytest.approx(0.05, abs=1e-6)
+    assert compared(before, [1000] * 3).relative_interval == pytest.approx((4.73, 38.25), abs=0.01)
+    assert compared(before, [10] * 3).relative_interval == pytest.approx((-0.943, -0.607), abs=0.001)
+
+
+def test_both_ends_of_a_paired_change_are_where_scipy_sees_no_difference() -> None:
+    from scipy import stats  # noqa: PLC0415
+
+    before, now = [100, 90, 80, 120], [210, 190, 150, 260]
+    for end in compared(before, now, paired=True).relative_interval or ():
+        assert stats.ttest_rel([(1 + end) * each for each in before], now).pvalue == pytest.approx(0.05, abs=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("noise", [0.02, 0.1, 0.3])
+@pytest.mark.parametrize("runs", [3, 5, 10])
+def test_the_interval_of_a_relative_change_holds_it_95_times_of_100(runs: int, noise: float) -> None:
+    factors, random = (0.2, 0.5, 1, 2, 5, 10), np.random.default_rng(runs)
+    held = dict.fromkeys(factors, 0)
+    for ones, others in random.normal(0, noise, (250, 2, runs)):
+        for factor in factors:
+            sides = (100 * np.exp(ones)).tolist(), (100 * factor * np.exp(others)).tolist()
+            low, high = compared(*sides).relative_interval or (0, 0)
+            held[factor] += low <= factor - 1 <= high
+    print(f"noise {noise}, {runs} runs: {sum(held.values()) / 1500:.1%} of 1,500; by factor of 250: {held}")  # noqa: T201 - pytest -s
+    # With three runs Welch is careful: 96.5% where both sides have the same noise.
+    assert 0.93 <= sum(held.values()) / 1500 <= 0.98
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("factor", [0.2, 1, 10])
+@pytest.mark.parametrize("mean", [5, 50])
+def test_the_interval_of_a_change_of_counts_holds_it_19_times_of_20(mean: int, factor: float) -> None:
+    random, held = np.random.default_rng(mean), 0
+    for _ in range(500):
+        sides = random.poisson(mean, 3).tolist(), random.poisson(factor * mean, 3).tolist()
+        low, high = compared(*sides, column="gc_pauses").relative_interval or (0, 0)
+        held += low <= factor - 1 <= high
+    print(f"counts of {mean}, times {factor}: {held / 500:.1%}")  # noqa: T201 - pytest -s
+    assert held / 500 >= 0.935
+
+
+@pytest.mark.slow
+@given(
+    ones=st.lists(st.floats(0, 1e6), min_size=2, max_size=5),
+    others=st.lists(st.floats(0, 1e6), min_size=2, max_size=5),
+    paired=st.booleans(),
+    event=st.sampled_from([0.0, 1.0]),
+)
+@example(ones=[0, 1], others=[0, 0], paired=False, event=0.0)
+@example(ones=[0, 1], others=[0, 1e-200], paired=False, event=0.0)
+@example(ones=[0, 1e-200], others=[0, 1], paired=False, event=0.0)
+@example(ones=[113365, 132922], others=[0, 1], paired=False, event=0.0)
+def test_a_relative_interval_agrees_with_the_verdict_and_stays_above_minus_100_percent(
+    ones: list[float], others: list[float], paired: bool, event: float
+) -> None:
+    sides = (("a", dict(enumerate(ones))), ("b", dict(enumerate(others))))
+    found = comparison.numbers("x", *sides, paired=paired, floor=comparison.Floor(event=event))
+    assert found is not None
+    if found.relative_interval is None:
+        assert found.first_mean <= found.second_mean * 1e-12
+        return
+    low, high = found.relative_interval
+    assert -1 <= low <= (found.relative or 0) + 1e-9 * (1 + high)
+    assert high >= (found.relative or 0) * (1 - 1e-9) - 1e-9
+    # At 5% itself the ends are rounded, and so is a difference of 1e-9 of the numbers.
+    if abs((found.p_value or 0) - 0.05) > 1e-6 and abs(found.relative or 0) > 1e-6:
+        assert found.is_distinct == (not low <= 0 <= high)
+
+
+def test_a_baseline_that_may_be_nothing_has_no_upper_end() -> None:
+    found = compared([10, 100, 300], [100_000, 100_100, 99_900])
+    low, high = found.relative_interval or (0, 0)
+    assert 100 < low < high == float("inf")
+    assert changes_table.interval(found).endswith("% or more")
+    assert changes_table.ends(found) == (low, "")
 
 
 @pytest.mark.slow

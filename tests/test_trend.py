@@ -118,7 +118,7 @@ def test_a_step_that_is_clear_in_one_history_may_be_chance_in_one_of_many() -> N
 def test_rows_numbers_and_lengths_of_a_drawing_are_those_of_the_nights() -> None:
     compared = comparison.Comparison(
         column="reads", first="before", second="after", first_runs=4, second_runs=3, first_mean=10, second_mean=12,
-        paired=False, error=0.1, freedom=5,
+        paired=False, error=0.1, freedom=5, relative_interval=(0.1743, 0.2257),
     )  # fmt: skip
     change = trend.Change(place=4, compared=compared, facts=("kernel was 6.1, is 6.2",))
     history = trend.History(
@@ -127,7 +127,6 @@ def test_rows_numbers_and_lengths_of_a_drawing_are_those_of_the_nights() -> None
     )  # fmt: skip
     flat = dataclasses.replace(history, experiment="other", changes=(), values=(5,) * 8, line=(5,) * 8, odd=())
     of_two = Trend(histories=(flat, history), notes=())
-    # t of 97.5% with 5 degrees of freedom is 2.5706.
     assert told.rows(of_two)[1:] == [
         ["reads", "made: only", day(4), "10", "12", "+20.0%", "+17.4% to +22.6%", "4, 3", "kernel was 6.1, is 6.2"]
     ]

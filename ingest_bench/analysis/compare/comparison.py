@@ -8,6 +8,11 @@ the differences within each block: a drift of the machine meets both and cancels
 is wide (t = 4.3 at 2 degrees of freedom), as it should be. Rejected: a permutation test, whose smallest possible
 p value with three runs a side is 0.1; and the bootstrap, whose intervals are too narrow for so few runs.
 
+A relative change is a ratio of two means, and the first is as uncertain as the second. Its interval is Fieller's, with
+the same t at each ratio: it leaves "no change" out exactly where that t says so. 94 to 97% of such intervals hold the
+truth, for factors of 0.2 to 10 and 3, 5 or 10 runs. Rejected: Welch on logarithms, which has the same coverage, but no
+logarithm of a run without a pause; and dividing the interval of the difference by the first mean, which reached -164%.
+
 What counts events has at least the variance of as many events that come independently (Poisson's): two runs that happen
 to have 22 collections each would otherwise be certain of 22. What requests or pauses add up to has at least that of the
 one which each end of a measurement cuts: three pairs that differ by a third of a request each were called distinct, 4
@@ -22,6 +27,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from statistics import fmean, variance
 
 from ingest_bench.analysis.compare import cells
@@ -42,8 +48,71 @@ COMPARED = (
     "outside_tlab_network_bytes_per_gb",
 )
 _MOST_RUNS = 1000
+# Beyond that the first mean is a rounding of 0.
+_MOST_RATIO = 1e12
 # What adds up pieces, and the column that counts these.
 _PIECES = {"docs_per_s_mean": "requests_answered", "gc_pause_ms_total": "gc_pauses"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Floor:
+    """The least variance of the number of a run, as far as events make it: `event * mean + constant`."""
+
+    event: float = 0.0
+    """What one event adds to a count; its variance is as many of these as its mean (Poisson)."""
+    constant: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sides:
+    """The numbers of the runs of two cells."""
+
+    ones: tuple[float, ...]
+    others: tuple[float, ...]
+    paired: bool
+    floor: Floor
+
+    def error(self, ratio: float = 1.0) -> tuple[float, float | None]:
+        """Return the standard error of `second - ratio * first` and its degrees of freedom; None with one run."""
+        if self.paired:
+            found = variance([other - ratio * one for one, other in zip(self.ones, self.others, strict=True)])
+            # The difference of two runs has the variance of both.
+            return (max(found, sum(self._floors(ratio))) / len(self.ones)) ** 0.5, len(self.ones) - 1
+        if len(self.ones) < 2 or len(self.others) < 2:
+            return 0.0, None
+        runs = len(self.ones), len(self.others)
+        parts = [(part / count, count - 1) for part, count in zip(self.variances(ratio), runs, strict=True)]
+        spread = sum(part for part, _ in parts)
+        # Welch and Satterthwaite's degrees of freedom, at least those of the smaller side.
+        weighed = sum(part**2 / freedom for part, freedom in parts)
+        return spread**0.5, spread**2 / weighed if weighed else min(freedom for _, freedom in parts)
+
+    def variances(self, ratio: float) -> tuple[float, float]:
+        """Return what a run of each side adds to the variance of `second - ratio * first`."""
+        first, second = self._floors(ratio)
+        return max(ratio**2 * _variance(self.ones), first), max(_variance(self.others), second)
+
+    def relative_interval(self) -> tuple[float, float] | None:
+        """Return the interval of the relative change; None with one run, or where the first mean is next to nothing."""
+        first, second = fmean(self.ones), fmean(self.others)
+        if first <= 0 or second > first * _MOST_RATIO or self.error()[1] is None:
+            return None
+
+        def deviation(ratio: float) -> tuple[float, float]:
+            error, freedom = self.error(ratio)
+            return error / first, freedom or 0.0
+
+        low, high = student.ratio_interval(second / first, deviation, CONFIDENCE)
+        if low == high:
+            return (second - first) / first, (second - first) / first
+        return low - 1, high - 1
+
+    def _floors(self, ratio: float) -> tuple[float, float]:
+        """Return the least variances of both parts, if the second mean is that multiple of the first."""
+        runs = len(self.ones) + ratio * len(self.others)
+        mean = (math.fsum(self.ones) + math.fsum(self.others)) / runs
+        event, constant = self.floor.event * mean, self.floor.constant
+        return ratio**2 * (event + constant), ratio * event + constant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +131,11 @@ class Comparison:
     """The standard error of the difference."""
     freedom: float | None = None
     """Its degrees of freedom; None with fewer than two runs on a side: nothing is known then of its error."""
+    relative_interval: tuple[float, float] | None = None
+    """Of the relative change, at 95%. None without an interval, or without a first mean above 0; the upper end is
+    infinite where the first mean cannot be told from 0."""
+    sides: Sides | None = None
+    """What it was computed from; None for a step of a history."""
     is_distinct: bool | None = None
     """Whether runs of one cell would hardly do this, as one of all comparisons of a table; None where nobody knows."""
 
@@ -86,14 +160,6 @@ class Comparison:
         return self.difference - half, self.difference + half
 
     @property
-    def relative_interval(self) -> tuple[float, float] | None:
-        """The same as shares of the first; None where there is none."""
-        if self.interval is None or not self.first_mean:
-            return None
-        low, high = (end / abs(self.first_mean) for end in self.interval)
-        return low, high
-
-    @property
     def p_value(self) -> float | None:
         """How often runs of one cell would differ so much, by Student's t."""
         if self.freedom is None:
@@ -114,7 +180,7 @@ def of_cells(column: str, one: CellRuns, other: CellRuns, *, paired: bool) -> Co
     It is judged by itself, as the only one of its table.
     """
     sides = [(side.name, side.by_replicate(column)) for side in (one, other)]
-    return numbers(column, *sides, paired=paired, least_variance=_least_variance(column, one, other))
+    return numbers(column, *sides, paired=paired, floor=floor_of(column, (one, other)))
 
 
 def numbers(
@@ -123,7 +189,7 @@ def numbers(
     second: tuple[str, Mapping[int, float]],
     *,
     paired: bool,
-    least_variance: float = 0.0,
+    floor: Floor = Floor(),
 ) -> Comparison | None:
     """The same of two cells that are (name, {replicate: number}), whose runs vary at least so much."""
     (first_name, ones), (second_name, others) = first, second
@@ -133,19 +199,21 @@ def numbers(
     paired = paired and len(blocks) >= 2
     if paired:
         ones, others = ({block: side[block] for block in blocks} for side in (ones, others))
-    sides = list(ones.values()), list(others.values())
-    error, freedom = _paired(*sides, least_variance) if paired else _welch(*sides, least_variance)
+    sides = Sides(ones=tuple(ones.values()), others=tuple(others.values()), paired=paired, floor=floor)
+    error, freedom = sides.error()
     found = Comparison(
         column=column,
         first=first_name,
         second=second_name,
         first_runs=len(ones),
         second_runs=len(others),
-        first_mean=fmean(sides[0]),
-        second_mean=fmean(sides[1]),
+        first_mean=fmean(sides.ones),
+        second_mean=fmean(sides.others),
         paired=paired,
         error=error,
         freedom=freedom,
+        relative_interval=sides.relative_interval(),
+        sides=sides,
     )
     return judged([found])[0]
 
@@ -208,35 +276,23 @@ def _differing(one: CellRuns, other: CellRuns) -> list[str]:
     return [key for key in {**one.levels, **other.levels} if one.levels.get(key) != other.levels.get(key)]
 
 
-def _least_variance(column: str, one: CellRuns, other: CellRuns) -> float:
-    """What the number of a run varies by at least, as far as it is made of events; else 0."""
+def floor_of(column: str, rows: Sequence[CellRuns]) -> Floor:
+    """Return the least variance of that column's number of a run of these cells, as far as it is made of events."""
     total = column.removesuffix("_per_gb")
-    value = _mean(column, one, other)
-    if total in COUNTS and (count := _mean(total, one, other)):
-        return value**2 / count
-    if total in _PIECES and (count := _mean(_PIECES[total], one, other)):
+    value = _mean(column, rows)
+    if total in COUNTS and (count := _mean(total, rows)):
+        return Floor(event=value / count)
+    if total in _PIECES and (count := _mean(_PIECES[total], rows)):
         # Two ends, each anywhere within a piece.
-        return 2 * (value / count) ** 2 / 12
-    return 0.0
+        return Floor(constant=2 * (value / count) ** 2 / 12)
+    return Floor()
 
 
-def _mean(column: str, *sides: CellRuns) -> float:
+# Of equal numbers it is exactly 0, and that takes long; an interval asks for the same ones many times.
+_variance = lru_cache(maxsize=64)(variance)
+
+
+def _mean(column: str, rows: Sequence[CellRuns]) -> float:
     """Of all runs of these cells; 0 without any."""
-    found = [number for side in sides for number in side.numbers(column)]
+    found = [number for row in rows for number in row.numbers(column)]
     return fmean(found) if found else 0.0
-
-
-def _paired(ones: Sequence[float], others: Sequence[float], least_variance: float) -> tuple[float, float]:
-    # The difference of two runs has the variance of both.
-    found = max(variance([other - one for one, other in zip(ones, others, strict=True)]), 2 * least_variance)
-    return (found / len(ones)) ** 0.5, len(ones) - 1
-
-
-def _welch(ones: Sequence[float], others: Sequence[float], least_variance: float) -> tuple[float, float | None]:
-    if len(ones) < 2 or len(others) < 2:
-        return 0.0, None
-    parts = [(max(variance(side), least_variance) / len(side), len(side) - 1) for side in (ones, others)]
-    spread = sum(part for part, _ in parts)
-    # Welch and Satterthwaite's degrees of freedom, at least those of the smaller side.
-    weighed = sum(part**2 / freedom for part, freedom in parts)
-    return spread**0.5, spread**2 / weighed if weighed else min(freedom for _, freedom in parts)

@@ -207,6 +207,7 @@ def _change(column: str, cell: str, points: _Points, step: level_changes.Step) -
         paired=False,
         error=step.error,
         freedom=step.freedom,
+        relative_interval=step.relative,
         is_distinct=True,
     )
     return Change(place=step.place, compared=compared, facts=_facts(points, step.place))

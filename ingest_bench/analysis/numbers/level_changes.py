@@ -30,6 +30,7 @@ _Floats = np.ndarray[Any, np.dtype[np.float64]]
 _Places = Sequence[int]
 
 LEVEL = 0.05
+_CONFIDENCE = 0.95
 FEWEST_NIGHTS = 6
 # On each side of a step, and between two. One or two nights that are odd are no new level.
 LEAST_NIGHTS = 3
@@ -58,6 +59,8 @@ class Step:
     """The standard error of the size."""
     freedom: float
     """Its degrees of freedom."""
+    relative: tuple[float, float] | None
+    """The 95% interval of the size as a share of the level before; None where that is not above 0."""
     p_value: float
     """How often a history without a step would show one as clear anywhere."""
 
@@ -138,8 +141,27 @@ class _Model:
             size=float(sizes[0]) * unit,
             error=float(errors[0]) * unit,
             freedom=freedom,
+            relative=self._relative(place, places, float(errors[0]), freedom),
             p_value=self._p_value(place, others),
         )
+
+    def _relative(self, place: int, places: _Places, error: float, freedom: float) -> tuple[float, float] | None:
+        """Return the interval of a step as a share of the level before it; *error* is that of its size."""
+        after = self._base(self._nights[[place]], self._degree, places)[0]
+        before = after.copy()
+        before[self._degree + 1 + list(places).index(place)] = 0
+        solved = self._solved(places)
+        first, second = float(before @ solved), float(after @ solved)
+        if first <= 0 or second < 0:
+            return None
+        weights = np.linalg.pinv(self._base(self._nights, self._degree, places))
+        spread = error / float(np.linalg.norm((after - before) @ weights))
+
+        def deviation(ratio: float) -> tuple[float, float]:
+            return spread / first * float(np.linalg.norm((after - ratio * before) @ weights)), freedom
+
+        low, high = student.ratio_interval(second / first, deviation, _CONFIDENCE)
+        return low - 1, high - 1
 
     def line(self, places: _Places, nights: _Floats) -> _Floats:
         """What it says of these nights."""

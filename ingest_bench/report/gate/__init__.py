@@ -35,6 +35,7 @@ from ingest_bench.analysis.run.columns import COLUMNS
 from ingest_bench.errors import SpecError
 from ingest_bench.inputs import records
 from ingest_bench.model.values import Between, Line, Share
+from ingest_bench.report.tables import changes_table
 from ingest_bench.units import quoted, spelled
 
 Outcome = Literal["pass", "fail", "no verdict"]
@@ -213,7 +214,7 @@ def _relative(row: CellRuns, item: Threshold, baseline: Mapping[str, CellRuns] |
     if not found.first_mean:
         return _from_nothing(row, item, means, before.numbers(column), row.numbers(column))
     low, high = found.relative_interval or (-math.inf, math.inf)
-    text = f"{found.relative:+.1%} against the baseline ({means}, 95% interval {low:+.1%} to {high:+.1%})"
+    text = f"{found.relative:+.1%} against the baseline ({means}, 95% interval {changes_table.interval(found)})"
     least = -math.inf if item.may_fall_ppm is None else -item.may_fall_ppm / 1e6
     most = math.inf if item.may_rise_ppm is None else item.may_rise_ppm / 1e6
     if least <= low and high <= most:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from ingest_bench.analysis.compare.changes import Changes
@@ -45,11 +46,17 @@ def change(found: Comparison) -> str:
 
 
 def interval(found: Comparison) -> str:
-    """The ends of the change, as shares; empty where nobody knows."""
+    """The ends of the change, as shares; empty where they are unknown. The upper one may have no bound."""
     if found.relative_interval is None:
         return ""
     low, high = found.relative_interval
-    return f"{low:+.1%} to {high:+.1%}"
+    return f"{low:+.1%} or more" if high == math.inf else f"{low:+.1%} to {high:+.1%}"
+
+
+def ends(found: Comparison) -> tuple[object, object]:
+    """Return the ends as numbers for a CSV; one that is unknown or has no bound is an empty cell."""
+    low, high = found.relative_interval or ("", "")
+    return low, "" if high == math.inf else high
 
 
 def verdict(found: Comparison) -> str:
@@ -74,10 +81,9 @@ def _row(found: Comparison) -> list[str]:
 
 
 def _values(found: Comparison) -> list[object]:
-    low, high = found.relative_interval or ("", "")
     relative = "" if found.relative is None else found.relative
     changed = {True: "yes", False: "no", None: ""}[found.is_distinct]
     return [
         *(found.column, found.first, found.second, found.first_runs, found.second_runs),
-        *(found.first_mean, found.second_mean, relative, low, high, changed),
+        *(found.first_mean, found.second_mean, relative, *ends(found), changed),
     ]

@@ -20,6 +20,7 @@ from ingest_bench.analysis.run.columns import COLUMNS
 from ingest_bench.analysis.stalls.sentences import OF_STALL
 from ingest_bench.model.experiment import RunState
 from ingest_bench.model.results import Summary, Value
+from ingest_bench.report.tables import changes_table
 from ingest_bench.report.tables.words import exact_bytes, gigabytes, short, whole
 
 _HEAD = ("experiment", "run", "replicate", "state", "reason")
@@ -231,15 +232,13 @@ def comparisons(summaries: Sequence[Summary]) -> list[list[str]]:
     """
     rows = [["column", "from", "to", "runs", "mean from", "mean to", "change", "95% interval", "distinct"]]
     for found in comparison.table(summaries, comparison.COMPARED):
-        interval = ""
-        if found.relative_interval is not None:
-            low, high = found.relative_interval
-            interval = f"{low:+.1%} to {high:+.1%}"
         change = "" if found.relative is None else f"{found.relative:+.1%}"
         runs = f"{found.first_runs}, {found.second_runs}{' in blocks' if found.paired else ''}"
         distinct = {True: "yes", False: "no", None: "one run a side"}[found.is_distinct]
         means = (short(found.first_mean), short(found.second_mean))
-        rows.append([found.column, found.first, found.second, runs, *means, change, interval, distinct])
+        rows.append(
+            [found.column, found.first, found.second, runs, *means, change, changes_table.interval(found), distinct]
+        )
     return rows
 
 

@@ -108,9 +108,8 @@ def _values(history: History) -> list[list[object]]:
 def _change(change: Change | None) -> Sequence[object]:
     if change is None:
         return ("", "", "", "")
-    low, high = change.compared.relative_interval or ("", "")
     relative = "" if change.compared.relative is None else change.compared.relative
-    return (relative, low, high, "; ".join(change.facts))
+    return (relative, *changes_table.ends(change.compared), "; ".join(change.facts))
 
 
 def _picture(history: History) -> str:
