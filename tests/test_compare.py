@@ -41,8 +41,9 @@ def test_welch_agrees_with_a_worked_example() -> None:
 def test_both_ends_of_a_relative_change_are_where_scipy_sees_no_difference() -> None:
     from scipy import stats  # noqa: PLC0415
 
-    before = [70.0, 100, 130]
-    for now in ([1000.0, 1000, 1000], [10.0, 10, 10], [90.0, 180, 120, 105]):
+    before: list[float] = [70, 100, 130]
+    tried: tuple[list[float], ...] = ([1000, 1000, 1000], [10, 10, 10], [90, 180, 120, 105])
+    for now in tried:
         found = compared(before, now)
         low, high = found.relative_interval or (0, 0)
         assert low < (found.relative or 0) < high

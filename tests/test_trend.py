@@ -205,6 +205,38 @@ def test_nights_without_a_number_and_cells_that_come_late_are_named_and_experime
     assert found.notes[0].endswith(": it was not measured, or of another workload or network")
 
 
+def counted(counts: Sequence[Sequence[int]]) -> list[Night]:
+    """Nights whose runs have so many pauses, each of one GB."""
+    nights = []
+    for place, of_runs in enumerate(counts):
+        rows = runs(1.0, count=len(of_runs))
+        named = [{"gc_pauses": count, "gc_pauses_per_gb": float(count)} for count in of_runs]
+        made_rows = [made.changed(row, values=values) for row, values in zip(rows, named, strict=True)]
+        nights.append(night(day(place), made_rows))
+    return nights
+
+
+def test_nights_of_10_and_of_11_pauses_are_no_step() -> None:
+    # 10 and 11 are the most usual counts of one rate.
+    for replicates in (1, 3):
+        (history,) = seen(counted([[10 + (place >= 5)] * replicates for place in range(10)]), "gc_pauses").histories
+        assert history.column == "gc_pauses_per_gb"
+        assert history.changes == ()
+    (history,) = seen(counted([[10 + 20 * (place >= 5)] for place in range(10)]), "gc_pauses").histories
+    assert [change.place for change in history.changes] == [5]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mean", [1, 10, 50])
+def test_random_counts_have_a_step_at_most_5_times_of_100(mean: int) -> None:
+    random, said = np.random.default_rng(mean), 0
+    for length in [8, 11, 20] * 30:
+        nights = counted(random.poisson(mean, (length, 3)).tolist())
+        said += bool(seen(nights, "gc_pauses").histories[0].changes)
+    print(f"{said} of 90")  # noqa: T201 - pytest -s
+    assert said <= 4
+
+
 @pytest.mark.slow
 def test_of_tables_in_which_nothing_changed_few_say_that_something_did() -> None:
     random, columns = np.random.default_rng(8), ("docs_per_s_mean", "response_ms_p99", "gc_pauses")
