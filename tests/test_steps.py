@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from statistics import fmean
+from typing import Any
+
 import numpy as np
 import pytest
 from made_histories import Made, histories
@@ -25,12 +29,12 @@ def test_of_made_up_histories_those_without_a_step_have_none_and_clear_steps_are
     assert sum(bool(level_changes.find(made.values).steps) for made in none) <= 10
     # Half of all steps of 3 to 30% are below what noise of 2 to 10% lets anyone see.
     right, there, false = found(list(histories(100, 1, (0, 1, 2), (0.03, 0.3))))
-    assert (there, right >= 55, false <= 20) == (99, True, True)
+    assert (there, right >= 55, false <= 12) == (99, True, True)
     right, there, false = found(list(histories(100, 51, (1,))))
     assert right >= 0.9 * there
     assert false <= 0.1 * there
     right, there, false = found(list(histories(60, 52, (2,))))
-    assert right >= 0.83 * there
+    assert right >= 0.79 * there
 
 
 @pytest.mark.slow
@@ -49,7 +53,7 @@ def test_the_interval_holds_the_size_of_the_step_nine_times_of_ten() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("nights", "found_of_100"), [(6, 99), (8, 93), (12, 93), (15, 93), (20, 93)])
+@pytest.mark.parametrize(("nights", "found_of_100"), [(6, 65), (8, 82), (12, 93), (15, 93), (20, 93)])
 def test_a_short_history_has_its_step_too_and_none_without(nights: int, found_of_100: int) -> None:
     random = np.random.default_rng(nights)
     noise = random.normal(1, 0.05, (2, 100, nights))
@@ -75,6 +79,48 @@ def test_a_step_is_known_when_it_is_three_nights_old_and_one_odd_night_is_none()
     values[30] = 400
     seen = level_changes.find(values.tolist())
     assert (seen.steps, seen.odd) == ((), (30,))
+
+
+def false_steps(histories: Iterable[np.ndarray[Any, np.dtype[np.float64]]]) -> float:
+    """Return the share of these histories, in none of which anything changed, that have a step."""
+    return fmean(bool(level_changes.find(values.tolist()).steps) for values in histories)
+
+
+LENGTHS = (6, 8, 11, 15, 20, 30, 60)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("nights", LENGTHS)
+@pytest.mark.parametrize("place", [slice(None, 2), slice(-2, None)])
+@pytest.mark.parametrize("size", [4, 10])
+def test_two_odd_nights_at_an_end_are_a_step_at_most_5_times_of_100(nights: int, place: slice, size: float) -> None:
+    noise = np.random.default_rng(nights).normal(100, 1, (120, nights))
+    noise[:, place] -= size
+    share = false_steps(noise)
+    print(f"{nights} nights, two of them odd by {size}: {share:.1%}")  # noqa: T201 - pytest -s
+    # 5% of 120 and two standard errors.
+    assert share <= 0.09
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("nights", LENGTHS)
+@pytest.mark.parametrize("size", [4, 10])
+def test_a_straight_drift_is_a_step_at_most_7_times_of_100(nights: int, size: float) -> None:
+    noise = np.random.default_rng(nights).normal(100, 1, (120, nights))
+    share = false_steps(noise + np.linspace(0, size, nights))
+    print(f"{nights} nights that drift by {size}: {share:.1%}")  # noqa: T201 - pytest -s
+    assert share <= 0.115
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("nights", "most"), [(8, 0.1), (15, 0.1), (20, 0.25), (30, 0.25), (60, 0.25)])
+def test_correlated_nights_have_no_more_false_steps_than_the_page_says(nights: int, most: float) -> None:
+    noise = np.random.default_rng(nights).normal(0, 1, (nights + 50, 120))
+    for night in range(1, len(noise)):
+        noise[night] += 0.5 * noise[night - 1]
+    share = false_steps(100 + noise[50:].T)
+    print(f"{nights} nights with a correlation of 0.5: {share:.1%}")  # noqa: T201 - pytest -s
+    assert share <= most + 2 * (most * (1 - most) / 120) ** 0.5
 
 
 def test_numbers_without_noise_are_no_error() -> None:
