@@ -57,7 +57,8 @@ def test_both_ends_of_a_relative_change_are_where_scipy_sees_no_difference() -> 
 def test_both_ends_of_a_paired_change_are_where_scipy_sees_no_difference() -> None:
     from scipy import stats  # noqa: PLC0415
 
-    before, now = [100, 90, 80, 120], [210, 190, 150, 260]
+    before: list[float] = [100, 90, 80, 120]
+    now: list[float] = [210, 190, 150, 260]
     for end in compared(before, now, paired=True).relative_interval or ():
         assert stats.ttest_rel([(1 + end) * each for each in before], now).pvalue == pytest.approx(0.05, abs=1e-6)
 

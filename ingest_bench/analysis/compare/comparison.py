@@ -23,9 +23,10 @@ which nothing differs, at most one in twenty calls anything distinct.
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from statistics import fmean, variance
@@ -229,33 +230,59 @@ def table(summaries: Sequence[Summary], columns: Sequence[str]) -> list[Comparis
     return judged([each for each in found if each is not None])
 
 
-def detectable(spread: float, runs: int) -> float:
-    """The least difference that so many runs a side would call distinct four times of five.
+def detectable(spread: float, runs: int, comparisons: int) -> float:
+    """Return the least difference that *runs* a side show four times of five, as one of so many comparisons.
 
-    Of two cells whose runs have that standard deviation; Student's t at 95%, and at 80% for the four of five.
+    *spread* is the standard deviation of a run, as two sides of so many runs show it.
     """
-    freedom = 2 * runs - 2
-    return (t_quantile(freedom) + student.quantile(freedom, _POWER)) * spread * math.sqrt(2 / runs)
+    return student.least_effect(_planned(runs, comparisons, 2 * runs - 2), _POWER) * spread * math.sqrt(2)
 
 
-def replicates_for(spread: float, difference: float) -> int | None:
-    """How many runs a side make that difference detectable, 3 at least; None where that would be more than 1,000.
+def replicates_for(spread: float, runs: int, comparisons: int, difference: float) -> int | None:
+    """Return how many runs a side make that difference detectable, 3 at least; None where that is more than 1,000.
 
-    Of two runs a side Welch's degrees of freedom are too few for that (found by simulation: 45% in place of 80%).
+    *spread* is the standard deviation of a run, as two sides of *runs* show it.
     """
-    return next((runs for runs in range(_FEWEST_RUNS, _MOST_RUNS + 1) if detectable(spread, runs) <= difference), None)
+
+    def is_enough(count: int) -> bool:
+        effect = student.least_effect(_planned(count, comparisons, 2 * runs - 2), _POWER)
+        return effect * spread * math.sqrt(2) <= difference
+
+    return _fewest(is_enough)
 
 
-def replicates(found: Comparison, distance: float) -> int | None:
-    """How many runs a side would have an interval of at most that much to each side, were they as these are.
+def replicates(found: Comparison, limits: Sequence[float]) -> int | None:
+    """Return how many runs a side tell four times of five whether the relative change keeps these limits.
 
-    None where that would be more than 1,000.
+    The change is taken to be as it is here, and the noise as these runs show it. None where that is more than 1,000.
     """
-    spread = found.error / (1 / found.first_runs + 1 / found.second_runs) ** 0.5
-    enough = (
-        runs for runs in range(2, _MOST_RUNS + 1) if t_quantile(2 * runs - 2) * spread * (2 / runs) ** 0.5 <= distance
-    )
-    return next(enough, None)
+    sides = found.sides
+    if sides is None:
+        return None
+    freedom = found.first_runs + found.second_runs - 2
+    wanted = []
+    for limit in limits:
+        first, second = sides.variances(1 + limit)
+        distance = abs(found.second_mean - (1 + limit) * found.first_mean)
+        wanted.append((distance / math.sqrt(first + second), first / (first + second)))
+
+    def is_enough(count: int) -> bool:
+        planned = [(_planned(count, 1, freedom, share), effect) for effect, share in wanted]
+        return sum(1 - test.power(effect) for test, effect in planned) <= 1 - _POWER
+
+    return _fewest(is_enough)
+
+
+def _planned(runs: int, comparisons: int, noise_freedom: int, first_share: float = 0.5) -> student.WelchTest:
+    """Return the test of one of so many comparisons, when none of the others is distinct (Holm)."""
+    level = (1 - CONFIDENCE) / comparisons
+    return student.WelchTest(runs=runs, level=level, noise_freedom=noise_freedom, first_share=first_share)
+
+
+def _fewest(is_enough: Callable[[int], bool]) -> int | None:
+    counts = range(_FEWEST_RUNS, _MOST_RUNS + 1)
+    place = bisect.bisect_left(counts, True, key=is_enough)
+    return counts[place] if place < len(counts) else None
 
 
 def judged(family: Sequence[Comparison]) -> list[Comparison]:

@@ -27,6 +27,8 @@ class Noise:
     """Of the cell, without the side."""
     sides: Comparison
     """B beside A; what is distinct of it is so by chance, or the runs have a drift."""
+    comparisons: int = 1
+    """How many `compare` makes of such results: a change must be distinct among these."""
 
     @property
     def runs(self) -> int:
@@ -48,11 +50,13 @@ class Noise:
     @property
     def detectable(self) -> float | None:
         """The least change that as many replicates would show four times of five, as a share of the mean."""
-        return None if self.spread is None else comparison.detectable(self.spread, self.runs)
+        return None if self.spread is None else comparison.detectable(self.spread, self.runs, self.comparisons)
 
     def replicates(self, change: float) -> int | None:
-        """How many would show that change; None where that would be more than 1,000."""
-        return None if self.spread is None else comparison.replicates_for(self.spread, change)
+        """How many would show that change four times of five; None where that would be more than 1,000."""
+        if self.spread is None:
+            return None
+        return comparison.replicates_for(self.spread, self.runs, self.comparisons, change)
 
 
 def noise(summaries: Sequence[Summary], columns: Sequence[str]) -> list[Noise]:
@@ -70,4 +74,5 @@ def noise(summaries: Sequence[Summary], columns: Sequence[str]) -> list[Noise]:
                 if compared is not None:
                     found.append(Noise(levels=dict(levels), sides=compared))
     judged = comparison.judged([each.sides for each in found])
-    return [replace(each, sides=sides) for each, sides in zip(found, judged, strict=True)]
+    comparisons = sum(each.sides.column in comparison.COMPARED for each in found) or len(found)
+    return [replace(each, sides=sides, comparisons=comparisons) for each, sides in zip(found, judged, strict=True)]

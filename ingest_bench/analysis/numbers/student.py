@@ -19,7 +19,7 @@ _Floats = np.ndarray[Any, np.dtype[np.float64]]
 _STEPS = 21
 # An interval that is narrower than that, as a share, is a point.
 _ROUNDING = 1e-9
-# Equally likely values that stand for a chi-square distribution: the power is within half a percent then.
+# Values that stand for a chi-square distribution (Gauss-Legendre over its quantiles).
 _NODES = 24
 
 
@@ -86,40 +86,43 @@ class WelchTest:
         """Return how often the test finds a difference of `effect` estimated standard deviations of one difference."""
         from scipy import special  # noqa: PLC0415
 
-        threshold, noise = _draws(self)
-        shift = effect * math.sqrt(self.runs) * noise
-        return float((special.ndtr(shift - threshold) + special.ndtr(-shift - threshold)).mean())
-
-    def effect(self, power: float) -> float:
-        """Return the least effect that the test finds with that power."""
-        from scipy import optimize  # noqa: PLC0415
-
-        most = 1.0
-        while self.power(most) < power:
-            most *= 2
-        return float(optimize.brentq(lambda effect: self.power(effect) - power, 0.0, most))
+        threshold, weights = _thresholds(self)
+        noise, noise_weights = _variances(self.noise_freedom)
+        shift = effect * math.sqrt(self.runs) * np.sqrt(noise)
+        found = special.ndtr(shift - threshold[:, None]) + special.ndtr(-shift - threshold[:, None])
+        return float(weights @ found @ noise_weights)
 
 
 @lru_cache(maxsize=4096)
-def _draws(test: WelchTest) -> tuple[_Floats, _Floats]:
-    """Return what the difference is held against in equally likely tests, and estimates of the noise; true noise is 1.
+def least_effect(test: WelchTest, power: float) -> float:
+    """Return the least effect that the test finds with that power."""
+    from scipy import optimize  # noqa: PLC0415
 
-    Given the variances of both sides, the difference is normal, and independent of them.
+    most = 1.0
+    while test.power(most) < power:
+        most *= 2
+    return float(optimize.brentq(lambda effect: test.power(effect) - power, 0.0, most))
+
+
+@lru_cache(maxsize=256)
+def _thresholds(test: WelchTest) -> tuple[_Floats, _Floats]:
+    """Return what the difference of the means is held against, where true noise is 1, and the weight of each.
+
+    Both sample variances decide it; given these, the difference is normal, and independent of them.
     """
     from scipy import special  # noqa: PLC0415
 
     freedom = test.runs - 1
-    ones = test.first_share * _variances(freedom)[:, None]
-    others = (1 - test.first_share) * _variances(freedom)[None, :]
+    variances, weights = _variances(freedom)
+    ones, others = test.first_share * variances[:, None], (1 - test.first_share) * variances[None, :]
     welch = freedom * (ones + others) ** 2 / (ones**2 + others**2)
     threshold = special.stdtrit(welch, 1 - test.level / 2) * np.sqrt(ones + others)
-    return threshold.ravel()[:, None], np.sqrt(_variances(test.noise_freedom))[None, :]
+    return threshold.ravel(), np.outer(weights, weights).ravel()
 
 
-def _variances(freedom: float) -> _Floats:
-    """Return equally likely sample variances of a normal distribution with variance 1."""
+def _variances(freedom: float) -> tuple[_Floats, _Floats]:
+    """Return sample variances of a normal distribution with variance 1, and the weight of each."""
     from scipy import special  # noqa: PLC0415
 
-    upper = (np.arange(_NODES) + 0.5) / _NODES
-    found: _Floats = special.chdtri(freedom, upper) / freedom
-    return found
+    places, weights = np.polynomial.legendre.leggauss(_NODES)
+    return special.chdtri(freedom, (1 - places) / 2) / freedom, weights / 2

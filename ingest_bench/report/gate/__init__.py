@@ -221,8 +221,8 @@ def _relative(row: CellRuns, item: Threshold, baseline: Mapping[str, CellRuns] |
         return _check(row, item, "pass", text)
     if high < least or low > most:
         return _check(row, item, "fail", text)
-    relative = found.relative or 0.0
-    enough = comparison.replicates(found, min(abs(relative - least), abs(relative - most)) * abs(found.first_mean))
+    # Nothing falls by more than all of it.
+    enough = comparison.replicates(found, [limit for limit in (least, most) if -1 < limit < math.inf])
     advice = f"about {enough} replicates a side would tell" if enough else "it is too near to what is allowed to tell"
     return _check(row, item, "no verdict", f"{text}: {advice}")
 

@@ -21,7 +21,7 @@ def table(summaries: Sequence[Summary], columns: Sequence[str] = comparison.COMP
         return []
     levels = [key for key in cells.varying(summaries) if key != "side"]
     wanted = [f"replicates for {change:.0%}" for change in noise.WANTED]
-    head = [*levels, "column", "mean", "runs a side", "spread", "they show", *wanted, "sides differ"]
+    head = [*levels, "column", "mean", "runs a side", "comparisons", "spread", "they show", *wanted, "sides differ"]
     return [head, *(_row(each, levels) for each in found)]
 
 
@@ -30,4 +30,4 @@ def _row(each: noise.Noise, levels: Sequence[str]) -> list[str]:
     needed = ["" if each.spread is None else str(each.replicates(change) or "> 1,000") for change in noise.WANTED]
     differ = {True: "yes", False: "no", None: "one run a side"}[each.sides.is_distinct]
     own = [each.levels.get(key, "") for key in levels]
-    return [*own, each.sides.column, short(each.mean), str(each.runs), *shares, *needed, differ]
+    return [*own, each.sides.column, short(each.mean), str(each.runs), str(each.comparisons), *shares, *needed, differ]
