@@ -29,7 +29,10 @@ _MEASURED: tuple[Column, ...] = (
         of="measured_seconds",
     ),
     Column("docs_per_s_p90", "nine tenths of these seconds have no more", of="measured_seconds"),
-    Column("measured_seconds", "the measurement's full seconds"),
+    Column(
+        "measured_seconds",
+        "full seconds of the measurement, counted from its start; columns of full seconds leave out the rest",
+    ),
     Column("bytes_sent", "bytes that the load wrote to its sockets, from start to end"),
     Column("bytes_read", "bytes that the JVM read from those sockets, from start to end", "sum"),
     Column("reads", "socket reads of the load's connections within the measurement"),
@@ -43,9 +46,9 @@ _MEASURED: tuple[Column, ...] = (
         of="requests",
     ),
     Column("response_ms_p99", "99th percentile of the response time", of="requests"),
-    Column("gc_pauses", "garbage collection pauses within the measurement", "sum"),
-    Column("gc_pause_ms_total", "their sum", "sum"),
-    Column("full_gcs", "full collections within the measurement", "sum"),
+    Column("gc_pauses", "garbage collection pauses that ended within the measurement", "sum"),
+    Column("gc_pause_ms_total", "their sum; a pause that began before the measurement counts whole", "sum"),
+    Column("full_gcs", "full collections that ended within the measurement", "sum"),
     Column("heap_after_gc_max_bytes", "largest heap in use after a collection", "max"),
     # Beyond the first table: the load.
     Column("bytes_measured", "bytes of the requests that were answered within the measurement"),
@@ -90,7 +93,10 @@ _MEASURED: tuple[Column, ...] = (
         "out_of_memory_after_s", "seconds from the start of the load until then; other numbers are of the time before"
     ),
     # A server that forwards documents, and one that can be read back by their numbers.
-    Column("accepted_per_s", "documents accepted in a second by all nodes, in the full seconds of the measurement"),
+    Column(
+        "accepted_per_s",
+        "documents accepted in a second by all nodes, in the seconds of the clock that the measurement has in full",
+    ),
     Column("delivered_per_s", "documents that they delivered in a second"),
     Column("forwards_per_s", "batches that a peer took, in a second"),
     Column(

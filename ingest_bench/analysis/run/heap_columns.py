@@ -26,7 +26,9 @@ COLUMNS: tuple[Column, ...] = (
     Column("outside_tlab_rest_bytes", "outside TLABs by everything else", "sum"),
     # What the collections were, and what else the probe `gc` sees.
     Column("gc_collector", "collector as the GC log names it: g1, cms, parallel, serial, zgc", "same"),
-    Column("gc_pauses_log", "pauses within the measurement by the GC log: the second source of gc_pauses", "sum"),
+    Column(
+        "gc_pauses_log", "pauses that ended within the measurement by the GC log: the second source of gc_pauses", "sum"
+    ),
     Column("gc_causes", "pauses by cause, the most frequent first"),
     Column("gc_collections", "collections that ended within the measurement, concurrent cycles included", "sum"),
     Column(
