@@ -139,6 +139,12 @@ def test_an_indented_document_is_a_document(tmp_path: Path) -> None:
     assert [found for body in once(made) for found in numbers(bytes(body.data))] == [0, 1, 2]
 
 
+def test_indices_and_pipelines_of_action_lines_are_kept(tmp_path: Path) -> None:
+    text = '{"index": {"_index": "a", "pipeline": "p"}}\n{"n": 1}\n{"delete": {"_index": "b", "_id": "1"}}\n'
+    found = check(write(tmp_path / "bulk.json", text))
+    assert (found.indices, found.pipelines, found.unnamed) == (("a", "b"), ("p",), False)
+
+
 def test_a_flag_beats_the_first_line(tmp_path: Path) -> None:
     path = write(tmp_path / "odd.json", '{"index": {}}\n{"n": 1}\n')
     assert check(path).documents == 1
@@ -217,6 +223,13 @@ def test_a_last_line_without_line_feed_is_fine_when_it_is_whole(tmp_path: Path) 
         (b'{"index": {}}\n{"n": 1}\n' + DEEP + b"\n", "line 3 is nested too deeply to be read"),
         (b'{"index": {}}\n{"n": 1}\n{"n": 2}\n{"n": 3}\n', "line 3 is no action line"),
         (b'{"index": {}}\n{"n": 1}\n{"index": {}}\n', "line 3 is an action line and the file ends there"),
+        (b'{"index": {"_index": "prod", "_index": "mine"}}\n{"n": 1}\n', "line 1 is not JSON (the key '_index' stands"),
+        (b'{"delete": {"_index": "prod", "_index": "mine", "_id": "1"}}\n', "line 1 is not JSON (the key '_index'"),
+        (b'{"delete": {"_id": "1"}, "delete": {"_id": "2"}}\n', "line 1 is not JSON (the key 'delete' stands twice"),
+        (b'{"index": {"_index": ["prod"]}}\n{"n": 1}\n', """line 1 is an action line whose "_index" is ['prod'], n"""),
+        (b'{"index": {"pipeline": null}}\n{"n": 1}\n', 'line 1 is an action line whose "pipeline" is None, not a text'),
+        (b'{"index": {"_indx": "i"}}\n{"n": 1}\n', "line 1 is an action line with the key '_indx', which no server kn"),
+        (b'{"index": {}}\n{"n": 1}\n{"delete": {"id": 1}}\n', "line 3 is an action line with the key 'id', which no"),
     ],
 )
 def test_a_bad_file_is_refused_with_line_and_remedy(tmp_path: Path, content: bytes, said: str) -> None:

@@ -281,7 +281,8 @@ def test_a_template_that_reads_outside_its_folder_is_refused(folder: Path, templ
         ("{{ [1, 2] | dictsort }}", "cannot be rendered: 'list' object has no attribute 'items'"),
         ('{{ {} | dictsort(by="x") }}', 'cannot be rendered: You can only sort by either "key" or "value"'),
         ('{% extends "index.json" %}{% extends "index.json" %}', "cannot be rendered: "),
-        ('{"size": ' + "1" * 5000 + "}", "has a number of thousands of digits"),
+        ('{"size": ' + "1" * 5000 + "}", "it has a number of thousands of digits"),
+        ('{"name": "x", "settings": {"a": 1, "a": 2}}', "the key 'a' stands twice in an object, with two values"),
         ("{{ my_size + 1 }}", '"my_size" has no value and no default; give it: --track-params my_size:VALUE'),
     ],
 )

@@ -5,7 +5,6 @@ An item is an action line with its document, or the action line of a deletion al
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,6 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ingest_bench.errors import RunFailed
+from ingest_bench.inputs.user_json import parse_json
+from ingest_bench.units import quoted
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -42,18 +43,40 @@ _ADDS_AGAIN = np.array([1, 0, 0, 0, 0], dtype=np.int8)
 _REPEATABLE = {1, 4}
 
 
-def action_and_index(line: bytes) -> tuple[str, str]:
-    """The action of a bulk's action line and the index that it names; both empty for any other line."""
+class Action(NamedTuple):
+    """The parts of an action line that the run must know."""
+
+    name: str
+    index_name: str
+    """Empty: the index in the path of the request."""
+    pipeline: str
+    """Empty: none of its own."""
+
+
+def parse_action(value: Any) -> Action | None:
+    """Return the action of a parsed line; None for any other line.
+
+    ValueError for an action line that no server takes, such as one with an unknown key.
+    """
+    if not isinstance(value, dict) or len(value) != 1:
+        return None
+    name, meta = next(iter(value.items()))
+    if name not in ACTIONS or not isinstance(meta, dict):
+        return None
+    if unknown := sorted(meta.keys() - _META):
+        raise ValueError(f"is an action line with the key {quoted(unknown[0])}, which no server knows; take it out")
+    names = {key: meta.get(key, "") for key in ("_index", "pipeline")}
+    if wrong := next((key for key, text in names.items() if not isinstance(text, str)), None):
+        raise ValueError(f'is an action line whose "{wrong}" is {quoted(names[wrong])}, not a text; write it as one')
+    return Action(name, names["_index"], names["pipeline"])
+
+
+def is_action_line(line: bytes) -> bool:
+    """Return True if a line is an action line that servers take."""
     try:
-        found: Any = json.loads(line)
+        return parse_action(parse_json(line.decode())) is not None
     except (ValueError, RecursionError):
-        return "", ""
-    if not isinstance(found, dict) or len(found) != 1:
-        return "", ""
-    name, meta = next(iter(found.items()))
-    if name not in ACTIONS or not isinstance(meta, dict) or not meta.keys() <= _META:
-        return "", ""
-    return name, str(meta.get("_index", ""))
+        return False
 
 
 def items(blocks: Iterator[list[bytes]], path: Path) -> Iterator[list[bytes]]:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from ingest_bench.documents.actions import action_and_index
+from ingest_bench.documents.actions import parse_action
 from ingest_bench.documents.lines import chunks, lines, packing
 from ingest_bench.errors import SpecError
+from ingest_bench.inputs.user_json import parse_json
 
 # Every line up to here is parsed before anything starts, at about 150 MB/s; of a longer plain file also the last line.
 CHECK_BYTES = 256 * 1024**2
@@ -33,6 +34,8 @@ class Corpus:
     """The indices that its action lines name, as far as they were checked."""
     unnamed: bool = False
     """Whether action lines were found that name none: theirs is the one that the request's path names."""
+    pipelines: tuple[str, ...] = ()
+    """The ingest pipelines that its action lines name, as far as they were checked."""
 
 
 def check(path: Path, *, bulk: bool | None = None, limit_bytes: int = CHECK_BYTES) -> Corpus:
@@ -76,6 +79,7 @@ class _Checker:
         self._ended = True
         self.bulk = bulk
         self._indices: set[str] = set()
+        self._pipelines: set[str] = set()
 
     def watch(self, pieces: Iterator[bytes]) -> Iterator[bytes]:
         for piece in pieces:
@@ -88,19 +92,11 @@ class _Checker:
         self._number += 1
         if self._number == 1:
             self._first(line)
-        # A bad last line means something else than a bad line: that is known only when the next one comes.
-        self._failure = self._wrong(line)
-        if self.bulk and not self._needs_document:
-            action, index = action_and_index(line)
-            if action:
-                self._indices.add(index)
-            if not action and not self._failure:
-                self._failure = self._error("is no action line of a bulk; the line after a document must be one")
-            self._needs_document = action != "delete"
-            self._documents += action == "delete"
-        else:
-            self._needs_document = False
-            self._documents += 1
+        try:
+            self._count(self._parsed(line))
+        except SpecError as error:
+            # A bad last line means something else than a bad line: that is known only when the next one comes.
+            self._failure = error
 
     def end(self) -> Corpus:
         if not self._number:
@@ -120,7 +116,29 @@ class _Checker:
             documents=documents,
             indices=tuple(sorted(self._indices - {""})),
             unnamed="" in self._indices,
+            pipelines=tuple(sorted(self._pipelines - {""})),
         )
+
+    def _count(self, value: dict[str, Any]) -> None:
+        """Count a line as the document or the action line that it is."""
+        if self._needs_document or self.bulk is False:
+            self._needs_document = False
+            self._documents += 1
+            return
+        try:
+            action = parse_action(value)
+        except ValueError as error:
+            raise self._error(str(error)) from None
+        if self.bulk is None:
+            self.bulk = action is not None
+            self._count(value)
+        elif action is None:
+            raise self._error("is no action line of a bulk; the line after a document must be one")
+        else:
+            self._indices.add(action.index_name)
+            self._pipelines.add(action.pipeline)
+            self._needs_document = action.name != "delete"
+            self._documents += action.name == "delete"
 
     def _first(self, line: bytes) -> None:
         for mark, name in _BYTE_ORDER_MARKS.items():
@@ -130,35 +148,29 @@ class _Checker:
             raise SpecError(f"{self._path}: is packed data: give it a name that ends with {packed}")
         if line.lstrip().startswith(b"["):
             raise SpecError(f"{self._path}: is a JSON array: give one document a line, such as with jq -c '.[]'")
-        if self.bulk is None:
-            self.bulk = bool(action_and_index(line)[0])
 
-    def _wrong(self, line: bytes) -> SpecError | None:
+    def _parsed(self, line: bytes) -> dict[str, Any]:
         if not line.strip():
-            return self._error("is empty; take it out")
+            raise self._error("is empty; take it out")
         try:
-            found = json.loads(line.decode(), parse_constant=_no_number)
+            value = parse_json(line.decode())
         except UnicodeDecodeError as error:
-            return self._error(
+            raise self._error(
                 f"is not UTF-8 (byte 0x{line[error.start]:02x} at column {error.start + 1}); "
                 "does the file mix encodings? convert it, such as with iconv -f LATIN1 -t UTF-8"
-            )
+            ) from None
         except RecursionError:
-            return self._error("is nested too deeply to be read; no server takes such a document")
+            raise self._error("is nested too deeply to be read; no server takes such a document") from None
         except ValueError as error:
-            return self._error(f"is not JSON ({error}); every line must be one whole document")
-        if isinstance(found, dict):
-            return None
+            raise self._error(f"is not JSON ({error}); every line must be one whole document") from None
+        if isinstance(value, dict):
+            return value
         what = "not a JSON object; every line must be one"
-        return self._error(f"is {line[:20]!r}, {what}", elsewhere=f"is {what}")
+        raise self._error(f"is {line[:20]!r}, {what}", elsewhere=f"is {what}")
 
     def _error(self, text: str, elsewhere: str | None = None) -> SpecError:
         where = f"{self._path}: line {self._number} "
         return SpecError(where + text, elsewhere=None if elsewhere is None else where + elsewhere)
-
-
-def _no_number(text: str) -> float:
-    raise ValueError(f"{text} is no number in JSON")
 
 
 def _check_tail(path: Path) -> None:
@@ -168,7 +180,7 @@ def _check_tail(path: Path) -> None:
         file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
         last = file.read().rstrip(b"\n").rpartition(b"\n")[2]
     try:
-        json.loads(last)
+        parse_json(last.decode())
     except RecursionError:
         raise SpecError(f"{path}: its last line is nested too deeply to be read; no server takes it") from None
     except ValueError:

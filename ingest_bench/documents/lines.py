@@ -14,7 +14,7 @@ from typing import IO
 import numpy as np
 import zstandard
 
-from ingest_bench.documents.actions import action_and_index, items
+from ingest_bench.documents.actions import is_action_line, items
 from ingest_bench.errors import SpecError
 from ingest_bench.inputs import files
 
@@ -84,7 +84,7 @@ def boundary(path: Path, place: int, bulk: bool) -> int:
         while bulk:
             here = file.tell()
             line = file.readline()
-            if not line or action_and_index(line)[0]:
+            if not line or is_action_line(line):
                 return here
         return file.tell()
 

@@ -9,7 +9,6 @@ Nothing of a track is executed: code beside it (track.py, workload.py) is left a
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from ingest_bench.documents.tracks.template import Templates
 from ingest_bench.errors import SpecError
 from ingest_bench.inputs import files
 from ingest_bench.inputs.records import nearest
+from ingest_bench.inputs.user_json import parse_json
 from ingest_bench.model.track import Track, TrackFile
 from ingest_bench.units import count_of, format_bytes, quoted, spelled
 
@@ -99,7 +99,7 @@ def parameters_of(text: str) -> dict[str, Any]:
     """What `--track-params` says: a JSON file, or "bulk_size:2000,codec:default" with JSON values or plain words."""
     if text.endswith(".json"):
         try:
-            found = json.loads(files.text(Path(text)))
+            found = parse_json(files.text(Path(text)))
         except (OSError, ValueError, RecursionError) as error:
             raise SpecError(f"--track-params {spelled(text)}: cannot be read as JSON: {error}") from None
         if not isinstance(found, dict):
@@ -111,7 +111,7 @@ def parameters_of(text: str) -> dict[str, Any]:
         if not colon or not key.strip():
             raise SpecError(f'--track-params: "{part}" is not NAME:VALUE')
         try:
-            parameters[key.strip()] = json.loads(value)
+            parameters[key.strip()] = parse_json(value)
         except (ValueError, RecursionError):
             parameters[key.strip()] = value.strip()
     return parameters

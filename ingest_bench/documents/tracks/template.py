@@ -18,6 +18,7 @@ from jinja2.sandbox import SandboxedEnvironment
 
 from ingest_bench.errors import SpecError
 from ingest_bench.inputs import files
+from ingest_bench.inputs.user_json import parse_json
 
 T = TypeVar("T")
 
@@ -91,7 +92,7 @@ class Templates:
         path = self.inside(self.folder / name, name)
         text = self._render(self._assembled(path, 0), str(path))
         try:
-            return json.loads(text)
+            return parse_json(text)
         except RecursionError:
             raise SpecError(f"{path}: is nested too deeply to be read; no track is") from None
         except json.JSONDecodeError as error:
@@ -101,9 +102,8 @@ class Templates:
                 f"{path}: is not JSON once it is rendered: {error.msg} in line {error.lineno}: "
                 f"{_line(text, error.lineno)!r}"
             ) from None
-        except ValueError:
-            # int() of Python takes 4,300 digits.
-            raise SpecError(f"{path}: has a number of thousands of digits; no track has one") from None
+        except ValueError as error:
+            raise SpecError(f"{path}: {error}") from None
 
     def complete(self, value: T, where: str) -> T:
         """The same value; SpecError when a parameter without a value was printed into it."""
