@@ -153,6 +153,45 @@ def test_an_index_that_is_there_already_is_not_touched(node: Http, here: Place) 
     assert node.expect("GET", "/nyc_taxis/_count")["count"] == 1
 
 
+@pytest.mark.opensearch
+@pytest.mark.parametrize("action", ["index", "delete"])
+def test_an_action_line_with_two_indices_writes_to_none(node: Http, here: Place, action: str) -> None:
+    node.expect("PUT", "/prod/_doc/1?refresh=true", b'{"theirs":1}')
+    line = f'{{"{action}":{{"_index":"prod","_index":"mine","_id":"1"}}}}\n'
+    (here.folder / "bulk.json").write_text(line + ('{"ours":1}\n' if action == "index" else ""))
+    code, said = ran(here, "--url", node.origin, "--documents", "bulk.json", *SHORT)
+    assert (code, here.results) == (2, []), said
+    assert "line 1 is not JSON (the key '_index' stands twice" in said
+    assert node.expect("GET", "/prod/_doc/1")["_source"] == {"theirs": 1}
+    assert indices(node) == {"prod"}
+
+
+@pytest.mark.opensearch
+def test_a_track_does_not_write_through_an_alias_of_others(node: Http, here: Place) -> None:
+    made_by_somebody(node, "prod")
+    node.expect("POST", "/_aliases", b'{"actions":[{"add":{"index":"prod","alias":"all"}}]}')
+    folder = here.folder / "track"
+    folder.mkdir()
+    (folder / "docs.json").write_text('{"n":1}\n')
+    (folder / "index.json").write_text('{"aliases":{"all":{"is_write_index":true}}}')
+    documents = [{"source-file": "docs.json", "document-count": 1, "target-index": "all"}]
+    table = {
+        "version": 2,
+        "indices": [{"name": "mine", "body": "index.json"}],
+        "corpora": [{"name": "c", "documents": documents}],
+        "schedule": [{"operation": "create-index"}, {"operation": {"operation-type": "bulk", "bulk-size": 1}}],
+    }
+    (folder / "track.json").write_text(json.dumps(table))
+    code, said = ran(here, "--url", node.origin, "--track", str(folder), "--out", "out")
+    assert (code, here.results) == (2, []), said
+    assert 'the body of a request names "all", and there is "prod" already; it is not touched' in said
+    node.expect("DELETE", "/prod")
+    code, said = ran(here, "--url", node.origin, "--track", str(folder), "--out", "out")
+    assert code == 0, said
+    assert row(here)["documents_counted"] == "1"
+    assert indices(node) == set()
+
+
 @pytest.mark.long
 @pytest.mark.opensearch
 def test_ctrl_c_leaves_no_index_and_the_rest_can_be_resumed(node: Http, here: Place) -> None:

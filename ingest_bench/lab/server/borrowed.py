@@ -8,17 +8,25 @@ import re
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 from urllib.parse import unquote
 
 from ingest_bench.errors import IngestBenchError, RunFailed, SpecError
 from ingest_bench.inputs import urls
+from ingest_bench.inputs.user_json import parse_json
+from ingest_bench.lab.server.request_bodies import Names
 from ingest_bench.lab.server.running_server import RunningServer
 from ingest_bench.lab.steps.parts import Procedure
 from ingest_bench.targets.http import Http
+from ingest_bench.units import quoted
 
-# As the servers have it, without what would be a pattern, several names, or an index of the server itself.
-_PLAIN_NAME = re.compile(r'[^\s"*\\<>|,/?#:A-Z._+-][^\s"*\\<>|,/?#:A-Z]*')
+# As the servers have it, but no pattern, no several names, no placeholder and no index of the server itself.
+_PLAIN_NAME = re.compile(r'[^\s"*\\<>|,/?#:A-Z{}%._+-][^\s"*\\<>|,/?#:A-Z{}%]*')
+# An index that holds documents of a data stream, and the name of that stream.
+_BACKING = re.compile(r"\.ds-(.+?)(-[0-9]{4}\.[0-9]{2}\.[0-9]{2})?-[0-9]{6}")
+# Templates and pipelines of Elasticsearch include parts that end so as soon as they are there ("logs@custom").
+_INCLUDED = "@custom"
+_INCLUDED_BY: Mapping[str, str] = {"_component_template": "/_index_template", "_ingest/pipeline": "/_ingest/pipeline"}
 # When it is looked again for what a bulk that was under way has made.
 _LATE_S = 1.0
 
@@ -62,6 +70,10 @@ class WriteSet:
     """Made by a request of their own that carries the run's mark."""
     deleted: frozenset[Thing]
     """A track declares them and deletes them before it makes them, and the user allowed it."""
+    absent: tuple[Thing, ...]
+    """Named in bodies and not made by the run: aliases, patterns of templates, component templates."""
+    pipelines: tuple[str, ...]
+    """Used and not made by the run: what they do, the server knows."""
 
 
 def write_set(procedure: Procedure) -> WriteSet:
@@ -70,26 +82,26 @@ def write_set(procedure: Procedure) -> WriteSet:
         raise SpecError(
             "the documents name indices that are not known before the start; that is only for servers of ours"
         )
-    made: set[Thing] = set()
-    deleted: set[Thing] = set()
-    for request in procedure.requests:
-        path = request.path.partition("?")[0]
-        things = _things(path)
-        if request.method == "PUT":
-            made |= things
-        elif request.method == "DELETE":
-            deleted |= things
-        elif request.method == "POST":
-            for thing in things:
-                if thing.name not in procedure.indices:
-                    raise SpecError(
-                        f"{request.path}: it concerns more than the indices of this run; not on this server"
-                    )
+    made, deleted, names = _read_requests(procedure)
     streams = {thing.name for thing in made | deleted if thing.kind == "_data_stream"}
-    written = {Thing("_data_stream" if name in streams else "index", name) for name in procedure.indices}
+    written = {
+        Thing("_data_stream" if name in streams else "index", name)
+        for name in procedure.indices
+        if name not in names.aliases
+    }
     found = made | deleted | written
-    for thing in sorted(found):
-        if not _PLAIN_NAME.fullmatch(thing.name):
+    patterns = {Thing("index", name) for name in names.patterns}
+    absent = {Thing("index", name) for name in names.aliases} | patterns
+    absent |= {Thing("_component_template", name) for name in names.components}
+    pipelines = {Thing("_ingest/pipeline", name) for name in names.pipelines}
+    for name in sorted(names.patterns):
+        if name.startswith("*") or not _PLAIN_NAME.fullmatch(name.replace("*", "")):
+            raise SpecError(
+                f'a template of the track holds for "{name}", also where indices are not of this run; on this server a '
+                "pattern must begin with a name, such as logs-mine-*"
+            )
+    for thing in sorted(found | (absent - patterns) | pipelines):
+        if not _is_plain(thing):
             raise SpecError(
                 f'"{thing.name}": this is no plain name ({_CALLED[thing.kind]}); nothing is done to it on this server'
             )
@@ -98,7 +110,36 @@ def write_set(procedure: Procedure) -> WriteSet:
         made=frozenset(thing for thing in made if thing.kind != "_data_stream"),
         # Of what it does not make or write to a track may only say that it shall not be there.
         deleted=frozenset(deleted & (made | written)),
+        absent=tuple(sorted(absent - found)),
+        pipelines=tuple(sorted(thing.name for thing in pipelines - made)),
     )
+
+
+def _read_requests(procedure: Procedure) -> tuple[set[Thing], set[Thing], Names]:
+    """Return what the requests make, what they delete, and the names in their bodies."""
+    made: set[Thing] = set()
+    deleted: set[Thing] = set()
+    names = Names(pipelines=set(procedure.pipelines) - {"_none"})
+    for request in procedure.requests:
+        things = _things(request.path.partition("?")[0])
+        if request.method == "PUT":
+            made |= things
+            for thing in things:
+                _read_body(names, thing, request.body or {})
+        elif request.method == "DELETE":
+            deleted |= things
+        elif request.method == "POST" and any(thing.name not in procedure.indices for thing in things):
+            raise SpecError(f"{request.path}: it concerns more than the indices of this run; not on this server")
+    return made, deleted, names
+
+
+def _read_body(names: Names, thing: Thing, body: Mapping[str, Any]) -> None:
+    try:
+        names.read(thing.kind, body)
+    except ValueError as error:
+        raise SpecError(f"{thing}: {error}; not on this server, which has indices of others") from None
+    except RecursionError:
+        raise SpecError(f"{thing}: its body is nested too deeply; no track has one") from None
 
 
 def _things(path: str) -> set[Thing]:
@@ -126,7 +167,56 @@ def check(server: RunningServer, procedure: Procedure) -> tuple[Thing, ...]:
                 f"{server.http.origin}: there is {thing} already; {whose}. Delete it yourself when nobody "
                 f"needs it: curl -X DELETE {server.http.origin}{thing.path}"
             )
+        elif thing.kind == "index" and _object(there).keys() != {thing.name}:
+            raise SpecError(f'{server.http.origin}: "{thing.name}" leads to other indices; they are not deleted')
+    _check_names(server.http, writes)
     return tuple(absent)
+
+
+def _check_names(http: Http, writes: WriteSet) -> None:
+    """SpecError where a name in the body of a request leads to something that is not of this run."""
+    deleted = {thing.name for thing in writes.deleted}
+    for thing in writes.absent:
+        there = _there(http, thing)
+        # Of a pattern without indices the answer is an empty object; backing indices belong to their data stream.
+        others = sorted({_BACKING.sub(r"\1", name) for name in _object(there or b"{}")} - deleted)
+        if others:
+            raise SpecError(
+                f'{http.origin}: the body of a request names "{thing.name}", and there is "{others[0]}" already; it is '
+                "not touched"
+            )
+    for thing in writes.made:
+        by = _INCLUDED_BY.get(thing.kind) if thing.name.endswith(_INCLUDED) else None
+        if by and f'"{thing.name}"'.encode() in http.request("GET", by).body:
+            raise SpecError(f"{http.origin}: {thing} would become a part of others that are there (GET {by})")
+    names, read = Names(pipelines=set(writes.pipelines)), set[str]()
+    while unread := names.pipelines - read:
+        thing = Thing("_ingest/pipeline", min(unread))
+        read.add(thing.name)
+        if not _is_plain(thing):
+            raise SpecError(f'{http.origin}: "{thing.name}" is no plain name (an ingest pipeline)')
+        # One that is not there the server refuses itself.
+        body = _object(_there(http, thing) or b"{}").get(thing.name, {})
+        try:
+            names.read_pipeline(body)
+        except ValueError as error:
+            raise SpecError(f"{http.origin}: {thing} is used: {error}; documents are not sent through it") from None
+
+
+def _is_plain(thing: Thing) -> bool:
+    """Return True if the name is that of one thing. Only names of indices must be in lower case."""
+    return bool(_PLAIN_NAME.fullmatch(thing.name if thing.kind == "index" else thing.name.lower()))
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    """The JSON object in an answer; SpecError for anything else."""
+    try:
+        value = parse_json(body.decode())
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise SpecError(f"an answer of the server is no JSON object: {quoted(body)}; whether it is safe is not known")
+    return value
 
 
 @contextlib.contextmanager
@@ -177,7 +267,8 @@ def _remove(server: RunningServer, writes: WriteSet, absent: tuple[Thing, ...], 
 
 def _there(http: Http, thing: Thing) -> bytes | None:
     """What the server says of it (of an index or alias its mapping); None where there is none."""
-    answer = http.request("GET", urls.path(thing.name, "_mapping") if thing.kind == "index" else thing.path)
+    path = f"{urls.path(thing.name, '_mapping')}?expand_wildcards=all" if thing.kind == "index" else thing.path
+    answer = http.request("GET", path)
     if answer.status == 404:
         return None
     if answer.status != 200:

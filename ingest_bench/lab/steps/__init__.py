@@ -134,10 +134,12 @@ def _of_workload(cell: Cell, target: Target, place: Place, out: Path, mark: str)
     indices = options.action.index_names(workload.index)
     notes: tuple[str, ...] = ()
     indices_known = True
+    pipelines = {options.action.pipeline} if options.action.pipeline else set()
     if options.documents is not None:
         found = corpus.check(Path(options.documents))
         if found.bulk:
             indices = (*found.indices, *((workload.index,) if found.unnamed else ()))
+            pipelines |= set(found.pipelines)
         indices_known = not found.bulk or found.documents is not None
         if not indices_known:
             notes = (f"{found.path.name}: too large to be read before the start; indices named later are not counted",)
@@ -158,6 +160,7 @@ def _of_workload(cell: Cell, target: Target, place: Place, out: Path, mark: str)
         indices=prepared.indices,
         notes=notes,
         indices_known=indices_known,
+        pipelines=tuple(pipelines),
     )
 
 

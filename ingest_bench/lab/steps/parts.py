@@ -49,6 +49,8 @@ class Procedure:
     """What is done in another way than it is written."""
     indices_known: bool = True
     """False: the documents name indices that nobody has read yet."""
+    pipelines: tuple[str, ...] = ()
+    """The ingest pipelines that its loads name."""
 
     @property
     def requests(self) -> tuple[AdminRequest, ...]:

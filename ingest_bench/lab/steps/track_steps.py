@@ -47,6 +47,7 @@ def of(
         )
     if not cell.target.runs_already:
         _refuse_processors(found, cell.target.name)
+    bulks = [corpus.check(path, bulk=True) for path in _ready_bulks(found)]
     parts: list[Ask | Send | Together] = []
     for group, steps in itertools.groupby(enumerate(found.steps, 1), key=lambda one: one[1].group or -one[0]):
         made = [_part(cell, target, found, step, place, out / _folder(number, step), mark) for number, step in steps]
@@ -61,7 +62,11 @@ def of(
         indices=tuple(_indices(found)),
         skipped=found.skipped,
         notes=found.notes,
-        indices_known=all(corpus.check(path, bulk=True).documents is not None for path in _ready_bulks(found)),
+        indices_known=all(one.documents is not None for one in bulks),
+        pipelines=(
+            *(step.action.pipeline for step in found.steps if step.action.pipeline),
+            *(name for one in bulks for name in one.pipelines),
+        ),
     )
 
 
