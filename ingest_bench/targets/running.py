@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ingest_bench.errors import RunFailed, SpecError
+from ingest_bench.targets import counting
 from ingest_bench.targets.elastic.node import Node
 from ingest_bench.targets.http import Answer, NoAnswer
 from ingest_bench.targets.own import Own
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from ingest_bench.targets.http import Http
 
 _WHO = "Credentials come from INGEST_BENCH_USER and INGEST_BENCH_PASSWORD, or from INGEST_BENCH_API_KEY"
+_OPENSEARCH_TAGLINE = "The OpenSearch Project"
+# Of a text that a server says about itself: versions and names have a hundredth of it.
+_LONGEST_TEXT = 10_000
 # What OpenSSL calls the alerts by which a server refuses a client's certificate.
 _REFUSED = ("ALERT_CERTIFICATE_EXPIRED", "ALERT_UNKNOWN_CA", "ALERT_BAD_CERTIFICATE", "ALERT_CERTIFICATE_UNKNOWN")
 
@@ -72,8 +76,16 @@ def identified(http: Http, options: TargetOptions, targets: Mapping[str, Target]
     it = found(http, targets)
     spoken_with = spoken(http, it, targets)
     asked = replace(options, name=it.name, version=it.version)
-    told = described(http, it) | replaced(spoken_with, asked)
+    told = bounded(described(http, it)) | replaced(spoken_with, asked)
     return Identified(target=spoken_with, asked=asked, told=told, notes=it.notes, cluster=it.root.get("cluster_uuid"))
+
+
+def bounded(told: Mapping[str, Any]) -> dict[str, Any]:
+    """Shorten the texts that a server says about itself: they go into the record of each run."""
+    return {
+        key: f"{value[:_LONGEST_TEXT]}…" if isinstance(value, str) and len(value) > _LONGEST_TEXT else value
+        for key, value in told.items()
+    }
 
 
 def name_of(http: Http, options: TargetOptions, targets: Mapping[str, Target]) -> str:
@@ -112,11 +124,38 @@ def found(http: Http, targets: Mapping[str, Target]) -> Found:
         answer = http.request("GET", "/", timeout_s=20)
     except NoAnswer as error:
         raise _unreachable(http.origin, str(error)) from None
-    return recognised(answer, http.origin, targets)
+    number = _real_number(http) if _is_disguised(answer) else None
+    return recognised(answer, http.origin, targets, number)
 
 
-def recognised(answer: Answer, origin: str, targets: Mapping[str, Target]) -> Found:
-    """What said this about itself; SpecError when that is none of the targets. Pure."""
+def _is_disguised(answer: Answer) -> bool:
+    """Return True for OpenSearch with compatibility.override_main_response_version: it says that it is 7.10.2."""
+    try:
+        root = answer.json()
+        return str(root["tagline"]).startswith(_OPENSEARCH_TAGLINE) and "distribution" not in root["version"]
+    except (ValueError, KeyError, TypeError):
+        return False
+
+
+def _real_number(http: Http) -> str:
+    """Return the version that the node itself reports; SpecError if it reports none."""
+    path = "/_nodes/_local"
+    answer = http.request("GET", path)
+    try:
+        (node,) = answer.json()["nodes"].values()
+        return str(node["version"])
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise SpecError(
+            f"{http.origin}: it is OpenSearch in compatibility mode, which hides its version, and GET {path} does not "
+            f"tell it either ({answer.status}): set compatibility.override_main_response_version to false"
+        ) from None
+
+
+def recognised(answer: Answer, origin: str, targets: Mapping[str, Target], hidden_number: str | None = None) -> Found:
+    """What said this about itself; SpecError when that is none of the targets. Pure.
+
+    `hidden_number` is the version of OpenSearch in compatibility mode, which says another one in this answer.
+    """
     if answer.status == 401:
         raise SpecError(f"{origin}: it does not know who we are (401). {_WHO}")
     if answer.status == 403:
@@ -128,13 +167,13 @@ def recognised(answer: Answer, origin: str, targets: Mapping[str, Target]) -> Fo
         raise SpecError(f"{origin}: GET / was answered {answer.status}, no server that we know does that: {said}")
     try:
         root = answer.json()
-        number = root["version"]["number"]
+        number = hidden_number or root["version"]["number"]
         is_number = re.fullmatch(r"[0-9A-Za-z._+-]{1,64}", number) is not None
     except (ValueError, KeyError, TypeError):
         is_number = False
     if not is_number:
         raise SpecError(f"{origin}: this is neither Elasticsearch nor OpenSearch (a proxy?); it said: {said}")
-    name = _name(root)
+    name = "opensearch" if hidden_number else _name(root)
     if name == "direct-memory":
         raise SpecError(f"{origin}: it is {name}, which is measured only where ingest-bench starts it: [target] name")
     if name == "sink":
@@ -190,7 +229,7 @@ def described(http: Http, it: Found) -> dict[str, Value]:
         alike: dict[str, list[Any]] = {
             "java": [str(node["jvm"]["version"]) for node in nodes],
             "collectors": [", ".join(node["jvm"]["gc_collectors"]) for node in nodes],
-            "heap_bytes": [int(node["jvm"]["mem"]["heap_max_in_bytes"]) for node in nodes],
+            "heap_bytes": [counting.whole(node["jvm"]["mem"]["heap_max_in_bytes"], "the heap") for node in nodes],
         }
     told["nodes"] = len(nodes)
     return told | {key: values[0] for key, values in alike.items() if len(set(values)) == 1}

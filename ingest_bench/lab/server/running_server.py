@@ -235,7 +235,7 @@ def _told(target: Target, asked: TargetOptions, http: Http) -> dict[str, Any]:
     """What a node says about itself; RunFailed with the end of its log."""
     assert http.log is not None  # noqa: S101 - a server of ours writes one
     try:
-        return target.describe(http, asked)
+        return running.bounded(target.describe(http, asked))
     except RunFailed as error:
         raise RunFailed(f"{error}. {http.log} ends:\n{process.last_lines(http.log)}") from None
 
