@@ -22,6 +22,7 @@ from running import running
 from servers import served
 
 from ingest_bench import ledger, system
+from ingest_bench.cli.what import What, plans
 from ingest_bench.errors import MissingCapability, SpecError
 from ingest_bench.experiment import order, spec
 from ingest_bench.inputs import records
@@ -58,6 +59,11 @@ def test_another_process_with_the_same_pid_is_never_measured() -> None:
     options = dataclasses.replace(of_pid(1).runs[0].cell.target, attach_started="another boot 17")
     with pytest.raises(SpecError, match="--attach 1: the process with this pid is another one than when the plan"):
         attaching.jvm_of(options, None)
+
+
+def test_a_second_jvm_to_attach_to_is_refused_instead_of_replacing_the_first() -> None:
+    with pytest.raises(SpecError, match="--attach 1, 2: one JVM can be attached; give one pid"):
+        plans(What(attach=[1, 2]))
 
 
 def test_a_pid_that_is_none_is_told_before_anything_starts() -> None:

@@ -58,7 +58,7 @@ Url = Annotated[
     ),
 ]
 Attach = Annotated[
-    int | None, typer.Option(help="Watch the server of this JVM (a pid) with all probes, without a restart.")
+    list[int], typer.Option(help="Watch the server of this JVM (a pid) with all probes, without a restart.")
 ]
 CaFile = Annotated[Path | None, typer.Option(help="The CA certificate (PEM) that vouches for the server at --url.")]
 ClientCert = Annotated[
@@ -101,7 +101,7 @@ class What:
     test_mode: TestMode = False
     target: Target = None
     url: Url = field(default_factory=list)
-    attach: Attach = None
+    attach: Attach = field(default_factory=list)
     interface: Interface = None
     flows: Flows = field(default_factory=Flows)
     ca_file: CaFile = None
@@ -161,7 +161,10 @@ def plans(what: What) -> list[Plan]:
 def _plan(experiment: str | None, what: What) -> Plan:
     fixed = what.fixed
     first, *more = what.url or (None,)
-    asked: dict[str, Any] = {"url": first, "more_urls": more or None, "attach": what.attach}
+    if len(what.attach) > 1:
+        raise SpecError(f"--attach {', '.join(map(str, what.attach))}: one JVM can be attached; give one pid")
+    attach = what.attach[0] if what.attach else None
+    asked: dict[str, Any] = {"url": first, "more_urls": more or None, "attach": attach}
     asked["interface"] = what.flows.table(what.interface) or None
     if asked["interface"] and not (what.url or what.attach):
         raise SpecError("--interface: it leads to a server that runs already; give --url too")
@@ -170,7 +173,7 @@ def _plan(experiment: str | None, what: What) -> Plan:
         raise SpecError("the experiment track sends a track: give it by --track DIR")
     if experiment is None and what.track is None and not running and "file" not in fixed:
         raise SpecError("which experiment? Try: ingest-bench run quickstart (`ingest-bench list` shows all)")
-    usual = "track" if what.track is not None else "attached" if what.attach is not None else "running"
+    usual = "track" if what.track is not None else "attached" if what.attach else "running"
     usual = usual if running or what.track is not None else "own-server"
     if what.against_itself is not None and what.replicates is not None:
         raise SpecError("--aa says already how often each side runs; take --replicates out")
