@@ -122,7 +122,13 @@ def test_one_answer_is_no_count_and_a_line_that_was_cut_off_is_none(tmp_path: Pa
 
 
 def test_a_server_that_tells_nothing_is_a_remark(tmp_path: Path) -> None:
-    assert "unavailable" in said(list(nodestats.read(tmp_path, 10 * S, 12 * S)))
+    assert "the server told nothing of its JVM" in said(read(tmp_path))
+
+
+def test_names_of_collectors_are_bounded(tmp_path: Path) -> None:
+    many = {f"{number}{'x' * 10_000}": {"collection_count": 1, "collection_time_in_millis": 1} for number in range(99)}
+    found = read(tmp_path, *((at * S, {"a": {**jvm(1), "gc": {"collectors": many}}}) for at in (10, 12)))
+    assert len(said(found)) < 5000
 
 
 @pytest.mark.parametrize(

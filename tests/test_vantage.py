@@ -148,7 +148,14 @@ def test_probes_that_need_the_jvm_say_that_they_are_unavailable_from_outside(tmp
     found = FromOutside.read(probes.chosen(names), context(tmp_path))
     assert [probe for probe, text in remarks(found) if "unavailable" in text] == list(names)
     assert len(found) == len(names)
-    assert "the server told nothing of its JVM" in dict(remarks(found))["gc"]
+    assert "the server was not asked, for it has no API that tells of its JVM" in dict(remarks(found))["gc"]
+
+
+def test_a_server_without_an_api_of_its_jvm_is_not_asked(tmp_path: Path) -> None:
+    connected: Any = None
+    with FromOutside(connected, None).watch(probes.chosen(["gc"]), [tmp_path], 5):
+        pass
+    assert not (tmp_path / nodestats.FILE).exists()
 
 
 def test_a_name_that_no_probe_has_is_named() -> None:

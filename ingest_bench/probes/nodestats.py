@@ -6,6 +6,7 @@ pauses were, and why, it does not know.
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 import time
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ingest_bench.errors import IngestBenchError, RunFailed, SpecError
 from ingest_bench.inputs import decoding, files
 from ingest_bench.model.results import Measured, Reading, Remark, Series
+from ingest_bench.units import spelled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -73,6 +75,9 @@ def watch(ask: Callable[[], Any], raw: Path) -> Iterator[None]:
 
 def read(raw: Path, start_ns: int, end_ns: int) -> Iterator[Measured]:
     """Collections between the two answers that are nearest to the measurement's ends, and what was seen within."""
+    if not (raw / FILE).exists():
+        yield Remark(probe="gc", text="unavailable: the server was not asked, for it has no API that tells of its JVM")
+        return
     samples = _samples(raw / FILE)
     try:
         yield from list(_measured(samples, start_ns, end_ns))
@@ -154,7 +159,7 @@ def _collections(first: Sample, last: Sample) -> Iterator[Measured]:
     yield Reading("gc_young_collections", counts.get("young"))
     yield Reading("gc_old_collections", counts.get("old"))
     yield Reading("gc_collection_ms", spent_ms)
-    told = ", ".join(f"{collector}: {count}" for collector, count in counts.items())
+    told = ", ".join(f"{spelled(collector)}: {count}" for collector, count in itertools.islice(counts.items(), 20))
     yield Remark(probe="gc", text=f"collections by the server's stats API: {told}; pauses are unknown")
 
 

@@ -116,15 +116,15 @@ class FromOutside:
 
     connected: Callable[[], AbstractContextManager[Any]]
     """A connection of its own."""
-    ask: Callable[[Any], Any]
-    """The answer over such a connection."""
+    ask: Callable[[Any], Any] | None
+    """The answer over such a connection; None: the server has no API that tells of its JVM."""
 
     @contextmanager
     def watch(self, probes: Mapping[str, Probe], raws: Sequence[Path], limit_s: int) -> Iterator[None]:  # noqa: ARG002
         """The server is asked, where there is a probe that it knows something of."""
         (raw,) = raws
         with ExitStack() as stack:
-            if _TOLD_OUTSIDE in probes:
+            if self.ask is not None and _TOLD_OUTSIDE in probes:
                 ask = functools.partial(self.ask, stack.enter_context(self.connected()))
                 stack.enter_context(nodestats.watch(ask, raw))
             yield

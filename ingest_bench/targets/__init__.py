@@ -97,8 +97,9 @@ class Target(Protocol):
     def flush(self) -> Callable[[Sequence[Http], Sequence[Attached], Sequence[str]], None] | None:
         """Writes to files what all its nodes have in memory of these indices, all at once; None: it cannot be told."""
 
-    def jvm_stats(self, http: Http) -> Any:
-        """What all nodes say of their JVMs, as `probes.nodestats` reads it; None where it does not say it."""
+    @property
+    def jvm_stats(self) -> Callable[[Http], Any] | None:
+        """Asks what all nodes say of their JVMs, as `probes.nodestats` reads it; None: it has no such API."""
 
     def counters(self, nodes: Sequence[Http]) -> dict[str, Any]:
         """What the nodes counted themselves on each connection, added up as a table; empty where they do not."""

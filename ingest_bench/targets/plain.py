@@ -24,6 +24,8 @@ class Plain:
     keeps_files: bool = False
     flush: Callable[[Sequence[Http], Sequence[Attached], Sequence[str]], None] | None = None
     """None: it keeps nothing in files, or cannot be told to."""
+    jvm_stats: Callable[[Http], Any] | None = None
+    """None: it has no API that tells of its JVM."""
 
     def listens(self, asked: TargetOptions) -> Listens:
         """On the usual port, within the usual time."""
@@ -45,10 +47,6 @@ class Plain:
     def ask(self, http: Http, request: AdminRequest) -> None:
         """Never: it prepares nothing, and takes no track."""
         raise AssertionError(f"{http.origin} is asked nothing of a track: {request}")
-
-    def jvm_stats(self, http: Http) -> None:
-        """Nothing: it says nothing of its JVM."""
-        del http
 
     def counters(self, nodes: Sequence[Http]) -> dict[str, Any]:
         """Nothing: it counts no socket reads."""
