@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import http.server
 import os
 import threading
@@ -19,10 +20,11 @@ from ingest_bench import targets
 from ingest_bench.analysis.run import delivery
 from ingest_bench.errors import IngestBenchError, RunFailed, SpecError
 from ingest_bench.experiment import order, spec
-from ingest_bench.inputs import records
+from ingest_bench.inputs import records, urls
 from ingest_bench.jvm import artifacts
 from ingest_bench.jvm.java import Java
 from ingest_bench.lab import campaign, steps
+from ingest_bench.lab.server import running_server
 from ingest_bench.model.experiment import Plan
 from ingest_bench.model.server import Count
 from ingest_bench.model.target import Endpoint, TargetOptions
@@ -385,7 +387,19 @@ def test_a_server_at_a_url_is_what_its_file_says(tmp_path: Path) -> None:
         assert found.target.count((http_,), ()) == 7
         uncounted = identified(http_, PROTOCOL, tmp_path)
         assert uncounted.target.count((http_,), ()) is None
-        assert uncounted.target.jvm_stats(http_) is None
+        assert uncounted.target.jvm_stats is None
+
+
+@pytest.mark.processes
+def test_counts_of_several_addresses_are_added_as_far_as_they_answer(tmp_path: Path) -> None:
+    with speaking({"/count": (200, b'{"n": 7}')}) as one, speaking({"/count": (200, b'{"n": 5}')}) as two:
+        closed = free_port()
+        more = [f"http://{two}", f"http://127.0.0.1:{closed}"]
+        (run,) = planned(written(tmp_path, PROTOCOL + COUNTED), url=f"http://{one}").runs
+        options = dataclasses.replace(run.cell.target, more_urls=tuple(map(urls.parse, more)))
+        with running_server.reached(options) as server:
+            assert server.count(()) == 12
+            assert [note for note in server.notes if str(closed) in note and "does not answer" in note]
 
 
 @pytest.mark.processes

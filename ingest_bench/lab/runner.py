@@ -204,7 +204,7 @@ def _counted(
     record: RunRecord, server: RunningServer, to_do: Procedure, before: int | None, folder: RunFolder
 ) -> RunRecord:
     """With what server and link say after the load. A server that ran before has counted for others too."""
-    after = server.target.count(server.nodes, to_do.indices)
+    after = server.count(to_do.indices)
     counters = server.target.counters(server.nodes) if server.is_ours else {}
     folder.keep_delivered((server.is_ours and server.target.read_back(server.nodes)) or ())
     return dataclasses.replace(

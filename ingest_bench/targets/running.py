@@ -62,6 +62,11 @@ class Identified:
     cluster: str | None = None
     """What all nodes of one cluster say alike; None: it is not known."""
 
+    @property
+    def counts_for_all(self) -> bool:
+        """Return True if each address counts the documents of the whole cluster."""
+        return isinstance(self.target, Node)
+
 
 def identified(http: Http, options: TargetOptions, targets: Mapping[str, Target]) -> Identified:
     """What is behind the URL: what it says itself, or what the user's own file says.

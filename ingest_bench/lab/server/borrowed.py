@@ -226,7 +226,7 @@ def removed(server: RunningServer, procedure: Procedure, mark: str) -> Iterator[
     Nothing is done for a server of ours: it ends with all that it has, and has what an earlier run left in its files.
     """
     if server.is_ours:
-        yield server.target.count(server.nodes, procedure.indices if server.asked.earlier_documents else ())
+        yield server.count(procedure.indices if server.asked.earlier_documents else ())
         return
     writes = write_set(procedure)
     try:
@@ -234,7 +234,7 @@ def removed(server: RunningServer, procedure: Procedure, mark: str) -> Iterator[
     except SpecError as error:
         raise RunFailed(str(error)) from None
     names = tuple(thing.name for thing in absent if thing.kind in ("index", "_data_stream"))
-    before = server.target.count(server.nodes, names)
+    before = server.count(names)
     try:
         yield before
     except BaseException as error:

@@ -36,6 +36,7 @@ from ingest_bench.network.measure.one_end import OneEnd
 from ingest_bench.results.run_folder import RunFolder
 from ingest_bench.targets import Target, running
 from ingest_bench.targets.http import Http
+from ingest_bench.units import spelled
 
 Enter = Callable[[Sequence[str]], tuple[str, ...]]
 Stage = Callable[[str], contextlib.AbstractContextManager[None]]
@@ -64,6 +65,8 @@ class RunningServer:
     """Leads a command to the client's side."""
     nodes: tuple[Http, ...]
     """How each node is asked; of a server that ran before, the first one alone."""
+    others: tuple[Http, ...] = ()
+    """How its other addresses are asked, where each counts its own documents: those of a cluster all count the same."""
     told: dict[str, Any]
     """What it says about itself. `runtime`: the Java that reads its recordings, where it has any."""
     vantage: probes.Vantage
@@ -104,6 +107,10 @@ class RunningServer:
     def is_ours(self) -> bool:
         """Whether it was started for this run: nothing in it is anybody's."""
         return not self.asked.runs_already
+
+    def count(self, indices: Sequence[str]) -> int | None:
+        """Return the number of documents in these indices; None: the server cannot count."""
+        return self.target.count((*self.nodes, *self.others), indices)
 
     def asking(self) -> contextlib.AbstractContextManager[Http]:
         """Questions over a connection of their own. Call it from the main thread."""
@@ -275,8 +282,11 @@ def reached(
         )
     place = addresses.place_of(options, enter)
     connected = functools.partial(addresses.connected, place, enter)
-    with connected() as http:
+    with contextlib.ExitStack() as stack:
+        http = stack.enter_context(connected())
         it = running.identified(http, options, targets.TARGETS)
+        reachable, notes = _others(place, it, enter)
+        others = () if it.counts_for_all else (addresses.connected(other, enter) for other in reachable)
         urls = {"url": str(options.url)} | (
             {"urls": [str(url) for url in addresses.urls_of(options)]} if place.others else {}
         )
@@ -289,19 +299,20 @@ def reached(
             place=place,
             enter=enter,
             nodes=(http,),
+            others=tuple(stack.enter_context(other) for other in others),
             told=told,
             vantage=(
                 probes.FromOutside(connected, it.target.jvm_stats) if jvm is None else probes.AttachedTo(jvm, profiles)
             ),
             host={} if jvm is None else host.found(),
-            notes=(*it.notes, *addresses.unencrypted(place), *_of_one_cluster(place, it, enter)),
+            notes=(*it.notes, *addresses.unencrypted(place), *notes),
             ended=_none if jvm is None else lambda: () if jvm.is_alive() else (0,),
         )
 
 
-def _of_one_cluster(place: Place, it: running.Identified, enter: Enter) -> list[str]:
-    """A note for each other address that does not answer; SpecError when one is of another cluster."""
-    notes = []
+def _others(place: Place, it: running.Identified, enter: Enter) -> tuple[list[Place], list[str]]:
+    """The other addresses that answer, and a note for each that does not; SpecError for one of another cluster."""
+    reachable, notes = [], []
     for other in place.others:
         try:
             with addresses.connected(other, enter) as http:
@@ -311,6 +322,8 @@ def _of_one_cluster(place: Place, it: running.Identified, enter: Enter) -> list[
             continue
         if its != it.cluster:
             raise SpecError(
-                f"--url {other}: it is of another cluster ({its}) than {place} ({it.cluster}); give one at a time"
+                f"--url {other}: it is of another cluster ({spelled(str(its))}) than {place} "
+                f"({spelled(str(it.cluster))}); give one at a time"
             )
-    return notes
+        reachable.append(other)
+    return reachable, notes
