@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -129,12 +130,31 @@ SCRIPT = {"p": {"processors": [{"script": {"source": "ctx._index = 'prod'"}}]}}
 @pytest.mark.parametrize(
     ("todo", "there", "message"),
     [
-        (procedure(ALIAS), {"/all/_mapping": PROD}, 'names "all", and there is "prod" already; it is not touched'),
-        (procedure(put("/_index_template/t", COMPOSABLE)), {"/mine*/_mapping": {"mine-2": {}}}, 'there is "mine-2"'),
+        (procedure(ALIAS), {"/all/_mapping": PROD}, 'names "all", and there is an index "prod" already; it is not tou'),
+        (
+            procedure(put("/_data_stream/mine", method="DELETE")),
+            {"/mine/_mapping": {"mine": {}}},
+            'names "mine", and there is an index "mine" already',
+        ),
+        (
+            procedure(put("/_data_stream/mine")),
+            {"/mine/_mapping": {".ds-prod-2026.11.28-000001": {}}},
+            'names "mine", and there is a data stream "prod" already',
+        ),
+        (
+            procedure(put("/_ingest/pipeline/p", method="DELETE"), pipeline(), pipelines=("p",)),
+            {"/_ingest/pipeline/p": SCRIPT},
+            '"p" is used: what the processor "script"',
+        ),
+        (
+            procedure(put("/_index_template/t", COMPOSABLE)),
+            {"/mine*/_mapping": {"mine-2": {}}},
+            'there is an index "mine-2"',
+        ),
         (
             procedure(put("/_index_template/t", {**COMPOSABLE, "composed_of": ["c"]})),
             {"/_component_template/c": {"component_templates": []}},
-            'names "c", and there is',
+            'names "c", and there is a component template "c" already',
         ),
         (procedure(pipelines=("p",)), {"/_ingest/pipeline/p": SCRIPT}, '"p" is used: what the processor "script" does'),
         (
@@ -166,7 +186,8 @@ def test_what_a_track_deletes_before_it_makes_it_may_be_there() -> None:
         put("/_data_stream/mine"),
     )
     backing: dict[str, Any] = {".ds-mine-2026.11.28-000001": {}, ".ds-mine-000002": {}}
-    check(procedure(*requests), **{"/mine*/_mapping": backing, "/_data_stream/mine": {"data_streams": []}})
+    there = {"/_data_stream/mine": {"data_streams": []}, "/mine*/_mapping": backing, "/mine/_mapping": backing}
+    check(procedure(*requests), **there)
 
 
 def test_a_pipeline_of_the_server_may_call_itself() -> None:
@@ -174,9 +195,24 @@ def test_a_pipeline_of_the_server_may_call_itself() -> None:
     assert check(procedure(pipelines=("p",)), **{"/_ingest/pipeline/p": body})
 
 
-def test_an_alias_that_is_written_to_is_not_an_index_to_delete() -> None:
+def test_an_alias_that_is_written_to_is_never_deleted_by_its_name() -> None:
     todo = Procedure(parts=(Ask(name="x", requests=(ALIAS,)),), indices=("mine", "all"))
-    assert [thing.name for thing in borrowed.write_set(todo).things] == ["mine"]
+    deleted: list[str] = []
+    there: dict[str, Any] = {}
+
+    def request(method: str, path: str, **_more: Any) -> Answer:
+        if method == "DELETE":
+            deleted.append(path)
+        path = path.partition("?")[0]
+        return Answer(200, json.dumps(there[path]).encode()) if path in there else Answer(404, b"")
+
+    http: Any = SimpleNamespace(origin="http://h:9200", request=request)
+    server: Any = SimpleNamespace(
+        is_ours=False, http=http, count=lambda _names: 0, asking=lambda: contextlib.nullcontext(http)
+    )
+    with borrowed.removed(server, todo, "mark"):
+        there |= {f"/{name}/_mapping": {"mine": {"run": "mark"}} for name in ("mine", "all")}
+    assert deleted == ["/mine"]
 
 
 def test_names_of_settings_are_read_in_every_spelling() -> None:

@@ -184,7 +184,7 @@ def test_a_track_does_not_write_through_an_alias_of_others(node: Http, here: Pla
     (folder / "track.json").write_text(json.dumps(table))
     code, said = ran(here, "--url", node.origin, "--track", str(folder), "--out", "out")
     assert (code, here.results) == (2, []), said
-    assert 'the body of a request names "all", and there is "prod" already; it is not touched' in said
+    assert 'there is an index "all" already; it is not touched' in said
     node.expect("DELETE", "/prod")
     code, said = ran(here, "--url", node.origin, "--track", str(folder), "--out", "out")
     assert code == 0, said

@@ -71,9 +71,9 @@ class WriteSet:
     deleted: frozenset[Thing]
     """A track declares them and deletes them before it makes them, and the user allowed it."""
     absent: tuple[Thing, ...]
-    """Named in bodies and not made by the run: aliases, patterns of templates, component templates."""
+    """Names that must lead to nothing: aliases, patterns of templates, component templates that are not made."""
     pipelines: tuple[str, ...]
-    """Used and not made by the run: what they do, the server knows."""
+    """Used, and the server may have them already."""
 
 
 def write_set(procedure: Procedure) -> WriteSet:
@@ -84,15 +84,13 @@ def write_set(procedure: Procedure) -> WriteSet:
         )
     made, deleted, names = _read_requests(procedure)
     streams = {thing.name for thing in made | deleted if thing.kind == "_data_stream"}
-    written = {
-        Thing("_data_stream" if name in streams else "index", name)
-        for name in procedure.indices
-        if name not in names.aliases
-    }
+    written = {Thing("_data_stream" if name in streams else "index", name) for name in procedure.indices}
     found = made | deleted | written
     patterns = {Thing("index", name) for name in names.patterns}
     absent = {Thing("index", name) for name in names.aliases} | patterns
     absent |= {Thing("_component_template", name) for name in names.components}
+    # An index or an alias of a data stream's name would take the documents.
+    absent |= {Thing("index", name) for name in streams & set(procedure.indices)}
     pipelines = {Thing("_ingest/pipeline", name) for name in names.pipelines}
     for name in sorted(names.patterns):
         if name.startswith("*") or not _PLAIN_NAME.fullmatch(name.replace("*", "")):
@@ -111,7 +109,7 @@ def write_set(procedure: Procedure) -> WriteSet:
         # Of what it does not make or write to a track may only say that it shall not be there.
         deleted=frozenset(deleted & (made | written)),
         absent=tuple(sorted(absent - found)),
-        pipelines=tuple(sorted(thing.name for thing in pipelines - made)),
+        pipelines=tuple(sorted(thing.name for thing in pipelines - (made - deleted))),
     )
 
 
@@ -167,7 +165,7 @@ def check(server: RunningServer, procedure: Procedure) -> tuple[Thing, ...]:
                 f"{server.http.origin}: there is {thing} already; {whose}. Delete it yourself when nobody "
                 f"needs it: curl -X DELETE {server.http.origin}{thing.path}"
             )
-        elif thing.kind == "index" and _object(there).keys() != {thing.name}:
+        elif _owners(thing, there) != {thing}:
             raise SpecError(f'{server.http.origin}: "{thing.name}" leads to other indices; they are not deleted')
     _check_names(server.http, writes)
     return tuple(absent)
@@ -175,15 +173,12 @@ def check(server: RunningServer, procedure: Procedure) -> tuple[Thing, ...]:
 
 def _check_names(http: Http, writes: WriteSet) -> None:
     """SpecError where a name in the body of a request leads to something that is not of this run."""
-    deleted = {thing.name for thing in writes.deleted}
     for thing in writes.absent:
         there = _there(http, thing)
-        # Of a pattern without indices the answer is an empty object; backing indices belong to their data stream.
-        others = sorted({_BACKING.sub(r"\1", name) for name in _object(there or b"{}")} - deleted)
+        others = (_owners(thing, there) if there is not None else set()) - writes.deleted
         if others:
             raise SpecError(
-                f'{http.origin}: the body of a request names "{thing.name}", and there is "{others[0]}" already; it is '
-                "not touched"
+                f'{http.origin}: a request names "{thing.name}", and there is {min(others)} already; it is not touched'
             )
     for thing in writes.made:
         by = _INCLUDED_BY.get(thing.kind) if thing.name.endswith(_INCLUDED) else None
@@ -201,6 +196,16 @@ def _check_names(http: Http, writes: WriteSet) -> None:
             names.read_pipeline(body)
         except ValueError as error:
             raise SpecError(f"{http.origin}: {thing} is used: {error}; documents are not sent through it") from None
+
+
+def _owners(thing: Thing, there: bytes) -> set[Thing]:
+    """Return what a name leads to: itself, or the indices and data streams in the answer to GET NAME/_mapping."""
+    names = _object(there).keys() if thing.kind == "index" else ()
+    if not names:
+        # A pattern without indices leads to nothing; Elasticsearch 5 names no index that has no mapping.
+        return set() if "*" in thing.name else {thing}
+    backing = {name: _BACKING.fullmatch(name) for name in names}
+    return {Thing("_data_stream", found[1]) if found else Thing("index", name) for name, found in backing.items()}
 
 
 def _is_plain(thing: Thing) -> bool:
@@ -258,6 +263,9 @@ def _remove(server: RunningServer, writes: WriteSet, absent: tuple[Thing, ...], 
             there = _there(http, thing)
             ours = mark.encode() in there if there is not None and thing in writes.made else thing in absent
             if there is None or not ours:
+                continue
+            if _owners(thing, there) != {thing}:
+                # An alias: it goes with its index.
                 continue
             answer = http.request("DELETE", thing.path, timeout_s=120)
             if answer.status not in (200, 404):
