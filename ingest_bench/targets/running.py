@@ -65,7 +65,7 @@ class Identified:
     @property
     def counts_for_all(self) -> bool:
         """Return True if each address counts the documents of the whole cluster."""
-        return isinstance(self.target, Node)
+        return not isinstance(self.target, Own)
 
 
 def identified(http: Http, options: TargetOptions, targets: Mapping[str, Target]) -> Identified:
