@@ -4,6 +4,7 @@
 
 FRONT_WANTS in its environment is the Authorization header that it takes; everybody else gets 401.
 FRONT_SAYS is what it answers to everything in place of the server.
+FRONT_PREFIX is where it has the server: a path before that of each request, and nothing elsewhere.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 BACKEND = int(sys.argv[1])
 WANTS, SAYS = os.environ.get("FRONT_WANTS"), os.environ.get("FRONT_SAYS")
+PREFIX = os.environ.get("FRONT_PREFIX", "")
 LOCAL = threading.local()
 
 
@@ -31,6 +33,8 @@ class Front(BaseHTTPRequestHandler):
             self.reply(401, b'{"error":"who are you?"}')
         elif SAYS is not None:
             self.reply(200, SAYS.encode())
+        elif not self.path.startswith(f"{PREFIX}/"):
+            self.reply(404, b"nothing here")
         else:
             status, said = self.passed_on(body)
             self.reply(status, said)
@@ -41,7 +45,7 @@ class Front(BaseHTTPRequestHandler):
         if not hasattr(LOCAL, "backend"):
             LOCAL.backend = http.client.HTTPConnection("127.0.0.1", BACKEND)
         kept = {"content-type": self.headers["content-type"]} if "content-type" in self.headers else {}
-        LOCAL.backend.request(self.command, self.path, body or None, kept)
+        LOCAL.backend.request(self.command, self.path.removeprefix(PREFIX), body or None, kept)
         answer = LOCAL.backend.getresponse()
         return answer.status, answer.read()
 

@@ -144,6 +144,17 @@ def test_a_node_is_measured_and_nothing_is_left_in_it(node: Http, user: int | No
     assert indices(node) == {"somebodys"}
 
 
+@pytest.mark.long
+def test_a_server_behind_a_path_of_a_proxy_is_measured_there(sink: Http, here: Place) -> None:
+    with front(sink.origin, FRONT_PREFIX="/search/a%20b") as port:
+        url = f"http://127.0.0.1:{port}/search/a%20b"
+        code, said = ran(here, "--url", f"{url}/", *SHORT)
+        assert code == 0, said
+        assert row(here)["documents_counted"] == row(here)["documents_acked"] != "0"
+        code, said = ran(here, "--url", url.removesuffix("b"), *SHORT)
+        assert (code, "GET / was answered 404" in said) == (2, True), said
+
+
 @pytest.mark.opensearch
 def test_an_index_that_is_there_already_is_not_touched(node: Http, here: Place) -> None:
     node.expect("PUT", "/nyc_taxis/_doc/1?refresh=true", b'{"somebodys":1}')

@@ -52,7 +52,13 @@ def test_a_url_is_scheme_host_and_port(text: str, found: tuple[str, str, int]) -
         "ftp://x:1",
         "http://",
         "http://x:99999",
-        "http://x:9200/path",
+        "http://x:9200/path?",
+        "http://x:9200/path?key=hunter2",
+        "http://x:9200/../hunter2",
+        "http://x:9200/a/./hunter2",
+        "http://x:9200/a//hunter2",
+        "http://x:9200/hunter2%",
+        "http://x:9200/hunter 2",
         "http://x?key=hunter2",
         "http://[::1",
     ],
@@ -61,6 +67,22 @@ def test_what_is_no_url_of_a_server_is_refused_without_repeating_it(text: str) -
     with pytest.raises(ValueError, match="write it like https://") as refused:
         urls.parse(text)
     assert "hunter2" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "prefix"),
+    [
+        ("http://h", ""),
+        ("http://h/", ""),
+        ("http://h/a", "/a"),
+        ("https://h:1/a/b%20c/", "/a/b%20c"),
+        ("http://h/..a", "/..a"),
+    ],
+)
+def test_a_path_of_a_url_is_the_prefix_of_all_requests(text: str, prefix: str) -> None:
+    url = urls.parse(text)
+    assert (url.path_prefix, str(url).endswith(prefix)) == (prefix, True)
+    assert urls.parse(str(url)) == url
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from urllib.parse import quote, urlsplit
 
 from ingest_bench.model.network import FarEnd, PortRange, RealLink
 from ingest_bench.model.target import Endpoint, Scheme, Url
+from ingest_bench.model.values import PATH_PREFIX
 from ingest_bench.units import quoted
 
 _PORT = 9200
@@ -24,7 +25,7 @@ _FAR_ENDS = (
 
 
 def parse(text: str) -> Url:
-    """Scheme, host and port; ValueError says what is wrong, and never what stood before an @."""
+    """Scheme, host, port and path prefix; ValueError says what is wrong, and never what stood before an @."""
     text = text.strip()
     if not text.isprintable():
         # `urlsplit` would drop line feeds and tabs.
@@ -41,12 +42,13 @@ def parse(text: str) -> Url:
         )
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError("this is no URL of a server; write it like https://search.example:9200")
-    if parts.path not in ("", "/") or parts.query or parts.fragment:
-        raise ValueError(
-            "a path or a query after the port has no meaning here; write it like https://search.example:9200"
-        )
+    prefix = parts.path.rstrip("/")
+    if parts.query or parts.fragment or "?" in text or "#" in text:
+        raise ValueError("a query after the port has no meaning here; write it like https://search.example:9200/prefix")
+    if re.fullmatch(PATH_PREFIX, prefix) is None:
+        raise ValueError("its path is not one of a server; write it like https://search.example:9200/prefix")
     scheme: Scheme = "https" if parts.scheme == "https" else "http"
-    return Url(scheme=scheme, host=parts.hostname, port=_PORT if port is None else port)
+    return Url(scheme=scheme, host=parts.hostname, port=_PORT if port is None else port, path_prefix=prefix)
 
 
 def path(*parts: str | Sequence[str]) -> str:

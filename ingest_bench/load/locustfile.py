@@ -146,6 +146,7 @@ def _plan(user: type[BulkIndexUser], environment: Environment) -> LoadPlan:
         workers = max(1, getattr(environment.parsed_options, "processes", None) or 1)
     plan = LoadPlan(
         address=Endpoint(url.host, url.port),
+        path_prefix=url.path_prefix,
         tls=Tls(name=url.host, ca_pem=ca_pem) if url.scheme == "https" else None,
         wire=Wire(keys={"path": user.bulk_path or urls.path(workload.index, "_bulk")}),
         workload=workload,

@@ -38,6 +38,8 @@ class LoadPlan:
     out: Path
     host_header: str = ""
     """Empty: the address."""
+    path_prefix: str = ""
+    """Before the path of every request."""
     headers: dict[str, str] = field(default_factory=dict)
     """More headers for each request."""
     tls: Tls | None = None
@@ -126,7 +128,13 @@ class LoadPlan:
     @property
     def places(self) -> tuple[Place, ...]:
         """Every address of the server."""
-        first = Place(endpoint=self.address, host_header=self.host_header, tls=self.tls, resolver=self.resolver)
+        first = Place(
+            endpoint=self.address,
+            host_header=self.host_header,
+            path_prefix=self.path_prefix,
+            tls=self.tls,
+            resolver=self.resolver,
+        )
         return first, *self.others
 
     def source(self) -> Source:

@@ -20,6 +20,7 @@ from ingest_bench.model.values import (
     Line,
     Name,
     NodeNumber,
+    PathPrefix,
     Port,
     Several,
 )
@@ -45,6 +46,8 @@ class Url:
     scheme: Scheme
     host: Host
     port: Port
+    path_prefix: PathPrefix = ""
+    """Before the path of every request: where a proxy has the server, such as "/search"."""
 
     @property
     def authority(self) -> str:
@@ -52,7 +55,7 @@ class Url:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def __str__(self) -> str:
-        return f"{self.scheme}://{self.authority}"
+        return f"{self.scheme}://{self.authority}{self.path_prefix}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,6 +154,8 @@ class Place:
     endpoint: Endpoint
     host_header: str = ""
     """Empty: the endpoint."""
+    path_prefix: str = ""
+    """Before the path of every request."""
     tls: Tls | None = None
     credentials: bool = False
     """Whether requests carry the credentials that the environment of whoever sends them holds."""

@@ -99,6 +99,12 @@ UrlPath = Annotated[
         "a path of a URL: / and at most 2,000 characters that need no encoding, or percent-encoded ones",
     ),
 ]
+# Segments of a path (RFC 3986), but none that leads upwards.
+PATH_PREFIX = r"(?=.{0,2000}\Z)(/(?!\.{1,2}(/|$))([A-Za-z0-9._~!$&'()*+,;=:-]|%[0-9A-Fa-f]{2})+)*"
+PathPrefix = Annotated[
+    str,
+    Form(PATH_PREFIX, "empty, or a path of a URL without an end slash, such as /search, of at most 2,000 characters"),
+]
 Port = Annotated[int, Between(1, 65535, "TCP's ports")]
 Share = Annotated[int, Between(0, 10**6)]
 """In parts of a million."""

@@ -53,6 +53,8 @@ class Address:
     """Host and port as they are looked up."""
     resolver: Endpoint | None = None
     """The name server that is asked for the host, anew for each connection; None: it was asked once."""
+    path_prefix: str = ""
+    """Before the path of every request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -109,7 +111,13 @@ def _address(index: int, place: Place) -> Address:
     verifying = None if place.tls is None else Verifying(place.tls.name, _context(place.tls))
     if place.resolver is not None:
         return Address(
-            index=index, name=name, tls=verifying, sockets=(), endpoint=place.endpoint, resolver=place.resolver
+            index=index,
+            name=name,
+            tls=verifying,
+            sockets=(),
+            endpoint=place.endpoint,
+            resolver=place.resolver,
+            path_prefix=place.path_prefix,
         )
     try:
         # Under Locust this is gevent's own, which does not hold up the loop.
@@ -117,7 +125,14 @@ def _address(index: int, place: Place) -> Address:
     except OSError as error:
         raise RunFailed(f"{name}: there is no host of this name ({error.strerror}). Is it written right?") from None
     sockets = dict.fromkeys((int(family), address) for family, *_, address in found)
-    return Address(index=index, name=name, tls=verifying, sockets=tuple(sockets), endpoint=place.endpoint)
+    return Address(
+        index=index,
+        name=name,
+        tls=verifying,
+        sockets=tuple(sockets),
+        endpoint=place.endpoint,
+        path_prefix=place.path_prefix,
+    )
 
 
 @functools.cache

@@ -57,7 +57,7 @@ class Http:
     """One server, asked over one kept connection."""
 
     origin: str
-    """Such as "http://198.18.2.1:9200"."""
+    """Such as "http://198.18.2.1:9200", with the path prefix."""
     asker: system.Child
     headers: Mapping[str, str] = field(repr=False)
     """Of each request. They go through a pipe: no file and no command line has them."""
@@ -71,6 +71,8 @@ class Http:
     """Its own folder, of a server of ours."""
     deadline: float | None = None
     """Of all questions together, on the monotonic clock; None: each has its own limit alone."""
+    path_prefix: str = ""
+    """Before the path of every request."""
     lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
     """Held from a question to its answer: nodes that are started again are asked by several threads."""
 
@@ -96,7 +98,7 @@ class Http:
         sent = {"Content-Type": "application/json"} if body is not None else {}
         question = {
             "method": method,
-            "path": path,
+            "path": self.path_prefix + path,
             "body": None if body is None else base64.b64encode(body).decode(),
             "headers": {**sent, **self.headers, **(headers or {})},
             "timeout_s": left_s,
@@ -150,6 +152,7 @@ def ask(
     endpoint: Endpoint,
     *,
     host_header: str = "",
+    path_prefix: str = "",
     tls: Tls | None = None,
     headers: Mapping[str, str] | None = None,
     log: Path | None = None,
@@ -159,7 +162,7 @@ def ask(
     program = Path(__file__).with_name("asker.py")
     argv = enter(system.script(program, endpoint.host, str(endpoint.port)))
     name = host_header or str(endpoint)
-    origin = f"{'http' if tls is None else 'https'}://{name}"
+    origin = f"{'http' if tls is None else 'https'}://{name}{path_prefix}"
     with system.Child(argv, name=origin) as asker:
         asker.tell(json.dumps({"host": name, "tls": None if tls is None else asdict(tls)}))
-        yield Http(origin, asker, headers or {}, endpoint, enter, log, home)
+        yield Http(origin, asker, headers or {}, endpoint, enter, log, home, path_prefix=path_prefix)

@@ -26,7 +26,16 @@ def connected(
 ) -> contextlib.AbstractContextManager[Http]:
     """Questions to the server there, asked where `enter` leads."""
     headers = credentials.headers(os.environ) if place.credentials else {}
-    return ask(enter, place.endpoint, host_header=place.host_header, tls=place.tls, headers=headers, log=log, home=home)
+    return ask(
+        enter,
+        place.endpoint,
+        host_header=place.host_header,
+        path_prefix=place.path_prefix,
+        tls=place.tls,
+        headers=headers,
+        log=log,
+        home=home,
+    )
 
 
 def plain(endpoint: Endpoint) -> Place:
@@ -59,7 +68,9 @@ def place_of(options: TargetOptions, enter: Enter) -> Place:
     def place(url: Url, endpoint: Endpoint) -> Place:
         tls = Tls(name=url.host, ca_pem=ca_pem, client_cert=cert, client_key=key) if url.scheme == "https" else None
         own = bool(credentials.headers(os.environ))
-        return Place(endpoint=endpoint, host_header=url.authority, tls=tls, credentials=own)
+        return Place(
+            endpoint=endpoint, host_header=url.authority, path_prefix=url.path_prefix, tls=tls, credentials=own
+        )
 
     # Questions go to the first that takes a connection; the load's workers look up the others themselves.
     here, endpoint = (first, attaching.literal(first)) if elsewhere else _first_there(urls)

@@ -70,6 +70,7 @@ def place_of(place: Place) -> dict[str, Any]:
     return {
         "address": place.endpoint,
         "host_header": place.host_header,
+        "path_prefix": place.path_prefix,
         "tls": place.tls,
         "credentials": place.credentials,
         "resolver": place.resolver,

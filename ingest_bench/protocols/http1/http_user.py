@@ -73,7 +73,9 @@ class Poster(User):
 
     def _head_for(self, address: Address) -> None:
         self._address = address
-        self._head = request_head(self.path, address, {**self.own_headers, **self.way.headers}, self.method)
+        self._head = request_head(
+            address.path_prefix + self.path, address, {**self.own_headers, **self.way.headers}, self.method
+        )
         self._heads: dict[int, bytes] = {}
 
     def _whole_head(self, size_bytes: int) -> bytes:
