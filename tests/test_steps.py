@@ -81,6 +81,20 @@ def test_a_step_is_known_when_it_is_three_nights_old_and_one_odd_night_is_none()
     assert (seen.steps, seen.odd) == ((), (30,))
 
 
+def test_the_interval_of_a_step_allows_for_the_level_before_it() -> None:
+    from scipy import stats  # noqa: PLC0415
+
+    before, after = [80.0, 100, 120, 95, 105], [900.0, 1100, 1000, 950, 1050]
+    (step,) = level_changes.find([*before, *after]).steps
+    assert step.relative is not None
+    low, high = step.relative
+    assert low < step.size / step.before < high
+    # Fieller in closed form: one variance of 8 degrees of freedom, means of 5 nights.
+    squares = stats.t.ppf(0.975, 8) ** 2 * (np.var(before) + np.var(after)) * 5 / 8 / 5
+    ends = np.roots([100**2 - squares, -2 * 100 * 1000, 1000**2 - squares])
+    assert (low, high) == pytest.approx((min(ends) - 1, max(ends) - 1))
+
+
 def false_steps(histories: Iterable[np.ndarray[Any, np.dtype[np.float64]]]) -> float:
     """Return the share of these histories, in none of which anything changed, that have a step."""
     return fmean(bool(level_changes.find(values.tolist()).steps) for values in histories)
@@ -131,6 +145,8 @@ def test_numbers_without_noise_are_no_error() -> None:
     assert (step.before, step.size) == pytest.approx((1448, 7500))
     (step,) = level_changes.find([1e300] * 10 + [1e250] * 10).steps
     assert step.size == pytest.approx(-1e300)
+    (step,) = level_changes.find([0] * 20 + [1] * 20).steps
+    assert (step.before, step.relative) == (0, None)
     # Counts: as much spread as of so many that come independently.
     counts = [20] * 6 + [22] * 6
     assert level_changes.find(counts).steps

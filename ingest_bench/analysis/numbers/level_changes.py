@@ -37,6 +37,8 @@ _Places = Sequence[int]
 
 LEVEL = 0.05
 _CONFIDENCE = 0.95
+# Of the largest number: less than that is left by rounding.
+_ROUNDING = 1e-9
 FEWEST_NIGHTS = 6
 # On each side of a step, and between two. One or two nights that are odd are no new level.
 LEAST_NIGHTS = 3
@@ -95,8 +97,7 @@ def find(values: Sequence[float], *, level: float = LEVEL, least_spread: float =
     # As shares of the largest: whatever a file says, squares stay finite.
     unit = max(abs(value) for value in values) or 1.0
     x = np.asarray(values, dtype=np.float64) / unit
-    # What is left by rounding is no noise.
-    least = max(least_spread / unit, 1e-9)
+    least = max(least_spread / unit, _ROUNDING)
     degree = 1 if len(x) >= _SLOPE_FROM else 0
     all_nights = np.arange(len(x), dtype=np.float64)
     calm = _Model(all_nights, _calmed(x), degree, least)
@@ -171,13 +172,14 @@ class _Model:
         others = _without(places, place)
         sizes, errors, freedom = self._sizes([place], others)
         after = float((self._base(self._nights[[place]], self._degree, places) @ self._solved(places))[0])
+        before, error = after - float(sizes[0]), float(errors[0]) * self._correlated(places)
         return Step(
             place=night,
-            before=(after - float(sizes[0])) * unit,
+            before=before * unit if abs(before) > _ROUNDING else 0.0,
             size=float(sizes[0]) * unit,
-            error=float(errors[0]) * unit,
+            error=error * unit,
             freedom=freedom,
-            relative=self._relative(place, places, float(errors[0]), freedom),
+            relative=self._relative(place, places, error, freedom),
             p_value=self._p_value(place, others),
         )
 
@@ -188,7 +190,7 @@ class _Model:
         before[self._degree + 1 + list(places).index(place)] = 0
         solved = self._solved(places)
         first, second = float(before @ solved), float(after @ solved)
-        if first <= 0 or second < 0:
+        if first <= _ROUNDING or second < 0:
             return None
         weights = np.linalg.pinv(self._base(self._nights, self._degree, places))
         spread = error / float(np.linalg.norm((after - before) @ weights))
