@@ -35,6 +35,18 @@ def test_a_file_is_read_and_everything_else_is_named(tmp_path: Path) -> None:
         files.text(tmp_path / "nothing")
 
 
+def test_a_pipe_that_takes_the_place_of_a_file_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    # It was a file when it was looked at.
+    monkeypatch.setattr(files, "check", lambda _: None)
+    for read in (files.text, files.sha256, lambda path: list(files.lines(path))):
+        with pytest.raises(OSError, match="it is a named pipe, and no file"):
+            read(pipe)
+
+
 def test_a_text_that_no_memory_holds_is_not_read(tmp_path: Path) -> None:
     sparse = tmp_path / "sparse"
     with sparse.open("wb") as file:

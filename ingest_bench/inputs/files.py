@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import io
+import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,7 +27,10 @@ _KINDS = (
 
 def trouble(path: Path) -> str:
     """What it is, where it is no file; empty for a file or a folder."""
-    mode = path.stat().st_mode
+    return _trouble(path.stat().st_mode)
+
+
+def _trouble(mode: int) -> str:
     return next((what for is_kind, what in _KINDS if is_kind(mode)), "")
 
 
@@ -44,23 +49,40 @@ def behind_links(path: Path) -> Path:
 
 def check(path: Path) -> None:
     """OSError for what is not a plain file, before it is opened: opening a device or a pipe may wait, or act."""
-    if what := trouble(path):
+    _check(path.stat().st_mode, path)
+
+
+def _check(mode: int, path: Path) -> None:
+    if what := _trouble(mode):
         raise OSError(errno.EINVAL, what, str(path))
+
+
+def opened(path: Path) -> io.BufferedReader:
+    """Open a plain file to read it; OSError for anything else, also when it takes the place of a file meanwhile."""
+    # Here too: to open a device may act on it.
+    check(path)
+    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+    try:
+        _check(os.fstat(file.fileno()).st_mode, path)
+    except OSError:
+        file.close()
+        raise
+    return file
 
 
 def text(path: Path) -> str:
     """The whole text of a file, which is UTF-8."""
-    check(path)
-    size_bytes = path.stat().st_size
-    if size_bytes > _MOST_BYTES:
-        raise OSError(errno.EFBIG, f"it has {size_bytes:,} bytes, and at most {_MOST_BYTES:,} are read", str(path))
-    return path.read_text(encoding="utf-8")
+    with opened(path) as file:
+        size_bytes = os.fstat(file.fileno()).st_size
+        if size_bytes > _MOST_BYTES:
+            raise OSError(errno.EFBIG, f"it has {size_bytes:,} bytes, and at most {_MOST_BYTES:,} are read", str(path))
+        with io.TextIOWrapper(file, encoding="utf-8") as text:
+            return text.read()
 
 
 def sha256(path: Path) -> str:
     """The checksum of a file of any length, in hexadecimal digits."""
-    check(path)
-    with path.open("rb") as file:
+    with opened(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -77,7 +99,12 @@ def lines(path: Path) -> Iterator[str]:
 
 def pieces(path: Path) -> Iterator[str]:
     """The same of a log that anybody may write to: a line that is too long for memory comes in pieces."""
-    check(path)
-    with path.open(encoding="utf-8", errors="replace") as file:
-        while line := file.readline(_LONGEST_LINE):
+    with opened(path) as file:
+        yield from pieces_of(file)
+
+
+def pieces_of(file: io.BufferedReader) -> Iterator[str]:
+    """The same of an open one."""
+    with io.TextIOWrapper(file, encoding="utf-8", errors="replace") as text:
+        while line := text.readline(_LONGEST_LINE):
             yield line

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ingest_bench.errors import SpecError
-from ingest_bench.inputs import records
+from ingest_bench.inputs import files, records
 from ingest_bench.model.schemas import OLDEST, SCHEMAS
 
 T = TypeVar("T")
@@ -18,7 +18,7 @@ T = TypeVar("T")
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file; SpecError when it is none, or of a schema that this program does not read."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = files.text(path)
         found = json.loads(text)
         if "\\ud" in text.lower():
             # Half a character can be escaped in JSON, and nobody can write it again.
@@ -37,7 +37,7 @@ def read_json(path: Path) -> dict[str, Any]:
 def schema_of(path: Path) -> int:
     """The schema number of a file that is there; SpecError as `read_json`."""
     read_json(path)
-    return int(json.loads(path.read_text(encoding="utf-8")).get("schema", 1))
+    return int(json.loads(files.text(path)).get("schema", 1))
 
 
 def _check_schema(path: Path, schema: Any) -> None:

@@ -1,0 +1,157 @@
+"""Folders that another user can write: whether one is on a path, and how to read, take and hand over what is in one.
+
+A server of root's runs as another user and writes its logs and its recording itself. Whoever can write a folder can put
+a link or a named pipe there at any moment, also between a check and an open.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shutil
+import stat
+from collections.abc import Iterator
+from io import BufferedReader
+from pathlib import Path
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# O_NONBLOCK: to open a named pipe would wait for its writer.
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+# As the kernel (MAXSYMLINKS).
+_MOST_LINKS = 40
+_NAME = re.compile(r"[A-Za-z0-9_.-]+(?:/[A-Za-z0-9_.-]+)*")
+
+
+def swappable(path: Path) -> Path | None:
+    """Return the folder on the way to *path*, or *path* itself, whose content another user can replace; None if none.
+
+    Links on the way count too. In a sticky folder of root's, such as /tmp, users can replace only their own entries.
+    What is missing is for us to make: check it again then.
+    """
+    ours = {0, os.geteuid()}
+    for folder, entry in _steps(path.absolute()):
+        state, is_there = folder.lstat(), os.path.lexists(entry)
+        is_kept = not state.st_mode & 0o022 or (
+            state.st_mode & stat.S_ISVTX and (not is_there or entry.lstat().st_uid in ours)
+        )
+        if state.st_uid not in ours or not is_kept:
+            return folder
+        if not is_there:
+            return None
+    place = path.resolve()
+    return None if is_own(place) else place
+
+
+def is_own(path: Path) -> bool:
+    """Return whether *path* is ours and no other user may write it."""
+    state = path.lstat()
+    return state.st_uid == os.geteuid() and not state.st_mode & 0o022
+
+
+def _steps(path: Path) -> Iterator[tuple[Path, Path]]:
+    """Yield each entry that the kernel looks up on the way to *path*, with the folder that it is in."""
+    here, links = Path("/"), 0
+    left = [*reversed(path.parts[1:])]
+    while left:
+        name = left.pop()
+        if name == "..":
+            here = here.parent
+            continue
+        entry = here / name
+        yield here, entry
+        if not entry.is_symlink():
+            here = entry
+            continue
+        if (links := links + 1) > _MOST_LINKS:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+        target = entry.readlink()
+        here = Path("/") if target.is_absolute() else here
+        left += [part for part in reversed(target.parts) if part != "/"]
+
+
+def open_file(path: Path) -> BufferedReader:
+    """Open a plain file in a folder that another user can write; OSError for a link and for anything but a file.
+
+    The folder itself must be in one that only we can write.
+    """
+    folder = os.open(path.parent, _FOLDER)
+    try:
+        file = os.fdopen(os.open(path.name, _FILE, dir_fd=folder), "rb")
+    finally:
+        os.close(folder)
+    if not _is_plain(os.fstat(file.fileno())):
+        file.close()
+        raise OSError(errno.EINVAL, "not a plain file", str(path))
+    return file
+
+
+def take(folder: Path) -> tuple[list[Path], list[Path]]:
+    """Make *folder*, which another user could write, our own with all that is in it; return its files and the rest.
+
+    The rest are links, pipes, devices, sockets and files with a second name. From the top down: nothing can be replaced
+    in a folder that is already ours.
+    """
+    files: list[Path] = []
+    others: list[Path] = []
+    folders = [folder]
+    for here in folders:
+        descriptor = os.open(here, _FOLDER)
+        try:
+            # First the owner: the old one could give itself the right to write again.
+            os.fchown(descriptor, os.geteuid(), os.getegid())
+            os.fchmod(descriptor, os.fstat(descriptor).st_mode & 0o755 | 0o700)
+            for name in sorted(os.listdir(descriptor)):  # noqa: PTH208 - pathlib cannot list a descriptor
+                state = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
+                if stat.S_ISDIR(state.st_mode):
+                    folders.append(here / name)
+                elif _is_plain(state):
+                    os.chown(name, os.geteuid(), os.getegid(), dir_fd=descriptor, follow_symlinks=False)
+                    os.chmod(name, state.st_mode & 0o755 | 0o600, dir_fd=descriptor)
+                    files.append(here / name)
+                else:
+                    others.append(here / name)
+        finally:
+            os.close(descriptor)
+    return files, others
+
+
+def move_files(folder: Path, into: Path, *, depth: int = 1) -> list[Path]:
+    """Take *folder* and move its files into *into*, which is ours; return what was left there.
+
+    Left are: anything but a plain file; what lies deeper than *depth*; a name that no file of a JVM has; the name of
+    something that is already in *into*. Empty files are not moved: they say nothing.
+    """
+    files, left = take(folder)
+    there = {path.name for path in into.iterdir()}
+    for file in files:
+        name = file.relative_to(folder)
+        if len(name.parts) > depth or name.parts[0] in there or not _NAME.fullmatch(str(name)):
+            left.append(file)
+        elif file.stat().st_size:
+            place = into / name
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.move(file, place)
+    return left
+
+
+def give(folder: Path, uid: int) -> None:
+    """Let *uid* own *folder*, which is ours alone, with all that is in it.
+
+    From the bottom up: nothing can be replaced in a folder whose content is still to be given.
+    """
+    folders = [folder]
+    for here in folders:
+        with os.scandir(here) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(Path(entry.path))
+                else:
+                    os.chown(entry.path, uid, uid, follow_symlinks=False)
+    for here in reversed(folders):
+        os.chown(here, uid, uid, follow_symlinks=False)
+
+
+def _is_plain(state: os.stat_result) -> bool:
+    """Return whether it is a file with one name: a second one may be that of another user's file."""
+    return stat.S_ISREG(state.st_mode) and state.st_nlink == 1

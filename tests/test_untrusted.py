@@ -1,0 +1,193 @@
+"""Folders that another user can write: what is refused, taken and handed over."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ingest_bench import system
+from ingest_bench.inputs import untrusted
+
+needs_root = pytest.mark.skipif(not system.is_root(), reason="only root has files of several users")
+NOBODY = 65534
+# Replaces a file by a link and back, and a folder too, until it is killed.
+SWAPS = """
+import os, sys
+folder, victim = sys.argv[1:]
+os.chdir(folder)
+os.umask(0)
+while True:
+    try:
+        os.mkdir("jfr", 0o777)
+        open("jfr/gc.log", "w").write("of the server")
+        open("new", "w").write("of the server")
+        os.rename("new", "gc.log")
+        print(flush=True)
+        os.rename("jfr", "aside")
+        os.symlink(victim, "jfr")
+        os.symlink(victim + "/gc.log", "new")
+        os.rename("new", "gc.log")
+        os.unlink("aside/gc.log")
+        os.rmdir("aside")
+        os.unlink("jfr")
+    except PermissionError:
+        sys.exit()
+"""
+
+
+def pipe(path: Path, _: Path) -> None:
+    os.mkfifo(path)
+
+
+def link(path: Path, secret: Path) -> None:
+    path.symlink_to(secret)
+
+
+def second_name(path: Path, secret: Path) -> None:
+    path.hardlink_to(secret)
+
+
+def socket(path: Path, _: Path) -> None:
+    os.mknod(path, stat.S_IFSOCK | 0o600)
+
+
+each_kind = pytest.mark.parametrize("plant", [pipe, link, second_name, socket])
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> Path:
+    file = tmp_path / "secret"
+    file.write_text("of root")
+    file.chmod(0o600)
+    return file
+
+
+@pytest.fixture
+def theirs(tmp_path: Path) -> Path:
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    return folder
+
+
+@each_kind
+def test_only_a_plain_file_is_opened(theirs: Path, secret: Path, plant: Callable[[Path, Path], None]) -> None:
+    plant(theirs / "gc.log", secret)
+    with pytest.raises(OSError, match=r"not a plain file|symbolic link|No such device"):
+        untrusted.open_file(theirs / "gc.log")
+
+
+def test_no_file_is_opened_in_a_folder_that_is_a_link(theirs: Path, secret: Path) -> None:
+    (theirs / "elsewhere").symlink_to(secret.parent)
+    with pytest.raises(NotADirectoryError):
+        untrusted.open_file(theirs / "elsewhere" / "secret")
+
+
+@each_kind
+def test_only_plain_files_are_moved(theirs: Path, secret: Path, plant: Callable[[Path, Path], None]) -> None:
+    before = secret.stat()
+    ours = secret.with_name("ours")
+    ours.mkdir()
+    (ours / "host.jsonl").write_text("measured")
+    chunk = theirs / "jfr" / "start" / "chunk.jfr"
+    chunk.parent.mkdir(parents=True)
+    for file in (chunk, theirs / "gc.log", theirs / "host.jsonl", chunk.parent / "deeper"):
+        file.write_text("of the server")
+        file.chmod(0o6777)
+    (chunk.parent / "deeper").unlink()
+    (chunk.parent / "deeper").mkdir()
+    (chunk.parent / "deeper" / "file").write_text("of the server")
+    (theirs / "empty").touch()
+    (theirs / os.fsdecode(b"\xff\n")).write_text("of the server")
+    plant(theirs / "exceptions.log", secret)
+    left = untrusted.move_files(theirs, ours, depth=3)
+    assert {str(path.relative_to(theirs)) for path in left} == {
+        *("exceptions.log", "host.jsonl", "jfr/start/deeper/file", os.fsdecode(b"\xff\n"))
+    }
+    moved = {path for path in ours.rglob("*") if path.is_file()}
+    assert {str(path.relative_to(ours)) for path in moved} == {"gc.log", "host.jsonl", "jfr/start/chunk.jfr"}
+    assert (ours / "host.jsonl").read_text() == "measured"
+    assert not any(path.stat().st_mode & 0o7022 for path in moved)
+    after = secret.stat()
+    assert (secret.read_text(), after.st_mode, after.st_uid) == ("of root", before.st_mode, before.st_uid)
+
+
+@needs_root
+@pytest.mark.slow
+def test_nothing_is_read_or_changed_behind_links_that_come_and_go(theirs: Path, tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.mkdir(mode=0o700)
+    (victim / "gc.log").write_text("of root")
+    (victim / "gc.log").chmod(0o600)
+    tmp_path.chmod(0o755)
+    for parent in tmp_path.parents[:2]:
+        parent.chmod(0o755)
+    seen = set()
+    for attempt in range(20):
+        folder, ours = theirs / str(attempt), tmp_path / f"ours-{attempt}"
+        folder.mkdir()
+        ours.mkdir()
+        untrusted.give(folder, NOBODY)
+        argv = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", sys.executable, "-c", SWAPS)
+        with subprocess.Popen((*argv, str(folder), str(victim)), stdout=subprocess.PIPE) as swapping:
+            assert swapping.stdout is not None
+            swapping.stdout.readline()
+            for _ in range(200):
+                try:
+                    with untrusted.open_file(folder / "gc.log") as file:
+                        seen.add(file.read())
+                except OSError as error:
+                    seen.add(type(error).__name__.encode())
+            try:
+                untrusted.move_files(folder, ours, depth=2)
+            finally:
+                swapping.kill()
+        seen |= {file.read_bytes() for file in ours.rglob("*.log")}
+    assert b"of the server" in seen
+    assert b"of root" not in seen
+    assert {(path.stat().st_uid, path.stat().st_mode & 0o777) for path in (victim, victim / "gc.log")} == {
+        *((0, 0o700), (0, 0o600))
+    }
+    assert (victim / "gc.log").read_text() == "of root"
+
+
+def test_a_path_that_only_we_can_write_is_safe(tmp_path: Path) -> None:
+    assert untrusted.swappable(tmp_path) is None
+    assert untrusted.swappable(tmp_path / "missing" / "too") is None
+    assert untrusted.swappable(tmp_path / ".." / tmp_path.name) is None
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o775, 0o1777])
+def test_a_folder_that_others_can_write_is_not_safe(tmp_path: Path, mode: int) -> None:
+    open_to_all = tmp_path / "open"
+    open_to_all.mkdir()
+    open_to_all.chmod(mode)
+    below = open_to_all / "below"
+    below.mkdir()
+    (tmp_path / "link").symlink_to("open/below")
+    is_sticky = bool(mode & stat.S_ISVTX)
+    expected = None if is_sticky else open_to_all
+    assert untrusted.swappable(open_to_all) == open_to_all
+    assert untrusted.swappable(below) == expected
+    assert untrusted.swappable(tmp_path / "link") == expected
+    assert untrusted.swappable(open_to_all / "missing") == expected
+
+
+@needs_root
+def test_an_entry_of_another_user_in_a_sticky_folder_is_not_safe(tmp_path: Path) -> None:
+    sticky, ours = tmp_path / "sticky", tmp_path / "ours"
+    sticky.mkdir()
+    sticky.chmod(0o1777)
+    ours.mkdir()
+    (sticky / "link").symlink_to(ours)
+    (sticky / "theirs").mkdir()
+    for name in ("link", "theirs"):
+        os.chown(sticky / name, NOBODY, NOBODY, follow_symlinks=False)
+    assert untrusted.swappable(sticky / "link") == sticky
+    assert untrusted.swappable(sticky / "theirs") == sticky
+    assert untrusted.swappable(sticky / "theirs" / "missing") == sticky
