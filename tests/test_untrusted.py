@@ -13,6 +13,7 @@ import pytest
 
 from ingest_bench import system
 from ingest_bench.inputs import untrusted
+from ingest_bench.results.run_folder import RunFolder
 
 needs_root = pytest.mark.skipif(not system.is_root(), reason="only root has files of several users")
 NOBODY = 65534
@@ -191,3 +192,50 @@ def test_an_entry_of_another_user_in_a_sticky_folder_is_not_safe(tmp_path: Path)
     assert untrusted.swappable(sticky / "link") == sticky
     assert untrusted.swappable(sticky / "theirs") == sticky
     assert untrusted.swappable(sticky / "theirs" / "missing") == sticky
+
+
+@pytest.mark.slow
+def test_a_jvm_folder_of_any_depth_ends_with_a_note(tmp_path: Path, secret: Path) -> None:
+    run = RunFolder(tmp_path / "run")
+    run.create()
+    (run.jvm / "gc.log").write_text("[0.1s] a line")
+    (run.jvm / os.fsdecode(b"\xff\n")).symlink_to(secret)
+    deep(run.home, 1_100)
+    run.remove_homes()
+    assert not run.home.exists()
+    (note,) = run.keep_jvm_files()
+    assert note == 'left out, not a plain file of the JVM\'s: "jvm/\\udcff\\n"'
+    assert list(run.marks()) == ["raw/gc.log"]
+    run.make()
+    deep(run.jvm, 2_100)
+    assert run.keep_jvm_files() == ["jvm: it cannot be kept (File name too long)"]
+    assert not run.jvm.exists()
+    assert secret.read_text() == "of root"
+
+
+def test_root_writes_through_nothing_that_an_earlier_server_left(tmp_path: Path, secret: Path) -> None:
+    run = RunFolder(tmp_path / "run")
+    run.create()
+    run.earlier.create()
+    config = run.earlier.home / "config"
+    config.mkdir()
+    (config / "jvm.options").symlink_to(secret)
+    (config / "second").hardlink_to(secret)
+    os.mkfifo(config / "server.yml")
+    (config / "data").write_text("documents")
+    config.chmod(0o777)
+    run.take_homes(run.earlier, 1)
+    assert [path.name for path in (run.home / "config").iterdir()] == ["data"]
+    assert not (run.home / "config").stat().st_mode & 0o022
+    assert secret.read_text() == "of root"
+
+
+def deep(folder: Path, levels: int) -> None:
+    """Make folders within folders in *folder*: 1,000 are too many for Python's stack, 2,048 for a path."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    for _ in range(levels):
+        os.mkdir("d", dir_fd=descriptor)
+        below = os.open("d", os.O_RDONLY, dir_fd=descriptor)
+        os.close(descriptor)
+        descriptor = below
+    os.close(descriptor)

@@ -28,7 +28,7 @@ def folder(tmp_path: Path) -> RunFolder:
     run.create()
     for node in run.nodes(2):
         node.make()
-        (node.raw / "exceptions.log").write_text("[1s][info][exceptions] Exception <a 'java/lang/X'{0x0}: x>\n")
+        (node.jvm / "exceptions.log").write_text("[1s][info][exceptions] Exception <a 'java/lang/X'{0x0}: x>\n")
     return run
 
 
@@ -37,7 +37,7 @@ def server(nodes: int = 2) -> RunningServer:
 
 
 def throws(folder: RunFolder, node: int, second: int, words: str) -> None:
-    (folder.nodes(2)[node].raw / "exceptions.log").write_text(THROWN.format(second, words))
+    (folder.nodes(2)[node].jvm / "exceptions.log").write_text(THROWN.format(second, words))
 
 
 def found(folder: RunFolder, **how: Any) -> str | None:
@@ -59,9 +59,9 @@ def test_what_a_server_that_lives_on_writes_of_somebody_elses_error_is_none_of_i
     # first exceptions are not there any more.
     said = 'heap: Java heap space"} (server.log)'
     assert found(folder) == said
-    (folder.raw / "exceptions.log.0").write_text("")
+    (folder.jvm / "exceptions.log.0").write_text("")
     assert found(folder, lived_on=True) == said
-    for log in folder.raw.glob("exceptions.log*"):
+    for log in folder.jvm.glob("exceptions.log*"):
         log.unlink()
     assert found(folder, lived_on=True) == said
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ingest_bench import system
+from ingest_bench.inputs import untrusted
 from ingest_bench.jvm import cache
 
 if TYPE_CHECKING:
@@ -64,5 +64,4 @@ def _may_enter(folder: Path) -> bool:
 def give(folder: Path) -> None:
     """A folder, with all below it, that the server's user may write. An ordinary user's server needs no gift."""
     if system.is_root():
-        for item in (folder, *folder.rglob("*")):
-            os.chown(item, SERVER_UID, SERVER_UID, follow_symlinks=False)
+        untrusted.give(folder, SERVER_UID)

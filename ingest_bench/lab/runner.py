@@ -101,7 +101,8 @@ def run(
     finally:
         # After Ctrl-C too.
         folder.remove_homes()
-    notes = (*record.notes, *seen.notes, *([_PROFILED] if options.profiles else []))
+        not_kept = folder.keep_jvm_files()
+    notes = (*record.notes, *not_kept, *seen.notes, *([_PROFILED] if options.profiles else []))
     record = dataclasses.replace(record, stages=tuple(stages.done), files=folder.marks(), notes=notes)
     folder.write(record)
     return record

@@ -8,12 +8,13 @@ code throws (direct buffers, Netty's own direct memory) go to the exceptions log
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Literal
 
-from ingest_bench.inputs import files
+from ingest_bench.inputs import files, untrusted
 from ingest_bench.jvm.logs import Log
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def find_oom(raw: Path, log: Path | None = None) -> OutOfMemory | None:
     The first may have no text: the JVM made it before it ran out. What ran out is then said by one that comes later.
     """
     crashes = sorted(raw.glob("hs_err*.log"))
-    rotated = sorted(raw.glob("exceptions.log*"), key=lambda path: path.stat().st_mtime_ns)
+    rotated = sorted(raw.glob("exceptions.log*"), key=_written_ns)
     for paths, pattern in ((crashes, _CRASH), (rotated, _THROWN), ([log] if log else [], _LOGGED)):
         if first := next(_found(paths, pattern), None):
             said = next((one for one in _found(paths, pattern) if one.text), first)
@@ -93,12 +94,29 @@ def find_oom(raw: Path, log: Path | None = None) -> OutOfMemory | None:
 
 def _found(paths: Iterable[Path], pattern: re.Pattern[str]) -> Iterator[OutOfMemory]:
     for path in paths:
-        # A server may write lines of any length, and what is beside a file is none.
-        for line in files.pieces(path) if path.is_file() else ():
-            if match := pattern.search(line):
-                text = (match["text"] or "").strip()[:_MOST_SAID]
-                at_ns = _moment(match.groupdict().get("at")) or path.stat().st_mtime_ns
-                yield OutOfMemory(kind=_kind(text), text=text, source=path.name, at_ns=at_ns)
+        if not path.name.isprintable():
+            # It would stand in the reason of the run.
+            continue
+        try:
+            file = untrusted.open_file(path)
+        except OSError:
+            # It is gone, or the server put something else there.
+            continue
+        with file:
+            # A server may write lines of any length.
+            for line in files.pieces_of(file):
+                if match := pattern.search(line):
+                    text = (match["text"] or "").strip()[:_MOST_SAID]
+                    at_ns = _moment(match.groupdict().get("at")) or os.fstat(file.fileno()).st_mtime_ns
+                    yield OutOfMemory(kind=_kind(text), text=text, source=path.name, at_ns=at_ns)
+
+
+def _written_ns(path: Path) -> int:
+    """When it was written last; 0 for one that the JVM has renamed meanwhile."""
+    try:
+        return path.lstat().st_mtime_ns
+    except FileNotFoundError:
+        return 0
 
 
 def _moment(stamp: str | None) -> int:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import itertools
-import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ingest_bench.errors import SpecError
-from ingest_bench.inputs import records
+from ingest_bench import system
+from ingest_bench.errors import RunFailed, SpecError
+from ingest_bench.inputs import records, untrusted
 from ingest_bench.inputs.files import sha256
 from ingest_bench.model.load import LONGEST_LOAD_S, WorkerReport
 from ingest_bench.model.network import LinkName
@@ -21,6 +21,12 @@ from ingest_bench.results import folder_names, whole_files
 from ingest_bench.results.sample_files import SampleFiles
 
 LONGEST_LOAD_NS = LONGEST_LOAD_S * 10**9
+# Below `jvm`: jfr/<start>/<chunk>.jfr.
+_JVM_DEPTH = 3
+# Of what is left out, in a note.
+_MOST_NAMES = 5
+# Some 100 GB of a server's files.
+_REMOVE_LIMIT_S = 600
 READ = np.dtype(list(READ_FIELDS))
 
 
@@ -32,6 +38,8 @@ class NodeFolder:
         self.path = path.absolute()
         self.raw = self.path / "raw"
         self.home = self.path / "home"
+        self.jvm = self.path / "jvm"
+        """Where its JVM writes recording and logs: its user may write there, and in `raw` we alone. Then they move."""
         self.log = self.path / "server.log"
         self.delivered_file = self.raw / "delivered.bin"
         """Which documents it has, by their numbers (`analysis.run.delivery`); not there where nobody can tell."""
@@ -45,7 +53,7 @@ class NodeFolder:
 
     def make(self) -> None:
         """Make the folders where they are not there yet."""
-        for folder in (self.raw, self.home):
+        for folder in (self.raw, self.home, self.jvm):
             folder.mkdir(parents=True, exist_ok=True)
 
 
@@ -103,20 +111,44 @@ class RunFolder(NodeFolder):
 
     def remove_homes(self) -> None:
         """What the servers had there is of no use without them, and may be larger than everything else together."""
-        for pattern in ("home", "node-*/home", "earlier/home", "earlier/node-*/home"):
-            for home in self.path.glob(pattern):
-                shutil.rmtree(home, ignore_errors=True)
+        for home in self._of_servers("home"):
+            _remove(home)
+
+    def keep_jvm_files(self) -> list[str]:
+        """Move what the JVMs wrote into `raw`, where nobody else can change it; a sentence for what is not kept.
+
+        Call it when no server of the run is left.
+        """
+        said = []
+        for folder in self._of_servers("jvm"):
+            try:
+                left = untrusted.move_files(folder, folder.with_name("raw"), depth=_JVM_DEPTH)
+            except OSError as error:
+                said.append(f"{folder.relative_to(self.path)}: it cannot be kept ({error.strerror})")
+            else:
+                names = ", ".join(folder_names.shown(str(path.relative_to(self.path))) for path in left[:_MOST_NAMES])
+                said += [f"left out, not a plain file of the JVM's: {names}"] if left else []
+            _remove(folder)
+        return said
+
+    def _of_servers(self, name: str) -> Iterator[Path]:
+        """The folders of that name of all servers of the run."""
+        for node in ("", "node-*/", "earlier/", "earlier/node-*/"):
+            yield from self.path.glob(f"{node}{name}")
 
     def take_homes(self, other: RunFolder, nodes: int) -> None:
         """The servers of that run left something there: those of this one find it in their own homes."""
         for own, its in zip(self.nodes(nodes), other.nodes(nodes), strict=True):
             own.path.mkdir(parents=True, exist_ok=True)
-            shutil.rmtree(own.home, ignore_errors=True)
-            # Root writes there again, and a link that the server left would lead it elsewhere.
-            for path in its.home.rglob("*"):
-                if path.is_symlink():
-                    path.unlink()
+            _remove(own.home)
             its.home.rename(own.home)
+            # Root writes there again, and a link or a pipe that the server left would lead it elsewhere.
+            try:
+                _, others = untrusted.take(own.home)
+            except OSError as error:
+                raise RunFailed(f"{own.home}: what the servers left cannot be used again ({error.strerror})") from None
+            for path in others:
+                path.unlink()
 
     def create(self) -> None:
         """Make the folders; what a broken try of the same run left is moved aside, not lost."""
@@ -124,6 +156,7 @@ class RunFolder(NodeFolder):
             if not self.path.is_symlink():
                 # Only `kill -9` leaves them.
                 self.remove_homes()
+                self.keep_jvm_files()
             aside = (self.path.with_name(f"{self.path.name}.broken-{number}") for number in itertools.count(1))
             # Some of them may have been deleted: they are large.
             self.path.rename(next(path for path in aside if not path.is_symlink() and not path.exists()))
@@ -174,6 +207,11 @@ class RunFolder(NodeFolder):
             if not 0 <= end_ns - report.started_monotonic_ns <= LONGEST_LOAD_NS:
                 raise SpecError(f"{path}: this file is damaged: no load starts and ends at such times")
         return report
+
+
+def _remove(folder: Path) -> None:
+    """Delete a folder of a server's; of any depth, for which shutil.rmtree has too small a stack."""
+    system.run(("rm", "-rf", "--", str(folder)), check=False, timeout_s=_REMOVE_LIMIT_S)
 
 
 def _whole(path: Path, record: np.dtype[Any]) -> np.ndarray[Any, np.dtype[Any]]:

@@ -175,7 +175,7 @@ def _started(
         with stage("shares") if needs else contextlib.nullcontext():
             shares = stack.enter_context(host_shares.shares(needs, [node.home for node in folders]))
         plans = [
-            target.launch_plan(cell.target, jdk, node.home, place, endpoints, jvm_options(jdk, node.raw))
+            target.launch_plan(cell.target, jdk, node.home, place, endpoints, jvm_options(jdk, node.jvm))
             for place, node in enumerate(folders)
         ]
         names = None
@@ -192,7 +192,7 @@ def _started(
             )
             launches = [
                 process.Launch(
-                    plan=dataclasses.replace(plan, writable=(*plan.writable, folders[place].raw)),
+                    plan=dataclasses.replace(plan, writable=(*plan.writable, folders[place].jvm)),
                     enter=_within(shares[place], links.clients[place].server.command),
                     log=folders[place].log,
                     listen=endpoints[place],

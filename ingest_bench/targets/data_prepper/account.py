@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ingest_bench.errors import RunFailed
+from ingest_bench.inputs import untrusted
 from ingest_bench.targets import counting
 from ingest_bench.targets.data_prepper.data_prepper_files import (
     API_PORT,
@@ -22,7 +23,7 @@ from ingest_bench.targets.data_prepper.data_prepper_files import (
 )
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from io import BufferedReader
 
     from ingest_bench.targets.http import Http
 
@@ -105,7 +106,7 @@ def metrics(http: Http) -> dict[str, float]:
 
 def delivered(http: Http) -> bytes:
     """Which documents a node's sink has, as `analysis.run.delivery` reads it."""
-    with _sink(http).open("rb") as file:
+    with _file(http, DELIVERED) as file:
         return counting.numbered(b"\n".join(_number(line) for line in file))
 
 
@@ -121,7 +122,7 @@ def together(nodes: Sequence[Http]) -> dict[str, int]:
     total: dict[str, int] = {}
     for http in nodes:
         said = metrics(http)
-        with _sink(http).open("rb") as file:
+        with _file(http, DELIVERED) as file:
             account = of(said, sum(1 for _ in file))
         total = {name: count + total.get(name, 0) for name, count in account.items()}
     return total
@@ -129,8 +130,8 @@ def together(nodes: Sequence[Http]) -> dict[str, int]:
 
 def _longest_s(http: Http) -> float:
     """How long a document of a node may wait without that anything moves, by the node's own files."""
-    forwarder = json.loads(_home(http).joinpath(CONFIGURATION).read_text())["peer_forwarder"]
-    pipeline = json.loads(_home(http).joinpath(PIPELINES).read_text())[PIPELINE]
+    with _file(http, CONFIGURATION) as configuration, _file(http, PIPELINES) as pipelines:
+        forwarder, pipeline = json.load(configuration)["peer_forwarder"], json.load(pipelines)[PIPELINE]
     waits_ms = (
         pipeline["delay"],
         forwarder["batch_delay"],
@@ -140,10 +141,10 @@ def _longest_s(http: Http) -> float:
     return sum(waits_ms) / 1000 + _LATE_S
 
 
-def _sink(http: Http) -> Path:
-    return _home(http) / DELIVERED
-
-
-def _home(http: Http) -> Path:
+def _file(http: Http, name: str) -> BufferedReader:
+    """A file of its home, where the server may put anything."""
     assert http.home is not None  # noqa: S101 - it is counted only where we started it
-    return http.home
+    try:
+        return untrusted.open_file(http.home / name)
+    except OSError as error:
+        raise RunFailed(f"{NAME}: {http.home / name} cannot be read ({error.strerror})") from None
