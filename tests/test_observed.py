@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -316,25 +315,39 @@ def test_nothing_is_written_where_the_user_of_the_jvm_puts_a_link(
     assert (secret.read_text(), secret.stat().st_mode & 0o777) == ("of root", 0o600)
 
 
-def test_what_the_jvm_wrote_is_kept_once_its_user_can_put_nothing_there(
-    raw: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.skipif(not system.is_root(), reason="only root may give a folder to another user")
+@pytest.mark.parametrize("plant", ["link", "pipe", "name"])
+def test_only_plain_files_of_a_jvm_of_another_user_are_kept(
+    tmp_path: Path, raw: Path, monkeypatch: pytest.MonkeyPatch, plant: str
 ) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("of root")
+    (raw / "host.jsonl").write_text("measured")
     theirs = Attached(pid=os.getpid(), uid=65534, jcmd=Path("/bin/true"), version="17", began="")
-    owners: list[int] = []
     folders: list[Path] = []
+    chown = os.chown
 
-    def given(folder: Path, uid: int, _group: int) -> None:
+    def given(folder: Path, uid: int, group: int, **how: Any) -> None:
         folders.append(folder)
-        owners.append(uid)
+        chown(folder, uid, group, **how)
 
-    def moved(file: Path, to: Path) -> None:
-        assert owners[-1] == os.geteuid()
-        file.rename(to)
-
-    monkeypatch.setattr(system, "is_root", lambda: True)
     monkeypatch.setattr(os, "chown", given)
-    monkeypatch.setattr(shutil, "move", moved)
-    with observed(theirs, raw, settings=None, logs=(), limit_s=60):
-        (folders[0] / "gc.log").write_text("[0.1s] a line")
-    assert owners == [theirs.uid, os.geteuid()]
+
+    def observe() -> None:
+        with observed(theirs, raw, settings=None, logs=(), limit_s=60):
+            (folders[0] / "gc.log").write_text("[0.1s] a line")
+            folders[0].chmod(0o777)
+            if plant == "link":
+                (folders[0] / "exceptions.log").symlink_to(secret)
+            elif plant == "pipe":
+                os.mkfifo(folders[0] / "exceptions.log")
+            else:
+                (folders[0] / "host.jsonl").write_text("another measurement")
+
+    with pytest.raises(RunFailed, match="is no plain file of a probe's"):
+        observe()
     assert (raw / "gc.log").read_text() == "[0.1s] a line"
+    assert (raw / "gc.log").stat().st_uid == 0
+    assert (raw / "host.jsonl").read_text() == "measured"
+    assert {path.name for path in raw.iterdir()} == {"gc.log", "host.jsonl"}
+    assert secret.read_text() == "of root"

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from ingest_bench import ledger, system
 from ingest_bench.errors import RunFailed
+from ingest_bench.inputs import untrusted
 from ingest_bench.ledger import Action, Step, Undo
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ _STOP_LIMIT_S = 600
 _LATER_S = 60
 _DONE = "Command executed successfully"
 RECORDING = "recording.jfr"
+_SETTINGS = "settings.jfc"
 
 
 @contextmanager
@@ -46,7 +48,7 @@ def observed(jvm: Attached, into: Path, *, settings: Path | None, logs: Sequence
     what = f"probes in the JVM with pid {jvm.pid}"
     with ledger.session(f"jvm-{jvm.pid}", what, time_limit_s=limit_s, within=("mnt", "pid")) as session:
         session.change((_folder(folder),))
-        own = folder / "settings.jfc"
+        own = folder / _SETTINGS
         if settings is not None:
             shutil.copyfile(settings, own)
             own.chmod(0o644)
@@ -64,8 +66,6 @@ def observed(jvm: Attached, into: Path, *, settings: Path | None, logs: Sequence
                     _stop(jvm, name, folder / RECORDING)
                 for log in logs:
                     _off(jvm, log, folder)
-                # What was looked at cannot become a link before it is moved.
-                _give(folder, os.geteuid())
                 _keep(folder, into)
 
 
@@ -129,10 +129,9 @@ def _off(jvm: Attached, log: Log, folder: Path) -> None:
 def _keep(folder: Path, into: Path) -> None:
     """The folder belongs to the JVM's user: a link that leads elsewhere is not followed."""
     try:
-        for file in sorted(folder.iterdir()):
-            if file.is_symlink() or not file.is_file():
-                raise RunFailed(f"attach: {file} is no plain file. The JVM's user put it there; look at that JVM.")
-            if file.name != "settings.jfc" and file.stat().st_size:
-                shutil.move(file, into / file.name)
+        (folder / _SETTINGS).unlink(missing_ok=True)
+        left = untrusted.move_files(folder, into)
+        if left:
+            raise RunFailed(f"attach: {str(left[0])!a} is no plain file of a probe's; the JVM's user put it there.")
     except OSError as error:
         raise RunFailed(f"attach: what the JVM wrote to {folder} cannot be kept in {into}: {error}") from None
