@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from ingest_bench import system
+from ingest_bench.errors import SpecError
 from ingest_bench.inputs import untrusted
+from ingest_bench.results import layout
 from ingest_bench.results.run_folder import RunFolder
 
 needs_root = pytest.mark.skipif(not system.is_root(), reason="only root has files of several users")
@@ -192,6 +194,27 @@ def test_an_entry_of_another_user_in_a_sticky_folder_is_not_safe(tmp_path: Path)
     assert untrusted.swappable(sticky / "link") == sticky
     assert untrusted.swappable(sticky / "theirs") == sticky
     assert untrusted.swappable(sticky / "theirs" / "missing") == sticky
+
+
+def test_root_makes_and_opens_no_results_that_another_user_can_replace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(system, "is_root", lambda: True)
+    out = tmp_path / "out"
+    out.mkdir()
+    layout.check_writable(out / "new")
+    layout.check_writable(Path("/tmp"))  # noqa: S108 - it is sticky
+    (out / layout.PLAN).write_text("{}")
+    raw = out / "cell" / "1" / "raw"
+    raw.mkdir(parents=True)
+    layout.open_results(out, to_write=True)
+    for folder in (raw, out):
+        folder.chmod(0o777)
+        with pytest.raises(SpecError, match=f"{folder}: another user can replace files here while root writes them"):
+            layout.open_results(out, to_write=True)
+        layout.open_results(out)
+    with pytest.raises(SpecError, match=r"another user can replace files here .* choose a folder of root's by --out"):
+        layout.check_writable(out / "new")
 
 
 @pytest.mark.slow

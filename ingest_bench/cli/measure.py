@@ -154,7 +154,7 @@ class _How:
 
 def _resumed(folder: Path, most_runs: int | None, how: _How) -> int:
     """The exit code of a results folder once it has all its runs, after doing those that it lacks."""
-    results, jfr = layout.open_results(folder), how.options.jfr
+    results, jfr = layout.open_results(folder, to_write=True), how.options.jfr
     fingerprints.check(layout.fingerprints(folder), results.plan)
     if (recorded := layout.facts(folder).get("jfr", jfr)) != jfr:
         raise SpecError(

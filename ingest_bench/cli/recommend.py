@@ -27,7 +27,7 @@ def recommend(
     """From the recorded reads: what other receive buffers would have cost, and which one to use. It runs nothing."""
     complete = True
     for folder in folders:
-        results = layout.open_results(folder)
+        results = layout.open_results(folder, to_write=True)
         summaries = evaluation.any_summaries(results)
         for advice in buffer_advice.advice(results, summaries):
             _show(advice)

@@ -34,7 +34,7 @@ def rebuild(
     ] = False,
 ) -> int:
     """Rebuild the tables and pictures of a results folder from its raw files."""
-    results = layout.open_results(folder)
+    results = layout.open_results(folder, to_write=True)
     if parquet:
         # Before the raw files are read: that takes minutes.
         parquet_table.required()

@@ -13,6 +13,7 @@ import platformdirs
 
 from ingest_bench import system
 from ingest_bench.errors import MissingCapability
+from ingest_bench.inputs import untrusted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -67,10 +68,9 @@ def filled(name: str, fill: Callable[[Path], None]) -> Path:
 
 def _refuse_anybodys(place: Path) -> None:
     """MissingCapability where root would run what somebody else can put there."""
-    state = place.stat()
-    if system.is_root() and (state.st_uid != os.geteuid() or state.st_mode & 0o022):
+    if system.is_root() and (trouble := untrusted.swappable(place)):
         raise MissingCapability(
-            f"cache: {place}: others can write there, and what is in it runs as root; set INGEST_BENCH_CACHE to a "
+            f"cache: {trouble}: others can write there, and what is in it runs as root; set INGEST_BENCH_CACHE to a "
             "folder that is root's alone."
         )
 

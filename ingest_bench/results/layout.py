@@ -2,8 +2,8 @@
 
 results/<experiment>/<utc-start>/
 plan.json  facts.json  summary.csv  summary.json  histograms.csv  report/
-<cell>/<replicate>/run.json  load/  raw/  home/  server.log     (these three are the first node's)
-node-2/{raw/  home/  server.log}             (and so on)
+<cell>/<replicate>/run.json  load/  raw/  home/  jvm/  server.log     (from raw/ on they are the first node's)
+node-2/{raw/  home/  jvm/  server.log}       (and so on; home/ and jvm/ are the server's, while it runs)
 earlier/                                     (of documents that were there at the start)
 """
 
@@ -17,8 +17,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from ingest_bench import system
 from ingest_bench.errors import SpecError
-from ingest_bench.inputs import files, records
+from ingest_bench.inputs import files, records, untrusted
 from ingest_bench.model.experiment import Plan, Run
 from ingest_bench.model.results import RunRecord
 from ingest_bench.results import folder_names, whole_files
@@ -91,8 +92,11 @@ def create(base: Path, plan: Plan, facts: Mapping[str, Any]) -> Results:
     """A new results folder with its plan and facts in it; SpecError when it cannot be written."""
     check_names(plan)
     stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H-%M-%SZ")
+    _check_trusted(base / plan.experiment / stamp)
     try:
         path = _fresh(folder_names.below(base, plan.experiment), stamp)
+        # Another user may have been faster.
+        _check_trusted(path)
         whole_files.write_json(path / PLAN, records.to_json(plan))
         whole_files.write_json(path / FACTS, dict(facts))
     except OSError as error:
@@ -100,6 +104,15 @@ def create(base: Path, plan: Plan, facts: Mapping[str, Any]) -> Results:
             f"{base}: results cannot be written there ({error.strerror}); choose a folder by --out"
         ) from None
     return Results(path)
+
+
+def _check_trusted(path: Path) -> None:
+    """SpecError where we are root and another user can replace what is at *path*, or will be."""
+    if system.is_root() and (place := untrusted.swappable(path)):
+        raise SpecError(
+            f"{place}: another user can replace files here while root writes them; choose a folder of root's by --out, "
+            "or do not run as root"
+        )
 
 
 def check_writable(base: Path, *, by_jvm: bool = False) -> None:
@@ -115,15 +128,24 @@ def check_writable(base: Path, *, by_jvm: bool = False) -> None:
         raise SpecError(f"{base}: results cannot be written there ({place} is no folder); choose a folder by --out")
     if not os.access(place, os.W_OK | os.X_OK):
         raise SpecError(f"{base}: results cannot be written there ({place} is closed); choose a folder by --out")
+    _check_trusted(base / f".{os.getpid()}.new")
 
 
-def open_results(path: Path) -> Results:
-    """The results of that folder; SpecError when there are none, or when a link in it leads out of it."""
+def open_results(path: Path, *, to_write: bool = False) -> Results:
+    """The results of that folder; SpecError when there are none, or when a link in it leads out of it.
+
+    With `to_write` also where we are root and another user can replace a folder of it.
+    """
+    refuses = to_write and system.is_root()
+    if refuses and (place := untrusted.swappable(path)):
+        raise _replaceable(place, path)
     if not (path / PLAN).is_file():
         raise SpecError(f"{path}: there are no results (no plan.json); give results/<experiment>/<start>")
     for folder, folders, names in os.walk(path):
+        if refuses and not untrusted.is_own(Path(folder)):
+            raise _replaceable(Path(folder), path)
         # What a server had there is neither read nor written again.
-        folders[:] = [name for name in folders if name != "home"]
+        folders[:] = [name for name in folders if name not in ("home", "jvm")]
         for place in (Path(folder) / name for name in (*folders, *names)):
             if place.is_symlink():
                 folder_names.check_stays(place, path)
@@ -131,6 +153,13 @@ def open_results(path: Path) -> Results:
             if place.exists() and not place.is_socket() and (trouble := files.trouble(place)):
                 raise SpecError(f"{place}: {trouble}; take it out")
     return Results(path)
+
+
+def _replaceable(place: Path, path: Path) -> SpecError:
+    return SpecError(
+        f"{place}: another user can replace files here while root writes them; do not run this as root, or give the "
+        f"results to root first: chown -R root: {path}; chmod -R go-w {path}"
+    )
 
 
 def facts(path: Path) -> dict[str, Any]:
