@@ -124,10 +124,12 @@ class RunFolder(NodeFolder):
             try:
                 left = untrusted.move_files(folder, folder.with_name("raw"), depth=_JVM_DEPTH)
             except OSError as error:
-                said.append(f"{folder.relative_to(self.path)}: it cannot be kept ({error.strerror})")
-            else:
-                names = ", ".join(folder_names.shown(str(path.relative_to(self.path))) for path in left[:_MOST_NAMES])
-                said += [f"left out, not a plain file of the JVM's: {names}"] if left else []
+                said.append(
+                    f"what the JVM wrote stays in {folder.relative_to(self.path)}/, and was not read ({error.strerror})"
+                )
+                continue
+            names = ", ".join(folder_names.shown(str(path.relative_to(self.path))) for path in left[:_MOST_NAMES])
+            said += [f"left out, not a plain file of the JVM's: {names}"] if left else []
             _remove(folder)
         return said
 
