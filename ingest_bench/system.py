@@ -53,12 +53,14 @@ def run(
     stdin: str | None = None,
     check: bool = True,
     pass_fds: tuple[int, ...] = (),
+    env: Mapping[str, str] | None = None,
 ) -> str:
     """What the command wrote to its standard output; RunFailed with its words when it fails or takes too long.
 
     With `check=False` a failure is no error: the answer is both outputs together. The command dies with us, unless it
     is given `pass_fds`: it keeps these descriptors open until it ends, even when we end before it. Without `stdin` it
-    reads nothing: a question on our terminal would not be seen.
+    reads nothing: a question on our terminal would not be seen. `env` is its whole environment; without it the command
+    has `environment()`.
     """
     _check_program(argv)
     try:
@@ -72,7 +74,7 @@ def run(
             check=False,
             pass_fds=pass_fds,
             cwd="/",
-            env=environment(),
+            env=environment() if env is None else env,
         )
     except subprocess.TimeoutExpired:
         raise RunFailed(f"{shlex.join(argv)}: no end after {timeout_s:g} s") from None

@@ -270,6 +270,7 @@ def test_a_template_that_reads_outside_its_folder_is_refused(folder: Path, templ
         ("{{ ''.__class__.__mro__ }}", "may not do this"),
         ("{{ lipsum.__globals__['os'] }}", "may not do this"),
         ("{{ rally.collect.__globals__ }}", "may not do this"),
+        ("{{ ('{0.__globals__[os].environ}'|attr('format'))(lipsum) }}", "may not do this"),
         ("{{ 'a' | shout }}", "No filter named 'shout'"),
         ("{% if %}", "in: '{% if %}"),
         ('{% include "nothing.json" %}', "nothing.json: cannot be read"),

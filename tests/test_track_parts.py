@@ -10,6 +10,7 @@ from typing import Any
 import made_runs
 import pytest
 
+from ingest_bench import system
 from ingest_bench.documents import tracks
 from ingest_bench.documents.tracks import __main__ as reader
 from ingest_bench.errors import SpecError
@@ -402,6 +403,17 @@ def test_whatever_reading_a_track_raises_is_one_sentence_about_the_track(
         "downloads": "",
     }
     assert reader.answer(wanted) == {"refused": f"{tmp_path}: cannot be read: LookupError: a line and another"}
+
+
+def test_the_child_that_renders_a_track_gets_no_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("INGEST_BENCH_PASSWORD", "INGEST_BENCH_API_KEY", "AWS_SECRET_ACCESS_KEY", "GITHUB_TOKEN"):
+        monkeypatch.setenv(name, "geheim")
+    print_environment = """printf '{"refused": "%s"}' "$(env | tr '\\n' ' ')\""""
+    monkeypatch.setattr(system, "python", lambda _: ("sh", "-c", print_environment))
+    with pytest.raises(SpecError) as error:
+        track_steps.read(TrackChoice(path=str(tmp_path)))
+    assert "PATH=/" in str(error.value)
+    assert "geheim" not in str(error.value)
 
 
 def test_a_track_is_the_same_read_apart() -> None:
