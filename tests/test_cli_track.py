@@ -32,7 +32,7 @@ def test_the_plan_of_a_track_says_what_it_skips(capsys: pytest.CaptureFixture[st
         (("run", "--track", "/nowhere"), "/nowhere: is no track: neither track.json nor workload.json is in it"),
         (("run", "--track", TRACK, "--challenge", "apend"), 'no procedure "apend"; did you mean "append"?'),
         (("run", "--track", TRACK, "--track-params", "bulk_sise:5"), 'no parameter "bulk_sise"; did you mean'),
-        (("run", "--track", TRACK, "--track-params", "bulk_size"), '"bulk_size" is not NAME:VALUE'),
+        (("run", "--track", TRACK, "--track-params", "bulk_size"), "'bulk_size' is not NAME:VALUE"),
         (("run", "--track", TRACK, "--documents", "x.json"), "load.documents: the track says it"),
         (("run", "--track", TRACK, "--measure", "5s"), "load.measure: the track says it"),
         (("run", "--track", TRACK, "--set", "users=5"), "load.users: the track says it"),

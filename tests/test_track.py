@@ -379,19 +379,6 @@ def test_a_corpus_of_a_track_is_checked_before_anything_starts(folder: Path) -> 
         tracks.check(tracks.read(folder))
 
 
-def test_track_parameters_are_read_from_text_or_a_file(tmp_path: Path) -> None:
-    assert tracks.parameters_of("bulk_size:2000, codec:best,flag:true") == {
-        "bulk_size": 2000,
-        "codec": "best",
-        "flag": True,
-    }
-    path = tmp_path / "p.json"
-    path.write_text('{"bulk_size": 5}')
-    assert tracks.parameters_of(str(path)) == {"bulk_size": 5}
-    with pytest.raises(SpecError, match='"bulk_size" is not NAME:VALUE'):
-        tracks.parameters_of("bulk_size")
-
-
 @pytest.mark.parametrize(
     ("given", "rate"),
     [

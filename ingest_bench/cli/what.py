@@ -11,10 +11,9 @@ from typing import Annotated, Any
 import typer
 
 from ingest_bench.cli.flow_options import Flows
-from ingest_bench.documents import tracks
 from ingest_bench.errors import SpecError
 from ingest_bench.experiment import order, spec
-from ingest_bench.inputs import records
+from ingest_bench.inputs import records, track_parameters
 from ingest_bench.lab import campaign
 from ingest_bench.lab.server import attaching
 from ingest_bench.model.experiment import Plan
@@ -44,7 +43,7 @@ Documents = Annotated[
     ),
 ]
 Track = Annotated[Path | None, typer.Option(help="A folder with a Rally track or an OpenSearch Benchmark workload.")]
-TrackParams = Annotated[str, typer.Option(help="Its parameters: NAME:VALUE,… or a JSON file.")]
+TrackParams = Annotated[str, typer.Option(help="Its parameters: NAME:VALUE,…, a JSON object, or a JSON file.")]
 Challenge = Annotated[str | None, typer.Option(help="Its challenge (test procedure), when not the default one.")]
 TestMode = Annotated[bool, typer.Option("--test-mode", help="A thousand documents of each file of the track.")]
 Target = Annotated[
@@ -117,7 +116,7 @@ class What:
                 raise SpecError("--track-params, --challenge and --test-mode belong to --track DIR: which track?")
             return None
         # The plan keeps it: a run may be resumed from another folder.
-        path, parameters = str(self.track.absolute()), tracks.parameters_of(self.track_params)
+        path, parameters = str(self.track.absolute()), track_parameters.parse(self.track_params)
         return TrackChoice(path=path, parameters=parameters, challenge=self.challenge, test_mode=self.test_mode)
 
     @property

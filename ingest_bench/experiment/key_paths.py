@@ -8,7 +8,7 @@ from typing import Any
 
 from ingest_bench.errors import SpecError
 from ingest_bench.experiment import catalog
-from ingest_bench.inputs import records
+from ingest_bench.inputs import records, track_parameters
 from ingest_bench.model.experiment import Fault
 from ingest_bench.model.host_settings import HostSettings
 from ingest_bench.model.load import LoadOptions
@@ -31,6 +31,7 @@ LINKS = ("network", "peers")
 _PART = re.compile(r"\"([^\"]*)\"|'([^']*)'")
 # No table has tables below tables below tables; what a track's parameter holds is its own.
 _DEEPEST = 3
+_TRACK_PARAMETERS = ("load", "track", "parameters")
 # The key that names the thing itself may be written as the table's name.
 _NAMES = {
     "network": ("network", "profile"),
@@ -101,6 +102,12 @@ def set_at(tables: dict[str, Any], path: Sequence[str], value: Any) -> dict[str,
     for step in reversed(path):
         nested = {step: nested}
     return catalog.merged(tables, nested)
+
+
+def typed(path: Sequence[str], value: Any) -> Any:
+    """The value at that path. Text of a track's parameter is parsed as Rally parses it: "False" is false."""
+    is_text = tuple(path[:3]) == _TRACK_PARAMETERS and isinstance(value, str)
+    return track_parameters.parse_value(value) if is_text else value
 
 
 def parted(path: tuple[str, ...], level: str) -> dict[tuple[str, ...], str]:

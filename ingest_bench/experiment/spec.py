@@ -62,6 +62,7 @@ def load(
         tables["target"]["setting"] = key_paths.dotted(settings, f"{where}: target.setting")
     for steps, value in key_paths.leaves(tables):
         key_paths.check(steps, value, f"{where}: {'.'.join(map(spelled, steps))}")
+        tables = key_paths.set_at(tables, steps, key_paths.typed(steps, value))
     experiment = Experiment(
         name=catalog.called(path),
         **head,
@@ -195,7 +196,7 @@ def _cell(experiment: Experiment, levels: dict[str, str]) -> Cell:
                     f'{experiment.name}: the target "{level}" has a version, and so has the factor {each[-1]}; '
                     "take one of them out"
                 )
-            tables = key_paths.set_at(tables, each, value)
+            tables = key_paths.set_at(tables, each, key_paths.typed(each, value))
         twin = _TWINS.get(path)
         if twin is not None and twin not in paths:
             tables[twin[0]].pop(twin[1], None)

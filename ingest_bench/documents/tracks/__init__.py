@@ -19,11 +19,9 @@ from ingest_bench.documents.tracks.declared import declared, listed
 from ingest_bench.documents.tracks.schedule import schedule
 from ingest_bench.documents.tracks.template import Templates
 from ingest_bench.errors import SpecError
-from ingest_bench.inputs import files
 from ingest_bench.inputs.records import nearest
-from ingest_bench.inputs.user_json import parse_json
 from ingest_bench.model.track import Track, TrackFile
-from ingest_bench.units import count_of, format_bytes, quoted, spelled
+from ingest_bench.units import count_of, format_bytes, quoted
 
 FILES = ("track.json", "workload.json")
 PROCEDURES = ("challenges", "test_procedures")
@@ -93,28 +91,6 @@ def check(track: Track) -> None:
                 f'{path}: has {count_of(found, "document")} where the track says {documents:,} ("document-count"); get '
                 "the whole file, or correct the track"
             )
-
-
-def parameters_of(text: str) -> dict[str, Any]:
-    """What `--track-params` says: a JSON file, or "bulk_size:2000,codec:default" with JSON values or plain words."""
-    if text.endswith(".json"):
-        try:
-            found = parse_json(files.text(Path(text)))
-        except (OSError, ValueError, RecursionError) as error:
-            raise SpecError(f"--track-params {spelled(text)}: cannot be read as JSON: {error}") from None
-        if not isinstance(found, dict):
-            raise SpecError(f"--track-params {text}: a JSON object of names and values is needed")
-        return found
-    parameters = {}
-    for part in filter(None, (part.strip() for part in text.split(","))):
-        key, colon, value = part.partition(":")
-        if not colon or not key.strip():
-            raise SpecError(f'--track-params: "{part}" is not NAME:VALUE')
-        try:
-            parameters[key.strip()] = parse_json(value)
-        except (ValueError, RecursionError):
-            parameters[key.strip()] = value.strip()
-    return parameters
 
 
 def _absent(track: Track, absent: Sequence[TrackFile]) -> str:
