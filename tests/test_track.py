@@ -360,7 +360,7 @@ def test_a_procedure_without_a_bulk_that_can_be_run_is_refused(tmp_path: Path) -
         ({"target-throughput": "1e300"}, "target rate: per_s: 1e+300 is not between 0 and"),
         ({"target-throughput": "0.0"}, '"target-throughput" is 0; take it out'),
         ({"target-interval": 1e-300}, "target rate: per_s: 9.999999999999999e+299 is not between 0 and"),
-        ({"conflict-probability": 101}, "conflict_probability: 1010000 is not between 0% and 100%"),
+        ({"conflict-probability": 101}, '"conflict-probability" is 101, not between 0 and 100'),
         ({"pipeline": 5}, "pipeline: 5 is of another type"),
         ({"refresh": "now"}, "refresh: 'now' is of another type"),
     ],

@@ -114,6 +114,10 @@ class Step:
     """Files are sent again and again, until another thing ends the step."""
     bulk_documents: int = 0
     action: BulkAction = field(default_factory=BulkAction)
+    query: str = ""
+    """The query string of each bulk, beside the fields of `action`."""
+    timeout_ns: int = 0
+    """How long a bulk may take; 0: what the load says."""
     ignores_errors: bool = False
     """Whether requests may fail also where `on_error` of the load is "abort"."""
     files: tuple[TrackFile, ...] = ()

@@ -2,6 +2,7 @@
 
     template.py   the files' text: collected, rendered in a sandbox        declared.py  indices, data streams, templates
     corpora.py    which files a bulk sends, and where they come from       sending.py   a task that sends bulks
+    keys.py       which of their keys are used, harmless or named
     admin.py      what the other operations ask of the server              schedule.py  tasks to steps
 
 Nothing of a track is executed: code beside it (track.py, workload.py) is left alone, and what needs it is skipped.
@@ -61,6 +62,7 @@ def read(
     )
     done = schedule(table, chosen, found, corpora, templates)
     _refuse_unused(parameters, templates, where)
+    unused = (f'"{key}" of the track is not used' for key in _UNUSED if key in table)
     return Track(
         name=folder.resolve().name,
         description=str(table.get("description", "")),
@@ -69,7 +71,7 @@ def read(
         streams=found.streams,
         steps=tuple(done.steps),
         skipped=tuple(done.skipped),
-        notes=(*(f'"{key}" of the track is not used' for key in _UNUSED if key in table), *done.notes),
+        notes=tuple(dict.fromkeys((*unused, *done.notes, *corpora.notes))),
     )
 
 

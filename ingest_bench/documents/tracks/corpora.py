@@ -6,14 +6,15 @@ import hashlib
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from ingest_bench.documents.lines import OPENERS, packing
+from ingest_bench.documents.tracks import keys
 from ingest_bench.documents.tracks.declared import Declared, index_name, listed
-from ingest_bench.documents.tracks.template import Templates
+from ingest_bench.documents.tracks.template import Templates, without_marks
 from ingest_bench.errors import SpecError
 from ingest_bench.inputs.records import nearest
 from ingest_bench.model.track import Origin, TrackFile
@@ -22,6 +23,8 @@ from ingest_bench.units import quoted
 # What both tools send of each corpus in their test mode.
 TEST_DOCUMENTS = 1000
 _LARGEST_COUNT = 10**15
+# The only format of a file that a bulk can send; others are of operations that need code.
+_BULK_FORMAT = "bulk"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,10 +37,13 @@ class Corpora:
     downloads: Path | None
     """Where downloaded files are kept; None: nowhere."""
     test_mode: bool
+    notes: list[str] = field(default_factory=list)
+    """Keys of document sets that are not used, and document sets that are left out."""
 
     def files(self, operation: Mapping[str, Any], where: str) -> tuple[TrackFile, ...]:
         """What a bulk operation sends: of the corpora that it names, what goes to the indices that it names."""
         wanted_corpora, wanted_indices = _names(operation.get("corpora")), _names(operation.get("indices"))
+        wanted_streams = _names(operation.get("data-streams"))
         known = [str(corpus.get("name")) for corpus in self.table]
         for name in wanted_corpora:
             if name not in known:
@@ -47,15 +53,38 @@ class Corpora:
             if wanted_corpora and corpus.get("name") not in wanted_corpora:
                 continue
             for one in listed(corpus, "documents", f"{where}: corpus {corpus.get('name')}"):
-                merged = {**{key: value for key, value in corpus.items() if key not in ("documents", "name")}, **one}
-                self.templates.complete(merged, f"corpus {corpus.get('name')}")
-                target = self._target(merged, where)
-                if not wanted_indices or target in wanted_indices:
-                    found.append(self._file(merged, target, str(corpus.get("name")), where))
+                documents = self._document_set(corpus, one)
+                if documents is None:
+                    continue
+                target = self._target(documents, where)
+                if wanted_indices and target not in wanted_indices:
+                    continue
+                if wanted_streams and not (target in wanted_streams and self._is_stream(documents, target)):
+                    continue
+                found.append(self._file(documents, target, str(corpus.get("name")), where))
         if not found:
-            of = f" for {', '.join(wanted_indices)}" if wanted_indices else ""
+            wanted = [*wanted_indices, *wanted_streams]
+            of = f" for {', '.join(wanted)}" if wanted else ""
             raise SpecError(f"{where}: has nothing to send: no corpus of the track has documents{of}")
         return _limited(found, operation, where, test_mode=self.test_mode)
+
+    def _document_set(self, corpus: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Return the used keys of a document set with the defaults of its corpus; None for one that is no bulk's."""
+        where = f"corpus {without_marks(str(corpus.get('name')))}"
+        documents = self.templates.complete(keys.DOCUMENTS.select({**corpus, **own}), where)
+        name = documents.get("source-file")
+        self.notes.extend(keys.DOCUMENTS.notes({**corpus, **own}, f"{where}: {name}" if name else where))
+        source_format = documents.get("source-format") or _BULK_FORMAT
+        if source_format != _BULK_FORMAT:
+            self.notes.append(f'{where}: {name} is left out: its "source-format" is {quoted(source_format)}')
+            return None
+        if own.get("source-file-parts") and not documents.get("source-url"):
+            # The address of the whole file leads nowhere.
+            documents.pop("base-url", None)
+        return documents
+
+    def _is_stream(self, documents: Mapping[str, Any], target: str) -> bool:
+        return bool(documents.get("target-data-stream")) or target in self.declared.streams
 
     def _target(self, documents: Mapping[str, Any], where: str) -> str:
         source = documents.get("source-file")
@@ -83,7 +112,7 @@ class Corpora:
         if self.test_mode:
             head, dot, tail = name.partition(".")
             small = f"{head}-1k{dot}{tail}"
-            small_origin = Origin(url=_url(documents, small, where))
+            small_origin = Origin(url="" if documents.get("source-url") else _url(documents, small, where))
             there = self._existing(small, corpus, small_origin)
             if there is None and path is not None:
                 limit = TEST_DOCUMENTS
@@ -93,7 +122,7 @@ class Corpora:
             path=str(path or self._kept(name, corpus, origin) or self.templates.folder / name),
             index="" if bulk else target,
             bulk=bulk,
-            stream=not bulk and (bool(documents.get("target-data-stream")) or target in self.declared.streams),
+            stream=not bulk and self._is_stream(documents, target),
             documents=limit,
             origin=origin,
         )
@@ -113,7 +142,9 @@ class Corpora:
         if self.downloads is None or not origin.url:
             return None
         slug = re.sub(r"[^A-Za-z0-9_-]+", "_", corpus)[:60]
-        folder = f"{slug}-{hashlib.sha256(origin.url.encode()).hexdigest()[:12]}"
+        # Without the query string: a signed address is another one each time.
+        address = origin.url.partition("?")[0]
+        folder = f"{slug}-{hashlib.sha256(address.encode()).hexdigest()[:12]}"
         return self.downloads / folder / Path(os.path.normpath(name)).name
 
 
@@ -128,12 +159,13 @@ def _origin(documents: Mapping[str, Any], name: str, where: str) -> Origin:
 
 def _url(documents: Mapping[str, Any], name: str, where: str) -> str:
     """Where it can be downloaded; empty where nobody says it."""
-    base = str(documents.get("base-url") or "").rstrip("/")
-    if not base:
+    key = "source-url" if documents.get("source-url") else "base-url"
+    address = str(documents.get(key) or "")
+    if not address:
         return ""
-    if not base.isprintable() or " " in base or "@" in base.partition("://")[2].partition("/")[0]:
-        raise SpecError(f'{where}: "base-url" is {quoted(base)}: an address has no spaces, user or password in it')
-    return f"{base}/{quote(name)}"
+    if not address.isprintable() or " " in address or "@" in address.partition("://")[2].partition("/")[0]:
+        raise SpecError(f'{where}: "{key}" is {quoted(address)}: an address has no spaces, user or password in it')
+    return address if key == "source-url" else f"{address.rstrip('/')}/{quote(name)}"
 
 
 def _count(table: Mapping[str, Any], key: str, where: str) -> int | None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from ingest_bench.documents.tracks import admin, sending
+from ingest_bench.documents.tracks import admin, keys, sending
 from ingest_bench.documents.tracks.corpora import Corpora
 from ingest_bench.documents.tracks.declared import Declared, listed
 from ingest_bench.documents.tracks.template import Templates, without_marks
@@ -110,14 +110,11 @@ class Schedule:
             yield Step(name=name, operation=cast("Operation", kind), requests=requests)
         elif self._sends(task):
             merged = {**shared, **task}
-            templates.complete(({**merged, "name": "", "operation": ""}, {**operation, "name": ""}), name)
-            step = sending.step(name, merged, operation, self.corpora, where)
+            self.notes += (*keys.BULK.notes(operation, name), *keys.TASK.notes(merged, name))
+            used = keys.TASK.select(merged), keys.BULK.select(operation)
+            step = sending.step(name, *templates.complete(used, name), self.corpora, where)
             if step.looped and not beside and not step.time_period_ns:
                 raise SpecError(f'{where}: is "looped" and nothing ends it; give the task a "time-period"')
-            if operation.get("recency"):
-                self.notes.append(f'{name}: "recency" is not used: old ids are drawn evenly')
-            if task.get("iterations"):
-                self.notes.append(f'{name}: "iterations" is not used: the whole corpus is sent')
             self._look_for_pipeline(step)
             yield step
         else:

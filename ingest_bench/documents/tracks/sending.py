@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import urlencode
 
 from ingest_bench.documents.tracks.corpora import Corpora
 from ingest_bench.errors import SpecError
@@ -18,8 +19,11 @@ from ingest_bench.units import quoted
 TEST_PERIOD_S = 10
 _THROUGHPUT = re.compile(r"(?P<number>[0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)(?:\s+(?P<unit>\S+))?")
 _RATE_UNITS: Mapping[str, RateUnit] = {"ops/s": "requests", "docs/s": "documents"}
-# A day of seconds, and the largest bulk: no number of a task is larger.
+# The largest bulk: no number of a task is larger.
 _LARGEST = 1_000_000
+_DAY_S = 86_400
+# Parameters of a request that both an operation and its "request-params" may have.
+_OF_ACTION = ("pipeline", "refresh")
 _SCHEDULES = ("deterministic", "poisson")
 
 
@@ -28,6 +32,7 @@ def step(name: str, task: Mapping[str, Any], operation: Mapping[str, Any], corpo
     if "bulk-size" not in operation:
         raise SpecError(f'{where}: "bulk-size" is missing')
     files = corpora.files(operation, where)
+    parameters = _request_parameters(operation, where)
     clients = clients_of(task, where)
     rate, poisson, ramp_up_s = None, False, 0.0
     period_s, warm_up_s = number(task, "time-period", where), number(task, "warmup-time-period", where)
@@ -51,7 +56,9 @@ def step(name: str, task: Mapping[str, Any], operation: Mapping[str, Any], corpo
         bulk_documents=records.at(
             LoadOptions, ("bulk_documents",), int(number(operation, "bulk-size", where)), f'{where}: "bulk-size"'
         ),
-        action=_action(operation, where),
+        action=_action({**operation, **parameters}, where),
+        query=_query(operation, parameters, where),
+        timeout_ns=int(number(operation, "request-timeout", where, most=_DAY_S) * 10**9),
         ignores_errors=_ignores_errors(task, where),
         files=files,
     )
@@ -63,15 +70,15 @@ def clients_of(task: Mapping[str, Any], where: str) -> int:
     return found
 
 
-def number(table: Mapping[str, Any], key: str, where: str, default: float = 0) -> float:
+def number(table: Mapping[str, Any], key: str, where: str, default: float = 0, most: int = _LARGEST) -> float:
     """A number of the track, 0 or more, and never more than anything may be."""
     value = table.get(key, default)
     try:
         found = float(default if value is None else value)
     except (TypeError, ValueError, OverflowError):
         raise SpecError(f'{where}: "{key}" is {quoted(value)}, not a number') from None
-    if not 0 <= found <= _LARGEST:
-        raise SpecError(f'{where}: "{key}" is {quoted(value)}, not between 0 and {_LARGEST:,}')
+    if not 0 <= found <= most:
+        raise SpecError(f'{where}: "{key}" is {quoted(value)}, not between 0 and {most:,}')
     return found
 
 
@@ -80,6 +87,23 @@ def _ignores_errors(task: Mapping[str, Any], where: str) -> bool:
     if level not in (None, "non-fatal"):
         raise SpecError(f'{where}: "ignore-response-error-level" is {quoted(level)}, not "non-fatal"')
     return level is not None
+
+
+def _request_parameters(operation: Mapping[str, Any], where: str) -> dict[str, Any]:
+    parameters = operation.get("request-params") or {}
+    if not isinstance(parameters, dict):
+        raise SpecError(f'{where}: "request-params" is {quoted(parameters)}, not an object of names and values')
+    return parameters
+
+
+def _query(operation: Mapping[str, Any], parameters: Mapping[str, Any], where: str) -> str:
+    """The query string of each request, without what `BulkAction` has a field for."""
+    timeout = {} if operation.get("timeout") is None else {"timeout": operation["timeout"]}
+    query = {key: value for key, value in {**timeout, **parameters}.items() if key not in _OF_ACTION}
+    for key, value in query.items():
+        if not isinstance(value, str | int | float):
+            raise SpecError(f'{where}: "{key}" of a request is {quoted(value)}, not a text, a number, true or false')
+    return urlencode({key: str(value).lower() if isinstance(value, bool) else value for key, value in query.items()})
 
 
 def _action(operation: Mapping[str, Any], where: str) -> BulkAction:
@@ -92,7 +116,7 @@ def _action(operation: Mapping[str, Any], where: str) -> BulkAction:
     refresh = operation.get("refresh")
     action = BulkAction(
         conflicts=conflicts,  # type: ignore[arg-type] # checked above
-        conflict_probability_ppm=int(number(operation, "conflict-probability", where, 25) * 10**4),
+        conflict_probability_ppm=int(number(operation, "conflict-probability", where, 25, most=100) * 10**4),
         on_conflict=on_conflict,  # type: ignore[arg-type] # checked above
         pipeline=operation.get("pipeline"),
         refresh=None if refresh is None else str(refresh).lower(),  # type: ignore[arg-type] # checked below

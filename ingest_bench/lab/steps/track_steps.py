@@ -20,7 +20,7 @@ from ingest_bench.lab.steps import downloads, marks
 from ingest_bench.lab.steps.parts import Ask, Procedure, Send, Together, place_of
 from ingest_bench.load import LoadPlan
 from ingest_bench.model.experiment import Cell
-from ingest_bench.model.load import Arrivals, LoadOptions, TrackChoice
+from ingest_bench.model.load import Arrivals, LoadOptions, TrackChoice, Wire
 from ingest_bench.model.target import Place
 from ingest_bench.model.track import AdminRequest, Step, Track
 from ingest_bench.model.workload import Workload
@@ -170,15 +170,26 @@ def _sending(cell: Cell, target: Target, found: Track, step: Step, place: Place,
         ramp_up_ns=step.ramp_up_ns,
         warm_up_ns=step.warm_up_ns,
         measure_ns=step.time_period_ns,
+        timeout_ns=step.timeout_ns or cell.load.timeout_ns,
     )
     return LoadPlan(
         **place_of(place),
-        wire=target.wire(cell.target, workload),
+        wire=_wire(target.wire(cell.target, workload), step),
         workload=workload,
         options=options,
         out=out,
         step=step,
     )
+
+
+def _wire(wire: Wire, step: Step) -> Wire:
+    """The wire whose requests have the query string of the step."""
+    if not step.query:
+        return wire
+    if "path" not in wire.keys:
+        raise SpecError(f'{step.name}: "request-params" and "timeout" are of a bulk API over HTTP; take them out')
+    path = str(wire.keys["path"])
+    return dataclasses.replace(wire, keys={**wire.keys, "path": f"{path}{'&' if '?' in path else '?'}{step.query}"})
 
 
 def _arrivals(step: Step) -> Arrivals:
