@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import os
@@ -16,6 +17,8 @@ from jinja2 import meta
 from jinja2.exceptions import SecurityError
 from jinja2.sandbox import SandboxedEnvironment
 
+from ingest_bench.documents.tracks import places
+from ingest_bench.documents.tracks.places import Assembled, Place
 from ingest_bench.errors import SpecError
 from ingest_bench.inputs import files
 from ingest_bench.inputs.user_json import parse_json
@@ -76,6 +79,8 @@ class Templates:
         self.folder = folder.resolve()
         self.used: set[str] = set()
         """Every parameter that the files read so far ask for."""
+        self._places: dict[str, list[Place]] = {}
+        """The places of the lines of each template, by its name."""
         self._roots = (self.folder, self.folder.parent / _SHARED)
         self._environment = SandboxedEnvironment(
             loader=jinja2.FunctionLoader(self._load), undefined=Missing, autoescape=False, extensions=["jinja2.ext.do"]
@@ -90,17 +95,18 @@ class Templates:
     def json(self, name: str) -> Any:
         """What a file of the folder holds once it is rendered."""
         path = self.inside(self.folder / name, name)
-        text = self._render(self._assembled(path, 0), str(path))
+        source = self._assembled(path, 0)
+        text = self._render(source, str(path))
         try:
             return parse_json(text)
         except RecursionError:
             raise SpecError(f"{path}: is nested too deeply to be read; no track is") from None
         except json.JSONDecodeError as error:
+            place = self._place_in_rendered(source, path, text, _fault(text, error.pos))
             if found := _MISSING.match(text, error.pos):
-                raise SpecError(f"{path}: {_remedy(found[1])}") from None
+                raise SpecError(f"{place}: {_remedy(found[1])}") from None
             raise SpecError(
-                f"{path}: is not JSON once it is rendered: {error.msg} in line {error.lineno}: "
-                f"{_line(text, error.lineno)!r}"
+                f"{place}: is not JSON once it is rendered: {error.msg}: {_line(text, error.lineno)!r}"
             ) from None
         except ValueError as error:
             raise SpecError(f"{path}: {error}") from None
@@ -126,23 +132,38 @@ class Templates:
                 )
         return real
 
-    def _load(self, name: str) -> str:
+    def _load(self, name: str) -> tuple[str, str, None]:
         if name in _HELPERS:
-            return _HELPER_TEMPLATE
-        return self._assembled(self.inside(self.folder / name, name), 0)
+            return _HELPER_TEMPLATE, name, None
+        path = self.inside(self.folder / name, name)
+        source = self._assembled(path, 0)
+        self._places[str(path)] = source.places
+        return source.text, str(path), None
 
-    def _assembled(self, path: Path, depth: int) -> str:
+    def _assembled(self, path: Path, depth: int) -> Assembled:
         try:
             text = files.text(path)
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
             raise SpecError(f"{path}: cannot be read: {reason}; the track needs this file") from None
-        return _COLLECT.sub(lambda match: self._fragments(match["parts"], path.parent, depth + 1), text)
+        lines = [Place(str(path), number) for number in range(1, text.count("\n") + 2)]
+        assembled, end, line = Assembled(), 0, 0
+        for match in _COLLECT.finditer(text):
+            before = text[end : match.start()]
+            assembled.add(before, lines[line : line + before.count("\n") + 1])
+            self._collect_into(assembled, match["parts"], path.parent, depth + 1)
+            end, line = match.end(), text.count("\n", 0, match.end())
+        assembled.add(text[end:], lines[line:])
+        return assembled
 
-    def _fragments(self, parts: str, beside: Path, depth: int) -> str:
+    def _collect_into(self, assembled: Assembled, parts: str, beside: Path, depth: int) -> None:
         if depth > _DEPTH:
             raise SpecError(f'{beside}: "{parts}" collects itself; take one of the collects out')
-        return ",\n".join(self._assembled(path, depth) for path in self._matches(parts, beside))
+        for number, path in enumerate(self._matches(parts, beside)):
+            if number:
+                assembled.add(",\n", [assembled.places[-1]] * 2)
+            fragment = self._assembled(path, depth)
+            assembled.add(fragment.text, fragment.places)
 
     def _matches(self, parts: str, beside: Path) -> Iterator[Path]:
         pattern = Path(parts)
@@ -161,30 +182,64 @@ class Templates:
 
     def _collect(self, parts: str) -> str:
         """A collect whose pattern is only known when it is rendered."""
-        return self._render(self._fragments(parts, self.folder, 1), parts)
+        assembled = Assembled()
+        self._collect_into(assembled, parts, self.folder, 1)
+        return self._render(assembled, str(self.folder / parts))
 
-    def _render(self, text: str, where: str) -> str:
+    def _render(self, source: Assembled, name: str) -> str:
+        """The text of a template; `name` is only for errors."""
+        self._places[name] = source.places
         try:
-            self.used |= meta.find_undeclared_variables(_READER.parse(text))
-            return self._environment.from_string(text).render()
+            # Compiled first: the reader would name no file in its errors.
+            code = self._environment.compile(source.text, filename=name)
+            self.used |= meta.find_undeclared_variables(_READER.parse(source.text))
+            template = jinja2.Template.from_code(self._environment, code, self._environment.make_globals(None))
+            return template.render()
         except jinja2.UndefinedError as error:
-            _explain_missing(error, where)
+            _explain_missing(error, self._raised_at(error, name))
         except SecurityError as error:
-            raise SpecError(f"{where}: the template may not do this: {error}") from None
+            raise SpecError(f"{self._raised_at(error, name)}: the template may not do this: {error}") from None
         except jinja2.TemplateSyntaxError as error:
             # It may be in a file that this one includes.
-            where, text = str(self.folder / error.name) if error.name else where, error.source or text
+            where = self._place(error.filename or name, error.lineno)
             said = str(error.message).rstrip(".")
-            raise SpecError(f"{where}: {said}, in: {_line(text, error.lineno)!r}") from None
+            line = _line(error.source or source.text, error.lineno)
+            raise SpecError(f"{where}: {said}, in: {line!r}") from None
         except jinja2.TemplateNotFound as error:
+            where = self._raised_at(error, name)
             raise SpecError(f'{where}: includes "{error.name}", which is not there') from None
         except _BROKEN as error:
-            raise SpecError(f"{where}: cannot be rendered: {error}") from None
+            raise SpecError(f"{self._raised_at(error, name)}: cannot be rendered: {error}") from None
+
+    def _raised_at(self, error: BaseException, name: str) -> str:
+        found = places.raised_at(error)
+        return self._place(*found) if found else name
+
+    def _place_in_rendered(self, source: Assembled, path: Path, text: str, position: int) -> str:
+        """The place of the template's text that was rendered to this position; the file where it is not known."""
+        plain, self._environment = self._environment, self._environment.overlay(extensions=[places.Marks])
+        found = None
+        # A template that reads its own text may fail over a mark.
+        with contextlib.suppress(SpecError):
+            found = places.position_in_marked(self._render(source, str(path)), text, position)
+        self._environment = plain
+        return self._place(*found) if found else str(path)
+
+    def _place(self, name: str, line: int) -> str:
+        """The line of a file that a line of a template comes from."""
+        known = self._places.get(name, [])
+        return str(known[min(line, len(known)) - 1]) if known else name
 
 
 def without_marks(text: str) -> str:
     """The text as both tools print it: nothing stands where a parameter has no value."""
     return _MISSING.sub("", text)
+
+
+def _fault(text: str, position: int) -> int:
+    """Where the fault of broken JSON is: at the comma before an end, of which Python's reader names the end."""
+    before = text[:position].rstrip()
+    return len(before) - 1 if before.endswith(",") and text[position : position + 1] in ("]", "}") else position
 
 
 def _line(text: str, number: int) -> str:
