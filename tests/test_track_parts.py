@@ -315,6 +315,36 @@ def test_a_parameter_without_a_value_is_named_plainly_wherever_it_stands(tmp_pat
         assert str(told.value).isprintable()
 
 
+@pytest.mark.parametrize(
+    ("rows", "more"),
+    [
+        ([{"operation": "index-{{ kind }}"}], {}),
+        ([{"operation": "index-{{ kind }}"}, {"operation": "bulk"}], {}),
+        ([{"operation": {"operation-type": "{{ kind }}"}}, {"operation": "bulk"}], {}),
+        ([{"parallel": {"clients": "{{ kind }}", "tasks": [{"operation": "bulk"}]}}], {}),
+        ([{"parallel": {"completed-by": "{{ kind }}", "tasks": [{"operation": "bulk"}]}}], {}),
+        ([{"operation": {**BULK, "corpora": "{{ kind }}"}}], {}),
+        ([{"operation": "bulk"}], {"challenge": "{{ kind }}"}),
+    ],
+)
+def test_a_parameter_without_a_value_is_the_cause_wherever_it_was_needed(
+    tmp_path: Path, rows: list[Any], more: dict[str, Any]
+) -> None:
+    with pytest.raises(SpecError) as error:
+        tracks.read(written(tmp_path, rows, **more))
+    assert 'the parameter "kind" has no value and no default; give it: --track-params kind:VALUE' in str(error.value)
+    assert str(error.value).isprintable()
+
+
+def test_a_parameter_without_a_value_prints_nothing_in_what_a_track_tells(tmp_path: Path) -> None:
+    search = {"name": "find-{{ kind }}", "operation-type": "search"}
+    code = {"name": "own", "operation-type": "bulk", "param-source": "{{ kind }}"}
+    rows = [{"operation": search}, {"operation": code}, {"operation": "bulk", "{{ kind }}": 1}]
+    found = tracks.read(written(tmp_path, rows, description="of {{ kind }}"))
+    assert (found.description, found.notes) == ("of ", ('bulk: "" is not used: the key is unknown',))
+    assert found.skipped == ("find- (search)", 'own (bulk; its documents are made by code of the track, "")')
+
+
 def test_a_parameter_without_a_value_prints_nothing_in_a_name_and_in_the_index_of_a_health_check(
     tmp_path: Path,
 ) -> None:

@@ -18,7 +18,7 @@ from ingest_bench.documents import corpus
 from ingest_bench.documents.tracks.corpora import Corpora
 from ingest_bench.documents.tracks.declared import declared, listed
 from ingest_bench.documents.tracks.schedule import schedule
-from ingest_bench.documents.tracks.template import Templates
+from ingest_bench.documents.tracks.template import Templates, explained, without_marks
 from ingest_bench.errors import SpecError
 from ingest_bench.inputs.records import nearest
 from ingest_bench.model.track import Track, TrackFile
@@ -42,7 +42,35 @@ def read(
 
     The files of its corpora need not be there: they are looked for beside the track and in `downloads`.
     """
-    parameters = parameters or {}
+    try:
+        return _read(folder, parameters or {}, procedure, downloads, test_mode=test_mode)
+    except SpecError as error:
+        raise explained(error, folder) from None
+
+
+def missing(track: Track) -> tuple[TrackFile, ...]:
+    """The files that the track sends and that are not there, each once."""
+    files = {file.path: file for step in track.steps for file in step.files}
+    return tuple(file for path, file in files.items() if not Path(path).is_file())
+
+
+def check(track: Track) -> None:
+    """Nothing when every file of the track can be sent; SpecError names file and line."""
+    if absent := missing(track):
+        raise SpecError(_absent(track, absent))
+    seen = {(file.path, file.bulk, file.origin.documents) for step in track.steps for file in step.files}
+    for path, bulk, documents in sorted(seen, key=str):
+        found = corpus.check(Path(path), bulk=bulk).documents
+        if documents is not None and found is not None and found != documents:
+            raise SpecError(
+                f'{path}: has {count_of(found, "document")} where the track says {documents:,} ("document-count"); get '
+                "the whole file, or correct the track"
+            )
+
+
+def _read(
+    folder: Path, parameters: Mapping[str, Any], procedure: str | None, downloads: Path | None, *, test_mode: bool
+) -> Track:
     name = next((name for name in FILES if (folder / name).is_file()), None)
     if name is None:
         raise SpecError(f"{folder}: is no track: neither {' nor '.join(FILES)} is in it")
@@ -65,34 +93,14 @@ def read(
     unused = (f'"{key}" of the track is not used' for key in _UNUSED if key in table)
     return Track(
         name=folder.resolve().name,
-        description=str(table.get("description", "")),
-        procedure=str(chosen.get("name", "default")),
+        description=without_marks(str(table.get("description", ""))),
+        procedure=without_marks(str(chosen.get("name", "default"))),
         indices=found.indices,
         streams=found.streams,
         steps=tuple(done.steps),
-        skipped=tuple(done.skipped),
-        notes=tuple(dict.fromkeys((*unused, *done.notes, *corpora.notes))),
+        skipped=tuple(map(without_marks, done.skipped)),
+        notes=tuple(map(without_marks, dict.fromkeys((*unused, *done.notes, *corpora.notes)))),
     )
-
-
-def missing(track: Track) -> tuple[TrackFile, ...]:
-    """The files that the track sends and that are not there, each once."""
-    files = {file.path: file for step in track.steps for file in step.files}
-    return tuple(file for path, file in files.items() if not Path(path).is_file())
-
-
-def check(track: Track) -> None:
-    """Nothing when every file of the track can be sent; SpecError names file and line."""
-    if absent := missing(track):
-        raise SpecError(_absent(track, absent))
-    seen = {(file.path, file.bulk, file.origin.documents) for step in track.steps for file in step.files}
-    for path, bulk, documents in sorted(seen, key=str):
-        found = corpus.check(Path(path), bulk=bulk).documents
-        if documents is not None and found is not None and found != documents:
-            raise SpecError(
-                f'{path}: has {count_of(found, "document")} where the track says {documents:,} ("document-count"); get '
-                "the whole file, or correct the track"
-            )
 
 
 def _absent(track: Track, absent: Sequence[TrackFile]) -> str:

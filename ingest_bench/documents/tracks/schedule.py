@@ -137,15 +137,11 @@ class Schedule:
     def _operation(self, task: Mapping[str, Any]) -> dict[str, Any]:
         """The operation with `name` and `operation-type`: given in place, by name, or only by its type."""
         given = task.get("operation")
-        if isinstance(given, Mapping):
-            kind = str(given.get("operation-type", ""))
-            return {"name": kind, **given, "operation-type": kind}
-        known = self.operations.get(str(given))
-        if known is not None:
-            return {**known, "operation-type": str(known.get("operation-type", ""))}
         if given is None:
             raise SpecError(f'{self.templates.folder}: a task of the schedule has no "operation": {quoted(dict(task))}')
-        return {"name": str(given), "operation-type": str(given)}
+        found = given if isinstance(given, Mapping) else self.operations.get(str(given), {"operation-type": given})
+        kind = self.templates.complete(str(found.get("operation-type", "")), "the operation of a task")
+        return {"name": kind, **found, "operation-type": kind}
 
 
 def schedule(

@@ -46,6 +46,8 @@ _SHARED = "common_operations"
 # Around the name of a parameter without a value, in rendered text. Noncharacters: no text of a user has them.
 _OPEN, _CLOSE = "\ufdd0", "\ufdd1"
 _MISSING = re.compile(f"{_OPEN}(.*?){_CLOSE}")
+# The same, also as `quoted` writes it.
+_MISSING_OR_QUOTED = re.compile(r"(?:\ufdd0|\\ufdd0)(.*?)(?:\ufdd1|\\ufdd1)")
 
 
 def _days_ago(date: str, now: datetime) -> int:
@@ -229,6 +231,12 @@ class Templates:
         """The line of a file that a line of a template comes from."""
         known = self._places.get(name, [])
         return str(known[min(line, len(known)) - 1]) if known else name
+
+
+def explained(error: SpecError, folder: Path) -> SpecError:
+    """The same error; where a parameter without a value stands in its text, that this is the cause."""
+    found = _MISSING_OR_QUOTED.search(str(error))
+    return SpecError(f"{folder}: {_remedy(found[1])}") if found else error
 
 
 def without_marks(text: str) -> str:
