@@ -13,6 +13,7 @@ import pytest
 
 from ingest_bench.documents import source, tracks
 from ingest_bench.documents.body import Body
+from ingest_bench.documents.tracks.template import Templates
 from ingest_bench.errors import SpecError
 from ingest_bench.model.load import LoadOptions, Rate
 from ingest_bench.model.track import Step, Track
@@ -262,6 +263,48 @@ def test_a_template_that_reads_outside_its_folder_is_refused(folder: Path, templ
     (folder / "operations" / "index.json").write_text(template)
     with pytest.raises(SpecError, match="is outside the folder of the track"):
         tracks.read(folder)
+
+
+HELPERS = [
+    ("{{ '2.11.0' | version_between('2.9', '2.11.0') }}", "True"),
+    ("{{ '2.12' | version_between('2.9.0', '2.11.9') }}", "False"),
+    ("{{ '2.8.3' | version_between('2.9.0', '2.11.9') }}", "False"),
+    ("{{ 86400.0 | get_start_date }}", "1970-01-02"),
+    ("{{ '1998-05-15' | get_start_date }}", "1998-05-15"),
+    ("{{ 86400 | get_end_date }}", "1970-01-03"),
+    ("{{ '1998-05-31' | get_end_date(2) }}", "1998-06-02"),
+    ("{{ 0.0 | get_end_date(duration_days=31, date_format='%d.%m.%Y') }}", "01.02.1970"),
+    ("{{ '15-05-1998' | days_ago('15-05-1999') }}", "365"),
+    ("{{ '1998-05-15' | days_ago(end_date='1998-05-14', date_format='%Y-%m-%d') }}", "-1"),
+    ("{{ now > 1700000000 and now is float }}", "True"),
+    ("{{ 0 == ((now | get_start_date) | days_ago(now, date_format='%Y-%m-%d')) }}", "True"),
+    (
+        "{% for part in glob('operations/*.json') %}{{ part }} {% endfor %}",
+        "operations/index.json operations/search.json ",
+    ),
+    ("{{ glob('nothing/*.json') }}{{ glob('nothing.json') }}", "[][]"),
+]
+
+
+@pytest.mark.parametrize(("template", "text"), HELPERS)
+def test_a_helper_of_the_tools_does_what_they_document(folder: Path, template: str, text: str) -> None:
+    (folder / "track.json").write_text(json.dumps({"a": template}).replace('\\"', '"'))
+    assert Templates(folder, {"now": 1, "glob": 2}).json("track.json") == {"a": text}
+
+
+def test_a_helper_that_is_used_wrongly_is_told_with_its_line(folder: Path) -> None:
+    for template, said in [
+        ("{{ '2.x' | version_between('1.0', '3.0') }}", "cannot be rendered: invalid literal for int"),
+        ("{{ version | version_between('1.0', '3.0') }}", 'the parameter "version" has no value'),
+        ("{{ 1e300 | get_start_date }}", "cannot be rendered: "),
+        ("{{ 0 | get_end_date(1e15) }}", "cannot be rendered: "),
+        ("{{ 'yesterday' | days_ago(now) }}", "cannot be rendered: time data 'yesterday' does not match"),
+        ("{{ glob('../*.json') }}", "is outside the folder of the track"),
+    ]:
+        (folder / "track.json").write_text(f'{{"version": 2,\n"description": "{template}"}}')
+        with pytest.raises(SpecError) as error:
+            tracks.read(folder)
+        assert said in str(error.value)
 
 
 @pytest.mark.parametrize(

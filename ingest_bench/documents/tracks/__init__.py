@@ -1,6 +1,7 @@
 """Rally tracks and OpenSearch Benchmark workloads, read as they are: `read(folder)` gives the steps of a procedure.
 
     template.py   the files' text: collected, rendered in a sandbox        declared.py  indices, data streams, templates
+    filters.py    what templates can use             places.py    where a line of them comes from
     corpora.py    which files a bulk sends, and where they come from       sending.py   a task that sends bulks
     keys.py       which of their keys are used, harmless or named
     admin.py      what the other operations ask of the server              schedule.py  tasks to steps

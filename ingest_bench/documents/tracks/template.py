@@ -7,8 +7,8 @@ import copy
 import json
 import os
 import re
+import time
 from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -18,6 +18,7 @@ from jinja2.exceptions import SecurityError
 from jinja2.sandbox import SandboxedEnvironment
 
 from ingest_bench.documents.tracks import places
+from ingest_bench.documents.tracks.filters import FILTERS
 from ingest_bench.documents.tracks.places import Assembled, Place
 from ingest_bench.errors import SpecError
 from ingest_bench.inputs import files
@@ -32,7 +33,7 @@ _COLLECT = re.compile(
 )
 _HELPERS = ("rally.helpers", "benchmark.helpers")
 _HELPER_TEMPLATE = "{% set collect = _collect %}{% set exists_set_param = _exists_set_param %}"
-# What both tools define without being asked.
+# What both tools define without being asked, and a parameter may change.
 _GIVEN: Mapping[str, Any] = {"build_flavor": "default", "serverless_operator": False}
 # What a template raises that asks for what cannot be done.
 _BROKEN = (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
@@ -48,17 +49,11 @@ _OPEN, _CLOSE = "\ufdd0", "\ufdd1"
 _MISSING = re.compile(f"{_OPEN}(.*?){_CLOSE}")
 # The same, also as `quoted` writes it.
 _MISSING_OR_QUOTED = re.compile(r"(?:\ufdd0|\\ufdd0)(.*?)(?:\ufdd1|\\ufdd1)")
-
-
-def _days_ago(date: str, now: datetime) -> int:
-    """The days since a date such as 15-05-1998: a filter that tracks use in searches."""
-    return (now - datetime.strptime(date, "%d-%m-%Y").replace(tzinfo=UTC)).days
-
-
-FILTERS = {"days_ago": _days_ago}
 # Finds the parameters of a text. The environment that renders it knows their values and would not name them.
 _READER = SandboxedEnvironment(extensions=["jinja2.ext.do"])
 _READER.filters.update(FILTERS)
+# Both tools define them, and no parameter takes their place.
+_READER.globals.update({"now": 0.0, "glob": None})
 
 
 class Missing(jinja2.Undefined):
@@ -89,9 +84,10 @@ class Templates:
         )
         self._environment.policies["json.dumps_function"] = _dumps
         helpers = {"_collect": self._collect, "_exists_set_param": _exists_set_param}
+        own = {"now": time.time(), "glob": self._glob}
         # Copies: a track may change its own lists and tables, but not what it was given.
         given = copy.deepcopy(dict(parameters))
-        self._environment.globals.update({**_GIVEN, "now": datetime.now(UTC), **given, **helpers})
+        self._environment.globals.update({**_GIVEN, **given, **own, **helpers})
         self._environment.filters.update(FILTERS)
 
     def json(self, name: str) -> Any:
@@ -181,6 +177,10 @@ class Templates:
             raise SpecError(f'{beside}: "{parts}" is no pattern of files: {error}') from None
         for path in found:
             yield self.inside(path, parts)
+
+    def _glob(self, pattern: str) -> list[str]:
+        """The files of a pattern, relative to the folder of the track, for `include`."""
+        return [os.path.relpath(path, self.folder) for path in self._matches(pattern, self.folder) if path.exists()]
 
     def _collect(self, parts: str) -> str:
         """A collect whose pattern is only known when it is rendered."""
