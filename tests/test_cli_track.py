@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ingest_bench.cli import app
+from ingest_bench.cli import app, what
+from ingest_bench.experiment import fingerprints
 
 TRACK = str(Path(__file__).parent / "data" / "track")
 
@@ -58,6 +59,23 @@ def test_what_cannot_work_is_refused_before_anything_starts(
     assert typed(*words) == 2
     assert message in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", ["~/my track, v2", "~/my track, v2/track.json"])
+def test_a_track_is_found_below_a_tilde_and_with_a_space_in_its_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    folder = shutil.copytree(TRACK, tmp_path / "my track, v2")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (plan,) = what.plans(what.What(track=Path(path), documents=None))
+    track = plan.runs[0].cell.load.track
+    assert track is not None
+    assert Path(track.path) in (folder, folder / "track.json")
+    assert plan.experiment == ("my_track_v2" if path.endswith("v2") else "track")
+    assert len(fingerprints.of(plan)) == sum(
+        1 for file in folder.rglob("*") if file.is_file() and (".json" in file.name or path.endswith("v2"))
+    )
 
 
 @pytest.mark.slow

@@ -228,6 +228,17 @@ def test_a_workload_of_opensearch_benchmark_may_use_the_folder_that_all_share(tm
     assert [one.operation for one in tracks.read(folder).steps] == ["delete-index", "bulk"]
 
 
+def test_a_track_may_be_one_json_file_of_any_name(tmp_path: Path) -> None:
+    folder = small(tmp_path / "t", [])
+    expected = tracks.read(folder)
+    file = (folder / "track.json").rename(folder / "sys log.json")
+    assert tracks.read(file) == dataclasses.replace(expected, name="sys log")
+    tracks.check(tracks.read(file))
+    (folder / "docs.txt").write_text("")
+    with pytest.raises(SpecError, match=r"docs.txt: is no track: a folder or a \.json file is"):
+        tracks.read(folder / "docs.txt")
+
+
 def test_a_collect_with_a_computed_pattern_works_too(folder: Path) -> None:
     text = (folder / "track.json").read_text()
     (folder / "track.json").write_text(text.replace('"operations/*.json"', '"oper" ~ "ations/*.json"'))

@@ -12,8 +12,8 @@ import typer
 
 from ingest_bench.cli.flow_options import Flows
 from ingest_bench.errors import SpecError
-from ingest_bench.experiment import order, spec
-from ingest_bench.inputs import records, track_parameters
+from ingest_bench.experiment import order, spec, whole_paths
+from ingest_bench.inputs import records, track_files, track_parameters
 from ingest_bench.lab import campaign
 from ingest_bench.lab.server import attaching
 from ingest_bench.model.experiment import Plan
@@ -42,7 +42,12 @@ Documents = Annotated[
         help="Measure until so many documents are indexed; or send this file of them (NDJSON, also .gz .bz2 .zst).",
     ),
 ]
-Track = Annotated[Path | None, typer.Option(help="A folder with a Rally track or an OpenSearch Benchmark workload.")]
+Track = Annotated[
+    Path | None,
+    typer.Option(
+        help="A Rally track or an OpenSearch Benchmark workload: its folder, or a .json file that is all of it."
+    ),
+]
 TrackParams = Annotated[str, typer.Option(help="Its parameters: NAME:VALUE,…, a JSON object, or a JSON file.")]
 Challenge = Annotated[str | None, typer.Option(help="Its challenge (test procedure), when not the default one.")]
 TestMode = Annotated[bool, typer.Option("--test-mode", help="A thousand documents of each file of the track.")]
@@ -116,7 +121,7 @@ class What:
                 raise SpecError("--track-params, --challenge and --test-mode belong to --track DIR: which track?")
             return None
         # The plan keeps it: a run may be resumed from another folder.
-        path, parameters = str(self.track.absolute()), track_parameters.parse(self.track_params)
+        path, parameters = whole_paths.whole(self.track), track_parameters.parse(self.track_params)
         return TrackChoice(path=path, parameters=parameters, challenge=self.challenge, test_mode=self.test_mode)
 
     @property
@@ -139,15 +144,15 @@ class What:
             )
         elif self.documents is not None:
             # Absolute, as the track's: --resume may be called from another folder.
-            found["documents"] = str(Path(self.documents).absolute())
+            found["documents"] = whole_paths.whole(self.documents)
         if (choice := self.choice) is not None:
             found["track"] = {key: value for key, value in records.to_json(choice).items() if value is not None}
         if self.target is not None:
             is_file = self.target.endswith(".toml")
-            found["file" if is_file else "target"] = str(Path(self.target).absolute()) if is_file else self.target
+            found["file" if is_file else "target"] = whole_paths.whole(self.target) if is_file else self.target
         for key in ("ca_file", "client_cert", "client_key"):
             path: Path | None = getattr(self, key)
-            found[key] = str(path.absolute()) if path else None
+            found[key] = whole_paths.whole(path) if path else None
         return found
 
 
@@ -155,6 +160,12 @@ def plans(what: What) -> list[Plan]:
     """One plan, or one for each experiment that this one includes; SpecError for what cannot be."""
     names = spec.included(what.experiment) if what.experiment is not None else (None,)
     return [_plan(name, what) for name in names]
+
+
+def _folder_name(track: Path) -> str:
+    """The track's name, as it may be a folder's of results: the JVM's options take no path with a space in it."""
+    name = track_files.name_of(Path(whole_paths.whole(track)).resolve())
+    return re.sub(r"[^A-Za-z0-9=._-]+", "_", name)
 
 
 def _plan(experiment: str | None, what: What) -> Plan:
@@ -179,7 +190,7 @@ def _plan(experiment: str | None, what: What) -> Plan:
     often = what.against_itself or what.replicates
     found = spec.load(experiment or usual, what.sets, fixed=fixed, running=running or None, replicates=often)
     if experiment is None and what.track is not None:
-        found = dataclasses.replace(found, name=what.track.resolve().name)
+        found = dataclasses.replace(found, name=_folder_name(what.track))
     ordered = order.order(found)
     if what.against_itself is not None:
         ordered = order.against_itself(ordered)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ingest_bench.errors import SpecError
-from ingest_bench.inputs import files, records
+from ingest_bench.inputs import files, records, track_files
 from ingest_bench.model.experiment import Plan
 
 # Of a file of any size so much is read: pieces at even distances, the first and the last bytes among them.
@@ -55,10 +55,18 @@ def _given(value: Any, key: str = "") -> Iterator[Path]:
             yield Path(value)
     elif isinstance(value, Mapping):
         for name, each in value.items():
-            yield from _given(each, "documents" if (key, name) == ("track", "path") else name)
+            if (key, name) == ("track", "path"):
+                yield from _of_track(Path(each))
+            else:
+                yield from _given(each, name)
     elif isinstance(value, (list, tuple)):
         for each in value:
             yield from _given(each, key)
+
+
+def _of_track(path: Path) -> Iterator[Path]:
+    """Its folder; of a track in one file each file that it may read."""
+    return track_files.files_of(path) if path.is_file() else iter((path,))
 
 
 def _files(path: Path) -> Iterator[Path]:

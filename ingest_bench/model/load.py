@@ -102,7 +102,7 @@ class TrackChoice:
     """A folder with a Rally track or an OpenSearch Benchmark workload, and what is chosen of it."""
 
     path: FilePath
-    """Its folder."""
+    """Its folder, or a .json file that is all of it."""
     parameters: Annotated[dict[Line, Value], Several(0, 1000)] = field(default_factory=dict)
     """The track's own parameters, by name."""
     challenge: Label | None = None

@@ -21,6 +21,7 @@ from ingest_bench.documents.tracks.declared import declared, listed
 from ingest_bench.documents.tracks.schedule import schedule
 from ingest_bench.documents.tracks.template import Templates, explained, without_marks
 from ingest_bench.errors import SpecError
+from ingest_bench.inputs import track_files
 from ingest_bench.inputs.records import nearest
 from ingest_bench.model.track import Track, TrackFile
 from ingest_bench.units import count_of, format_bytes, quoted
@@ -32,7 +33,7 @@ _UNUSED = ("dependencies",)
 
 
 def read(
-    folder: Path,
+    path: Path,
     *,
     parameters: Mapping[str, Any] | None = None,
     procedure: str | None = None,
@@ -41,12 +42,13 @@ def read(
 ) -> Track:
     """The steps of one procedure of a track; SpecError names file, parameter or key, and the remedy.
 
+    `path` is its folder, or a .json file of any name.
     The files of its corpora need not be there: they are looked for beside the track and in `downloads`.
     """
     try:
-        return _read(folder, parameters or {}, procedure, downloads, test_mode=test_mode)
+        return _read(path, parameters or {}, procedure, downloads, test_mode=test_mode)
     except SpecError as error:
-        raise explained(error, folder) from None
+        raise explained(error, path) from None
 
 
 def missing(track: Track) -> tuple[TrackFile, ...]:
@@ -69,15 +71,25 @@ def check(track: Track) -> None:
             )
 
 
+def _file_of(path: Path) -> Path:
+    """The file that a track begins with."""
+    if path.is_file():
+        if path.suffix != ".json":
+            raise SpecError(f"{path}: is no track: a folder or a .json file is")
+        return path
+    found = next((path / name for name in FILES if (path / name).is_file()), None)
+    if found is None:
+        raise SpecError(f"{path}: is no track: neither {' nor '.join(FILES)} is in it")
+    return found
+
+
 def _read(
-    folder: Path, parameters: Mapping[str, Any], procedure: str | None, downloads: Path | None, *, test_mode: bool
+    path: Path, parameters: Mapping[str, Any], procedure: str | None, downloads: Path | None, *, test_mode: bool
 ) -> Track:
-    name = next((name for name in FILES if (folder / name).is_file()), None)
-    if name is None:
-        raise SpecError(f"{folder}: is no track: neither {' nor '.join(FILES)} is in it")
-    templates = Templates(folder, parameters)
-    table = templates.json(name)
-    where = str(folder / name)
+    file = _file_of(path)
+    templates = Templates(file.parent, parameters)
+    table = templates.json(file.name)
+    where = str(file)
     if not isinstance(table, dict) or table.get("version", 2) != 2:
         raise SpecError(f"{where}: only version 2 of the format can be read")
     chosen = _procedure(table, procedure, where)
@@ -93,7 +105,7 @@ def _read(
     _refuse_unused(parameters, templates, where)
     unused = (f'"{key}" of the track is not used' for key in _UNUSED if key in table)
     return Track(
-        name=folder.resolve().name,
+        name=track_files.name_of(path.resolve()),
         description=without_marks(str(table.get("description", ""))),
         procedure=without_marks(str(chosen.get("name", "default"))),
         indices=found.indices,

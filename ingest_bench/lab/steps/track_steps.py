@@ -15,7 +15,7 @@ from typing import Any
 from ingest_bench import system
 from ingest_bench.documents import corpus, tracks
 from ingest_bench.errors import RunFailed, SpecError
-from ingest_bench.inputs import records
+from ingest_bench.inputs import records, track_files
 from ingest_bench.lab.steps import downloads, marks
 from ingest_bench.lab.steps.parts import Ask, Procedure, Send, Together, place_of
 from ingest_bench.load import LoadPlan
@@ -112,14 +112,14 @@ def read(choice: TrackChoice) -> Track:
     return _read(choice.path, json.dumps(wanted), tuple(_state(Path(choice.path))))
 
 
-def _state(folder: Path) -> Iterator[tuple[str, int, int]]:
+def _state(path: Path) -> Iterator[tuple[str, int, int]]:
     """What changes when a file of the track does, or one of the folder that the workloads beside it share."""
-    if not any((folder / name).is_file() for name in tracks.FILES):
+    if not path.is_file() and not any((path / name).is_file() for name in tracks.FILES):
         return
-    for path in itertools.chain(folder.rglob("*"), folder.parent.glob("common_operations/**/*")):
+    for file in itertools.chain(track_files.files_of(path), path.parent.glob("common_operations/**/*")):
         with contextlib.suppress(OSError):
-            status = path.lstat()
-            yield str(path), status.st_mtime_ns, status.st_size
+            status = file.lstat()
+            yield str(file), status.st_mtime_ns, status.st_size
 
 
 @functools.lru_cache(maxsize=100)
