@@ -228,6 +228,19 @@ def test_a_workload_of_opensearch_benchmark_may_use_the_folder_that_all_share(tm
     assert [one.operation for one in tracks.read(folder).steps] == ["delete-index", "bulk"]
 
 
+def test_a_corpus_may_be_behind_a_link_and_nowhere_else_outside(tmp_path: Path) -> None:
+    folder = small(tmp_path / "t", [])
+    disk = (folder / "docs.json").rename(tmp_path / "on-a-large-disk.json")
+    (folder / "docs.json").symlink_to(disk)
+    found = tracks.read(folder)
+    tracks.check(found)
+    assert found.steps[0].files[0].path == str(folder / "docs.json")
+    for name in ("../on-a-large-disk.json", str(disk)):
+        documents = [{"source-file": name, "document-count": 10}]
+        with pytest.raises(SpecError, match="is outside the folder of the track"):
+            tracks.read(small(tmp_path / "u", [], corpora=[{"name": "c", "documents": documents}]))
+
+
 def test_a_track_may_be_one_json_file_of_any_name(tmp_path: Path) -> None:
     folder = small(tmp_path / "t", [])
     expected = tracks.read(folder)

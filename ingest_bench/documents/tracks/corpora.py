@@ -131,7 +131,7 @@ class Corpora:
         """The plain file if it is there, else the packed one, in any packing; beside the track or downloaded."""
         plain = name.removesuffix(packing(name))
         for candidate in dict.fromkeys((plain, name, *(plain + suffix for suffix in OPENERS))):
-            path = self.templates.inside(self.templates.folder / candidate, candidate)
+            path = self.templates.named_inside(self.templates.folder / candidate, candidate)
             if path.is_file():
                 return path
         kept = self._kept(name, corpus, origin)

@@ -117,18 +117,24 @@ class Templates:
 
     def inside(self, path: Path, said: str) -> Path:
         """The same path without links; SpecError when it leaves the folder, or when no file can be called so."""
+        plain = self.named_inside(path, said)
+        real = Path(os.path.realpath(plain))
+        self._check_inside(real, said)
+        return real
+
+    def named_inside(self, path: Path, said: str) -> Path:
+        """The same, but a link may lead out of the folder: a corpus is often on a larger disk."""
         if found := _MISSING.search(said):
             raise SpecError(f"{self.folder}: a file is named by a parameter: {_remedy(found[1])}")
         plain = Path(os.path.normpath(path))
         if not said.isprintable() or any(len(part.encode()) > _LONGEST_NAME_BYTES for part in plain.parts):
             raise SpecError(f"{self.folder}: {said[:60]!r} is named in it, and no file of a track is called so")
-        real = Path(os.path.realpath(plain))
-        for one in (plain, real):
-            if not any(one.is_relative_to(root) for root in self._roots):
-                raise SpecError(
-                    f'{self.folder}: "{said}" is outside the folder of the track; only files in it are read'
-                )
-        return real
+        self._check_inside(plain, said)
+        return plain
+
+    def _check_inside(self, path: Path, said: str) -> None:
+        if not any(path.is_relative_to(root) for root in self._roots):
+            raise SpecError(f'{self.folder}: "{said}" is outside the folder of the track; only files in it are read')
 
     def _load(self, name: str) -> tuple[str, str, None]:
         if name in _HELPERS:
