@@ -241,6 +241,40 @@ def test_a_corpus_may_be_behind_a_link_and_nowhere_else_outside(tmp_path: Path) 
             tracks.read(small(tmp_path / "u", [], corpora=[{"name": "c", "documents": documents}]))
 
 
+def test_a_corpus_that_rally_downloaded_is_found_when_it_is_whole(tmp_path: Path) -> None:
+    caches = [tmp_path / "rally", tmp_path / "osb"]
+    documents = [{"source-file": "d.json.bz2", "document-count": 2, "uncompressed-bytes": 18, "compressed-bytes": 5}]
+    folder = small(
+        tmp_path / "t", [], corpora=[{"name": "c", "base-url": "https://example.org", "documents": documents}]
+    )
+
+    def path() -> Path:
+        found = tracks.read(folder, downloads=tmp_path / "ours", tool_caches=caches)
+        return Path(found.steps[0].files[0].path)
+
+    assert path().is_relative_to(tmp_path / "ours")
+    for cache in caches:
+        (cache / "c").mkdir(parents=True)
+    for name, size in (("d.json", 17), ("d.json.bz2", 4)):
+        (caches[0] / "c" / name).write_bytes(b"x" * size)
+    assert path().is_relative_to(tmp_path / "ours")
+    (caches[1] / "c" / "d.json.bz2").write_bytes(b"x" * 5)
+    assert path() == caches[1] / "c" / "d.json.bz2"
+    (caches[0] / "c" / "d.json").write_bytes(b"x" * 18)
+    assert path() == caches[0] / "c" / "d.json"
+    (folder / "d.json").write_text("beside the track")
+    assert path() == folder / "d.json"
+
+
+@pytest.mark.parametrize(("corpus", "name"), [("..", "secret.json"), ("/etc", "passwd"), ("c/../..", "secret.json")])
+def test_no_corpus_is_looked_for_outside_the_cache_of_a_tool(tmp_path: Path, corpus: str, name: str) -> None:
+    (tmp_path / "secret.json").write_text("{}")
+    documents = [{"source-file": name, "document-count": 1}]
+    folder = small(tmp_path / "t", [], corpora=[{"name": corpus, "documents": documents}])
+    found = tracks.read(folder, tool_caches=[tmp_path / "cache"])
+    assert found.steps[0].files[0].path == str(folder / name)
+
+
 def test_a_track_may_be_one_json_file_of_any_name(tmp_path: Path) -> None:
     folder = small(tmp_path / "t", [])
     expected = tracks.read(folder)

@@ -431,6 +431,7 @@ def test_whatever_reading_a_track_raises_is_one_sentence_about_the_track(
         "procedure": None,
         "test_mode": False,
         "downloads": "",
+        "tool_caches": [],
     }
     assert reader.answer(wanted) == {"refused": f"{tmp_path}: cannot be read: LookupError: a line and another"}
 
@@ -444,6 +445,23 @@ def test_the_child_that_renders_a_track_gets_no_credentials(tmp_path: Path, monk
         track_steps.read(TrackChoice(path=str(tmp_path)))
     assert "PATH=/" in str(error.value)
     assert "geheim" not in str(error.value)
+
+
+@pytest.mark.slow
+def test_corpora_of_both_tools_are_found_where_their_users_have_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("BENCHMARK_HOME", str(tmp_path / "x" / ".." / "osb"))
+    documents = [{"source-file": "rally.json"}, {"source-file": "osb.json.gz"}]
+    folder = written(tmp_path / "t", [{"operation": "bulk"}], corpora=[{"name": "c", "documents": documents}])
+    homes = {"rally.json": tmp_path / "home" / ".rally", "osb.json.gz": tmp_path / "osb" / ".osb"}
+    expected = [home / "benchmarks" / "data" / "c" / name for name, home in homes.items()]
+    for path in expected:
+        path.parent.mkdir(parents=True)
+        path.write_text("{}")
+    (step,) = track_steps.read(TrackChoice(path=str(folder))).steps
+    assert [Path(file.path) for file in step.files] == expected
 
 
 def test_a_track_is_the_same_read_apart() -> None:

@@ -39,16 +39,33 @@ def read(
     procedure: str | None = None,
     test_mode: bool = False,
     downloads: Path | None = None,
+    tool_caches: Sequence[Path] = (),
 ) -> Track:
     """The steps of one procedure of a track; SpecError names file, parameter or key, and the remedy.
 
     `path` is its folder, or a .json file of any name.
-    The files of its corpora need not be there: they are looked for beside the track and in `downloads`.
+    The files of its corpora need not be there: they are looked for beside the track, in `downloads`, and where Rally
+    and OpenSearch Benchmark keep theirs.
     """
     try:
-        return _read(path, parameters or {}, procedure, downloads, test_mode=test_mode)
+        file = _file_of(path)
+        templates = Templates(file.parent, parameters or {})
+        table = _table(templates, file)
+        found = declared(table, templates, str(file))
+        corpora = Corpora(
+            table=listed(table, "corpora", str(file)),
+            declared=found,
+            templates=templates,
+            downloads=downloads,
+            tool_caches=tool_caches,
+            test_mode=test_mode,
+        )
+        name, chosen = track_files.name_of(path.resolve()), _procedure(table, procedure, str(file))
+        track = _track(name, table, chosen, corpora)
+        _refuse_unused(parameters or {}, templates, str(file))
     except SpecError as error:
         raise explained(error, path) from None
+    return track
 
 
 def missing(track: Track) -> tuple[TrackFile, ...]:
@@ -83,33 +100,22 @@ def _file_of(path: Path) -> Path:
     return found
 
 
-def _read(
-    path: Path, parameters: Mapping[str, Any], procedure: str | None, downloads: Path | None, *, test_mode: bool
-) -> Track:
-    file = _file_of(path)
-    templates = Templates(file.parent, parameters)
+def _table(templates: Templates, file: Path) -> dict[str, Any]:
     table = templates.json(file.name)
-    where = str(file)
     if not isinstance(table, dict) or table.get("version", 2) != 2:
-        raise SpecError(f"{where}: only version 2 of the format can be read")
-    chosen = _procedure(table, procedure, where)
-    found = declared(table, templates, where)
-    corpora = Corpora(
-        table=listed(table, "corpora", where),
-        declared=found,
-        templates=templates,
-        downloads=downloads,
-        test_mode=test_mode,
-    )
-    done = schedule(table, chosen, found, corpora, templates)
-    _refuse_unused(parameters, templates, where)
+        raise SpecError(f"{file}: only version 2 of the format can be read")
+    return table
+
+
+def _track(name: str, table: Mapping[str, Any], procedure: Mapping[str, Any], corpora: Corpora) -> Track:
+    done = schedule(table, procedure, corpora.declared, corpora, corpora.templates)
     unused = (f'"{key}" of the track is not used' for key in _UNUSED if key in table)
     return Track(
-        name=track_files.name_of(path.resolve()),
+        name=name,
         description=without_marks(str(table.get("description", ""))),
-        procedure=without_marks(str(chosen.get("name", "default"))),
-        indices=found.indices,
-        streams=found.streams,
+        procedure=without_marks(str(procedure.get("name", "default"))),
+        indices=corpora.declared.indices,
+        streams=corpora.declared.streams,
         steps=tuple(done.steps),
         skipped=tuple(map(without_marks, done.skipped)),
         notes=tuple(map(without_marks, dict.fromkeys((*unused, *done.notes, *corpora.notes)))),

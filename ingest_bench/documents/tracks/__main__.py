@@ -40,6 +40,7 @@ def answer(wanted: Mapping[str, Any]) -> dict[str, Any]:
             procedure=wanted["procedure"],
             test_mode=wanted["test_mode"],
             downloads=Path(wanted["downloads"]),
+            tool_caches=tuple(map(Path, wanted["tool_caches"])),
         )
         return {"track": to_json(found)}
     except SpecError as error:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
+import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -36,6 +38,8 @@ class Corpora:
     templates: Templates
     downloads: Path | None
     """Where downloaded files are kept; None: nowhere."""
+    tool_caches: Sequence[Path]
+    """Where Rally and OpenSearch Benchmark keep corpora that they downloaded."""
     test_mode: bool
     notes: list[str] = field(default_factory=list)
     """Keys of document sets that are not used, and document sets that are left out."""
@@ -135,7 +139,22 @@ class Corpora:
             if path.is_file():
                 return path
         kept = self._kept(name, corpus, origin)
-        return kept if kept is not None and kept.is_file() else None
+        if kept is not None and kept.is_file():
+            return kept
+        return self._in_tool_cache(plain, corpus, origin.unpacked_bytes) or (
+            self._in_tool_cache(name, corpus, origin.packed_bytes) if name != plain else None
+        )
+
+    def _in_tool_cache(self, name: str, corpus: str, size_bytes: int | None) -> Path | None:
+        """A file that Rally or OpenSearch Benchmark downloaded; as there, one of another size is not whole."""
+        for cache in self.tool_caches:
+            path = Path(os.path.normpath(cache / corpus / name))
+            with contextlib.suppress(OSError):
+                status = path.stat()
+                is_whole = stat.S_ISREG(status.st_mode) and size_bytes in (None, status.st_size)
+                if is_whole and path.is_relative_to(cache):
+                    return path
+        return None
 
     def _kept(self, name: str, corpus: str, origin: Origin) -> Path | None:
         """Where the downloaded file is or would be: by its address, so that tracks share it."""

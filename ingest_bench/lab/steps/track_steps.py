@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import itertools
 import json
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -107,9 +108,18 @@ def read(choice: TrackChoice) -> Track:
         "procedure": choice.challenge,
         "test_mode": choice.test_mode,
         "downloads": str(downloads.folder()),
+        "tool_caches": _tool_caches(),
         "cpu_s": READING_CPU_S,
     }
     return _read(choice.path, json.dumps(wanted), tuple(_state(Path(choice.path))))
+
+
+def _tool_caches() -> list[str]:
+    """Where Rally and OpenSearch Benchmark keep corpora, unless their own settings say otherwise."""
+    home = os.path.expanduser("~")  # noqa: PTH111 - raises nothing
+    rally, osb = os.environ.get("RALLY_HOME", home), os.environ.get("BENCHMARK_HOME", home)
+    folders = (f"{rally}/.rally", f"{osb}/.osb", f"{osb}/.benchmark")
+    return [os.path.abspath(f"{folder}/benchmarks/data") for folder in folders]  # noqa: PTH100 - without links
 
 
 def _state(path: Path) -> Iterator[tuple[str, int, int]]:
