@@ -432,6 +432,8 @@ def test_whatever_reading_a_track_raises_is_one_sentence_about_the_track(
         "test_mode": False,
         "downloads": "",
         "tool_caches": [],
+        "include_tasks": [],
+        "exclude_tasks": [],
     }
     assert reader.answer(wanted) == {"refused": f"{tmp_path}: cannot be read: LookupError: a line and another"}
 

@@ -50,6 +50,8 @@ Track = Annotated[
 ]
 TrackParams = Annotated[str, typer.Option(help="Its parameters: NAME:VALUE,…, a JSON object, or a JSON file.")]
 Challenge = Annotated[str | None, typer.Option(help="Its challenge (test procedure), when not the default one.")]
+IncludeTasks = Annotated[str, typer.Option(help="Only these tasks of it: NAME, type:bulk or tag:setup, with commas.")]
+ExcludeTasks = Annotated[str, typer.Option(help="All tasks of it but these.")]
 TestMode = Annotated[bool, typer.Option("--test-mode", help="A thousand documents of each file of the track.")]
 Target = Annotated[
     str | None,
@@ -102,6 +104,8 @@ class What:
     track: Track = None
     track_params: TrackParams = ""
     challenge: Challenge = None
+    include_tasks: IncludeTasks = ""
+    exclude_tasks: ExcludeTasks = ""
     test_mode: TestMode = False
     target: Target = None
     url: Url = field(default_factory=list)
@@ -117,12 +121,22 @@ class What:
     def choice(self) -> TrackChoice | None:
         """The track."""
         if self.track is None:
-            if self.track_params or self.challenge or self.test_mode:
-                raise SpecError("--track-params, --challenge and --test-mode belong to --track DIR: which track?")
+            if self.track_params or self.challenge or self.test_mode or self.include_tasks or self.exclude_tasks:
+                raise SpecError(
+                    "--track-params, --challenge, --include-tasks, --exclude-tasks and --test-mode belong to --track "
+                    "DIR: which track?"
+                )
             return None
         # The plan keeps it: a run may be resumed from another folder.
         path, parameters = whole_paths.whole(self.track), track_parameters.parse(self.track_params)
-        return TrackChoice(path=path, parameters=parameters, challenge=self.challenge, test_mode=self.test_mode)
+        return TrackChoice(
+            path=path,
+            parameters=parameters,
+            challenge=self.challenge,
+            test_mode=self.test_mode,
+            include_tasks=_listed(self.include_tasks),
+            exclude_tasks=_listed(self.exclude_tasks),
+        )
 
     @property
     def fixed(self) -> dict[str, Any]:
@@ -146,7 +160,7 @@ class What:
             # Absolute, as the track's: --resume may be called from another folder.
             found["documents"] = whole_paths.whole(self.documents)
         if (choice := self.choice) is not None:
-            found["track"] = {key: value for key, value in records.to_json(choice).items() if value is not None}
+            found["track"] = {key: value for key, value in records.to_json(choice).items() if value not in (None, [])}
         if self.target is not None:
             is_file = self.target.endswith(".toml")
             found["file" if is_file else "target"] = whole_paths.whole(self.target) if is_file else self.target
@@ -160,6 +174,10 @@ def plans(what: What) -> list[Plan]:
     """One plan, or one for each experiment that this one includes; SpecError for what cannot be."""
     names = spec.included(what.experiment) if what.experiment is not None else (None,)
     return [_plan(name, what) for name in names]
+
+
+def _listed(text: str) -> tuple[str, ...]:
+    return tuple(filter(None, (part.strip() for part in text.split(","))))
 
 
 def _folder_name(track: Path) -> str:

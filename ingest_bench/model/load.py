@@ -109,6 +109,10 @@ class TrackChoice:
     """A challenge (test procedure) by name; None: the track's default one."""
     test_mode: bool = False
     """A thousand documents of each file, without warm-up and target rates."""
+    include_tasks: Annotated[tuple[Label, ...], Several(0, 100, separator=",")] = ()
+    """Only these tasks: by name, `type:bulk` or `tag:setup`."""
+    exclude_tasks: Annotated[tuple[Label, ...], Several(0, 100, separator=",")] = ()
+    """All tasks but these."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

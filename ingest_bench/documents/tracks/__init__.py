@@ -5,6 +5,7 @@
     corpora.py    which files a bulk sends, and where they come from       sending.py   a task that sends bulks
     keys.py       which of their keys are used, harmless or named
     admin.py      what the other operations ask of the server              schedule.py  tasks to steps
+    task_filter.py  which tasks are done
 
 Nothing of a track is executed: code beside it (track.py, workload.py) is left alone, and what needs it is skipped.
 """
@@ -19,6 +20,7 @@ from ingest_bench.documents import corpus
 from ingest_bench.documents.tracks.corpora import Corpora
 from ingest_bench.documents.tracks.declared import declared, listed
 from ingest_bench.documents.tracks.schedule import schedule
+from ingest_bench.documents.tracks.task_filter import TaskFilter, task_filter
 from ingest_bench.documents.tracks.template import Templates, explained, without_marks
 from ingest_bench.errors import SpecError
 from ingest_bench.inputs import track_files
@@ -40,6 +42,8 @@ def read(
     test_mode: bool = False,
     downloads: Path | None = None,
     tool_caches: Sequence[Path] = (),
+    include_tasks: Sequence[str] = (),
+    exclude_tasks: Sequence[str] = (),
 ) -> Track:
     """The steps of one procedure of a track; SpecError names file, parameter or key, and the remedy.
 
@@ -61,7 +65,7 @@ def read(
             test_mode=test_mode,
         )
         name, chosen = track_files.name_of(path.resolve()), _procedure(table, procedure, str(file))
-        track = _track(name, table, chosen, corpora)
+        track = _track(name, table, chosen, corpora, task_filter(include_tasks, exclude_tasks))
         _refuse_unused(parameters or {}, templates, str(file))
     except SpecError as error:
         raise explained(error, path) from None
@@ -107,8 +111,10 @@ def _table(templates: Templates, file: Path) -> dict[str, Any]:
     return table
 
 
-def _track(name: str, table: Mapping[str, Any], procedure: Mapping[str, Any], corpora: Corpora) -> Track:
-    done = schedule(table, procedure, corpora.declared, corpora, corpora.templates)
+def _track(
+    name: str, table: Mapping[str, Any], procedure: Mapping[str, Any], corpora: Corpora, tasks: TaskFilter
+) -> Track:
+    done = schedule(table, procedure, corpora, tasks)
     unused = (f'"{key}" of the track is not used' for key in _UNUSED if key in table)
     return Track(
         name=name,

@@ -41,6 +41,8 @@ def answer(wanted: Mapping[str, Any]) -> dict[str, Any]:
             test_mode=wanted["test_mode"],
             downloads=Path(wanted["downloads"]),
             tool_caches=tuple(map(Path, wanted["tool_caches"])),
+            include_tasks=wanted["include_tasks"],
+            exclude_tasks=wanted["exclude_tasks"],
         )
         return {"track": to_json(found)}
     except SpecError as error:

@@ -10,6 +10,7 @@ from typing import Any, cast
 from ingest_bench.documents.tracks import admin, keys, sending
 from ingest_bench.documents.tracks.corpora import Corpora
 from ingest_bench.documents.tracks.declared import Declared, listed
+from ingest_bench.documents.tracks.task_filter import TaskFilter
 from ingest_bench.documents.tracks.template import Templates, without_marks
 from ingest_bench.errors import SpecError
 from ingest_bench.model.track import Operation, Step
@@ -27,6 +28,7 @@ class Schedule:
     corpora: Corpora
     templates: Templates
     operations: Mapping[str, Mapping[str, Any]]
+    tasks: TaskFilter
     steps: list[Step] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -35,12 +37,17 @@ class Schedule:
     def add(self, item: Mapping[str, Any], where: str) -> None:
         """One item of the schedule, a task or several parallel ones."""
         if "parallel" not in item:
-            self.steps += self._task(item, {})
+            if self._is_chosen(item):
+                self.steps += self._task(item, {})
             return
         group = item["parallel"]
         if not isinstance(group, dict):
             raise SpecError(f'{where}: "parallel" is {quoted(group)}, not an object with "tasks"')
-        self._parallel(group, listed(group, "tasks", f"{where}: parallel"), where)
+        tasks = listed(group, "tasks", f"{where}: parallel")
+        self._parallel(group, [task for task in tasks if self._is_chosen(task)], where)
+
+    def _is_chosen(self, task: Mapping[str, Any]) -> bool:
+        return self.tasks.keeps(self._name(task), self._operation(task)["operation-type"], task.get("tags"))
 
     def _parallel(self, group: Mapping[str, Any], tasks: Any, where: str) -> None:
         shared = {key: value for key, value in group.items() if key not in _LEFT_OUT}
@@ -53,7 +60,7 @@ class Schedule:
             clients_before += sending.clients_of(task, where)
         sends = [step for _, step in found if step.operation == "bulk"]
         self.steps += [step for _, step in found if step.operation != "bulk"]
-        ends = self._completed_by(group, tasks, sends)
+        ends = self._completed_by(group, sends)
         waves = _waves(found, int(sending.number(group, "clients", where)))
         if len(waves) > 1:
             self.notes.append(
@@ -74,10 +81,10 @@ class Schedule:
                     )
                 )
 
-    def _completed_by(self, group: Mapping[str, Any], tasks: Any, sends: list[Step]) -> str:
+    def _completed_by(self, group: Mapping[str, Any], sends: list[Step]) -> str:
         """The step that ends the others; empty: each ends by itself."""
         ends = str(group.get("completed-by") or "")
-        names = [self._name(task) for task in tasks]
+        names = [self._name(task) for task in group["tasks"]]
         if ends and ends != "any" and ends not in names:
             raise SpecError(f'{self.templates.folder}: "completed-by" is "{ends}", and no task beside it is called so')
         if ends and sends and ends not in ("any", *(step.name for step in sends)):
@@ -144,15 +151,17 @@ class Schedule:
         return {"name": kind, **found, "operation-type": kind}
 
 
-def schedule(
-    table: Mapping[str, Any], procedure: Mapping[str, Any], declared: Declared, corpora: Corpora, templates: Templates
-) -> Schedule:
+def schedule(table: Mapping[str, Any], procedure: Mapping[str, Any], corpora: Corpora, tasks: TaskFilter) -> Schedule:
     """The steps of a procedure in their order; SpecError when none of them sends anything."""
+    templates = corpora.templates
     where = f'{templates.folder}: the procedure "{procedure.get("name", "default")}"'
     operations = {str(one.get("name")): one for one in listed(table, "operations", str(templates.folder))}
-    found = Schedule(declared=declared, corpora=corpora, templates=templates, operations=operations)
+    found = Schedule(
+        declared=corpora.declared, corpora=corpora, templates=templates, operations=operations, tasks=tasks
+    )
     for item in listed(procedure, "schedule", where):
         found.add(item, where)
+    tasks.check_matched(where)
     if not any(step.operation == "bulk" for step in found.steps):
         raise SpecError(f"{where} {_nothing_sent(found.skipped)}")
     return found

@@ -109,6 +109,8 @@ def read(choice: TrackChoice) -> Track:
         "test_mode": choice.test_mode,
         "downloads": str(downloads.folder()),
         "tool_caches": _tool_caches(),
+        "include_tasks": choice.include_tasks,
+        "exclude_tasks": choice.exclude_tasks,
         "cpu_s": READING_CPU_S,
     }
     return _read(choice.path, json.dumps(wanted), tuple(_state(Path(choice.path))))

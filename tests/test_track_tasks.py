@@ -1,0 +1,119 @@
+"""`--include-tasks` and `--exclude-tasks` choose tasks of a track as in Rally."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ingest_bench.cli import app, what
+from ingest_bench.documents import tracks
+from ingest_bench.errors import SpecError
+from ingest_bench.lab.steps import track_steps
+
+BULK = {"name": "index", "operation-type": "bulk", "bulk-size": 5}
+ROWS: list[Any] = [
+    {"operation": "delete-index", "tags": "setup"},
+    {"operation": "create-index", "tags": ["setup", "indices"]},
+    {
+        "parallel": {
+            "completed-by": "second",
+            "tasks": [
+                {"name": "first", "operation": "index", "tags": ["fill"]},
+                {"name": "second", "operation": "index"},
+                {"name": "look", "operation": {"operation-type": "search"}},
+            ],
+        }
+    },
+    {"name": "third", "operation": "index", "tags": ["fill"]},
+    {"operation": "force-merge"},
+]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A track with tasks alone and in parallel, some with tags."""
+    (tmp_path / "docs.json").write_text('{"n": 1}\n')
+    corpora = [{"name": "c", "documents": [{"source-file": "docs.json", "document-count": 1}]}]
+    table = {"indices": [{"name": "i"}], "corpora": corpora, "operations": [BULK], "schedule": ROWS}
+    (tmp_path / "track.json").write_text(json.dumps(table))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("filters", "names"),
+    [
+        (["type:bulk"], ["first", "second", "third"]),
+        (["third"], ["third"]),
+        (["tag:fill", "force-merge"], ["first", "third", "force-merge"]),
+        (["tag:setup", "second"], ["delete-index", "create-index", "second"]),
+    ],
+)
+def test_only_the_included_tasks_are_done_in_the_order_of_the_track(
+    folder: Path, filters: list[str], names: list[str]
+) -> None:
+    assert [step.name for step in tracks.read(folder, include_tasks=filters).steps] == names
+
+
+@pytest.mark.parametrize(
+    ("filters", "names"),
+    [
+        (["tag:fill"], ["delete-index", "create-index", "second", "force-merge"]),
+        (["type:delete-index", "tag:indices", "second", "force-merge"], ["first", "third"]),
+        (["first", "second", "look"], ["delete-index", "create-index", "third", "force-merge"]),
+    ],
+)
+def test_all_but_the_excluded_tasks_are_done(folder: Path, filters: list[str], names: list[str]) -> None:
+    assert [step.name for step in tracks.read(folder, exclude_tasks=filters).steps] == names
+
+
+def test_a_choice_without_a_bulk_is_refused(folder: Path) -> None:
+    with pytest.raises(SpecError, match="has no bulk operation"):
+        tracks.read(folder, exclude_tasks=["type:bulk"])
+
+
+def test_a_task_that_is_not_chosen_is_neither_skipped_nor_ends_others(folder: Path) -> None:
+    found = tracks.read(folder, exclude_tasks=["second", "look"])
+    assert found.skipped == ()
+    assert [(step.name, step.group) for step in found.steps if step.operation == "bulk"] == [("first", 0), ("third", 0)]
+
+
+@pytest.mark.parametrize(
+    ("include", "exclude", "message"),
+    [
+        (["frist"], [], "no task matches 'frist'; did you mean \"first\"?"),
+        ([], ["type:bluk"], "no task matches 'type:bluk'; did you mean \"type:bulk\"?"),
+        (["kind:bulk"], [], "'kind:bulk' does not choose tasks; write a name, \"type:OPERATION-TYPE\""),
+        ([], ["type:a:b"], "'type:a:b' does not choose tasks"),
+        (["tag:"], [], "'tag:' does not choose tasks"),
+        (["index"], ["third"], "--include-tasks cannot be combined with --exclude-tasks"),
+    ],
+)
+def test_a_choice_that_matches_nothing_is_refused(
+    folder: Path, include: list[str], exclude: list[str], message: str
+) -> None:
+    with pytest.raises(SpecError) as error:
+        tracks.read(folder, include_tasks=include, exclude_tasks=exclude)
+    assert message in str(error.value)
+
+
+@pytest.mark.slow
+def test_the_tasks_that_are_typed_are_those_of_each_run(folder: Path) -> None:
+    others = ["delete-index", "create-index", "second", "force-merge"]
+    for chosen, names in (
+        (what.What(track=folder, include_tasks=" tag:fill , second"), ["first", "second", "third"]),
+        (what.What(track=folder, exclude_tasks="first,third"), others),
+        (what.What(track=folder, sets=["track.include_tasks=third"]), ["third"]),
+    ):
+        (plan,) = what.plans(chosen)
+        choice = plan.runs[0].cell.load.track
+        assert choice is not None
+        assert [step.name for step in track_steps.read(choice).steps] == names
+
+
+def test_tasks_without_a_track_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    for option in ("--include-tasks", "--exclude-tasks"):
+        assert app.run(["run", "quickstart", option, "type:bulk"]) == 2
+        assert "belong to --track DIR: which track?" in capsys.readouterr().err
