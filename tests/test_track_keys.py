@@ -88,7 +88,7 @@ def test_a_documented_key_is_in_one_list_of_its_table() -> None:
         assert not table.used & table.harmless
         assert not (table.used | table.harmless) & table.named.keys()
         notes = list(table.notes(dict.fromkeys(documented.split(), 1), "x"))
-        assert notes == [note for note in notes if "is unknown" not in note]
+        assert notes == [note for note in notes if "is unknown here" not in note]
 
 
 def test_a_bulk_sends_only_to_the_data_streams_that_it_names(tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_keys_that_are_not_used_are_named_once_with_what_happens_instead(tmp_pat
     assert tracks.read(written(tmp_path, documents, operation, **task)).notes == (
         'bulk: "recency" is not used: old ids are drawn evenly',
         'bulk: "headers" is not used: requests have no headers of the track',
-        'bulk: "recency2" is not used: the key is unknown',
+        'bulk: "recency2" is not used: the key is unknown here',
         'bulk: "ramp-down-time-period" is not used: all clients end together',
         'bulk: "iterations" is not used: the whole corpus is sent',
         'corpus c: a.json: "target-type" is not used: today\'s servers have no document types',
@@ -196,9 +196,9 @@ def test_a_key_that_no_tool_reads_may_have_a_parameter_without_a_value(tmp_path:
     documents = [document_set("a.json", owner="{{ owner }}", meta={"team": "{{ team }}"})]
     found = tracks.read(written(tmp_path, documents, {"wish": "{{ wish }}"}, **{"{{ odd }}x": 1}))
     assert found.notes == (
-        'bulk: "wish" is not used: the key is unknown',
-        'bulk: "x" is not used: the key is unknown',
-        'corpus c: a.json: "owner" is not used: the key is unknown',
+        'bulk: "wish" is not used: the key is unknown here',
+        'bulk: "x" is not used: the key is unknown here',
+        'corpus c: a.json: "owner" is not used: the key is unknown here',
     )
     with pytest.raises(SpecError, match='"where" has no value and no default'):
         tracks.read(written(tmp_path, [document_set("a.json", **{"base-url": "{{ where }}"})]))

@@ -341,7 +341,7 @@ def test_a_parameter_without_a_value_prints_nothing_in_what_a_track_tells(tmp_pa
     code = {"name": "own", "operation-type": "bulk", "param-source": "{{ kind }}"}
     rows = [{"operation": search}, {"operation": code}, {"operation": "bulk", "{{ kind }}": 1}]
     found = tracks.read(written(tmp_path, rows, description="of {{ kind }}"))
-    assert (found.description, found.notes) == ("of ", ('bulk: "" is not used: the key is unknown',))
+    assert (found.description, found.notes) == ("of ", ('bulk: "" is not used: the key is unknown here',))
     assert found.skipped == ("find- (search)", 'own (bulk; its documents are made by code of the track, "")')
 
 

@@ -35,7 +35,7 @@ class Keys:
             if key in self.used | self.harmless | _FOR_READERS or plain.startswith(_COMMENT) or value is None:
                 continue
             if key not in self.named:
-                yield f'{where}: "{spelled(plain)}" is not used: the key is unknown'
+                yield f'{where}: "{spelled(plain)}" is not used: the key is unknown here'
             # 0, false and empty are the defaults.
             elif value:
                 yield f'{where}: "{key}" is not used: {self.named[key]}'

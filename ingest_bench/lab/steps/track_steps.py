@@ -32,7 +32,12 @@ READING_CPU_S = 10
 _READING_LIMIT_S = 120.0
 # Variables that Python needs to find its modules and its encoding. The child that renders a track gets no others:
 # passwords, keys and tokens are in the environment, and templates are code of the track's author.
-_CHILD_VARIABLES = ("PATH", "HOME", "PYTHONPATH", "PYTHONUSERBASE", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "LC_CTYPE")
+_CHILD_VARIABLES = frozenset(
+    (
+        *("PATH", "HOME", "PYTHONHOME", "PYTHONPATH", "PYTHONUSERBASE", "LD_LIBRARY_PATH"),
+        *("LANG", "LC_ALL", "LC_CTYPE"),
+    )
+)
 # What still can be chosen when a track says how to send.
 _BESIDE_A_TRACK = ("track", "seed", "processes", "gzip", "retries", "on_error", "timeout_ns", "workload")
 
