@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,54 @@ def test_no_change_follows_once_a_session_is_closed(state: Path, tmp_path: Path)
     book.finish(ledger.path)
     with pytest.raises(RunFailed, match="time is over"):
         ledger.change(writes(setting, "new"), lambda _: None)
+
+
+def replace(path: Path) -> None:
+    path.with_suffix(".new").write_bytes(path.read_bytes())
+    path.with_suffix(".new").rename(path)
+
+
+SPOILED: dict[str, Callable[[Path], object]] = {
+    "deleted": Path.unlink,
+    "moved": lambda path: path.rename(path.with_suffix(".old")),
+    "emptied": lambda path: os.truncate(path, 0),
+    "overwritten": lambda path: path.write_bytes(b"x" * path.stat().st_size),
+    "replaced": replace,
+}
+
+
+@pytest.mark.parametrize("spoil", SPOILED.values(), ids=SPOILED)
+def test_spoiled_journal_allows_no_change_and_is_undone(
+    state: Path, tmp_path: Path, spoil: Callable[[Path], object]
+) -> None:
+    setting = tmp_path / "setting"
+    setting.write_text("old", encoding="ascii")
+    ledger = made(state)
+    ledger.change(writes(setting, "new"), lambda _: None)
+    assert not ledger.is_lost()
+    spoil(ledger.path)
+    assert ledger.is_lost()
+    with pytest.raises(RunFailed, match="not done, another program deleted or changed"):
+        ledger.change(writes(setting, "newer"), lambda _: None)
+    # The watchdog has the open file alone, and finds nothing in an emptied one.
+    if spoil in (SPOILED["deleted"], SPOILED["moved"], SPOILED["replaced"]):
+        assert book.finish(ledger.path, opened=book.Ledger(ledger.path, ledger.descriptor))
+        assert setting.read_text(encoding="ascii") == "old\n"
+        assert book.finish(ledger.path, opened=ledger) == []
+    else:
+        assert book.finish(ledger.path, opened=ledger)
+    assert setting.read_text(encoding="ascii") == "old\n"
+    assert not ledger.is_lost()
+
+
+def test_failed_undo_of_a_deleted_journal_does_not_advise_net_restore(state: Path) -> None:
+    ledger = made(state)
+    undo = (Undo(action=Action(argv=("false",))),)
+    ledger.change(Step(name="bad", do=Action(argv=("true",)), undo=undo), lambda _: None)
+    ledger.path.unlink()
+    for _ in range(2):
+        with pytest.raises(RunFailed, match=r"not put back:\nfalse: exit 1.*\nPut it back by hand: .*was deleted"):
+            book.finish(ledger.path, opened=ledger)
 
 
 def test_one_undo_that_fails_does_not_stop_the_others_and_can_be_tried_again(state: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ingest_bench.errors import InvalidRun
+from ingest_bench.errors import InvalidRun, RunFailed
 from ingest_bench.ledger import Action, Step, Undo, book, session, sessions, watchdog
 
 pytestmark = pytest.mark.processes
@@ -102,16 +102,38 @@ def test_waiting_for_the_end_is_no_error_but_being_overtaken_by_it_is(state: Pat
         overtaken()
 
 
+@pytest.mark.parametrize("dog_dies", [False, True])
+def test_deleted_journal_is_undone_and_ends_the_session_with_an_error(state: Path, *, dog_dies: bool) -> None:
+    setting = state / "setting"
+    setting.write_text("old", encoding="ascii")
+
+    def deleted() -> None:
+        with session("key", "shaping", time_limit_s=600, resources=(str(setting),)) as opened:
+            opened.change([written(setting, "new")])
+            opened.ledger.path.unlink()
+            opened.wait()
+            if dog_dies:
+                os.kill(watchdog_pid(), signal.SIGKILL)
+
+    with pytest.raises(RunFailed, match=r"shaping: everything was put back, but another program deleted .*key\.jsonl"):
+        deleted()
+    assert setting.read_text(encoding="ascii") == "old\n"
+    assert sessions.show() == []
+
+
+def watchdog_pid() -> int:
+    children = Path("/proc/self/task").glob("*/children")
+    pids = [int(pid) for listed in children for pid in listed.read_text(encoding="ascii").split()]
+    return next(pid for pid in pids if b"ingest_bench.ledger" in Path(f"/proc/{pid}/cmdline").read_bytes())
+
+
 def test_sigterm_to_the_watchdog_means_put_back_now(state: Path) -> None:
     setting = state / "setting"
     setting.write_text("old", encoding="ascii")
     with session("key", "terminated", time_limit_s=600, resources=(str(setting),)) as opened:
         opened.waited = True
         opened.change([written(setting, "new")])
-        children = Path("/proc/self/task").glob("*/children")
-        pids = [int(pid) for listed in children for pid in listed.read_text(encoding="ascii").split()]
-        dog = next(pid for pid in pids if b"ingest_bench.ledger" in Path(f"/proc/{pid}/cmdline").read_bytes())
-        subprocess.run(("kill", "-TERM", str(dog)), check=True)
+        os.kill(watchdog_pid(), signal.SIGTERM)
         limit = time.monotonic() + LIMIT_S
         while not opened.is_over():
             assert time.monotonic() < limit
@@ -159,8 +181,8 @@ def test_what_the_kernel_refuses_the_watchdog_is_tried_three_times_and_logged(
     logged: list[str] = []
     tried: list[Path] = []
 
-    def refused(path: Path, _on_stage: object) -> list[str]:
-        tried.append(path)
+    def refused(_path: Path, _on_stage: object, opened: book.Ledger) -> list[str]:
+        tried.append(opened.path)
         raise PermissionError(errno.EPERM, "Operation not permitted", str(path))
 
     monkeypatch.setattr(syslog, "syslog", lambda _priority, text: logged.append(text))

@@ -36,9 +36,11 @@ if TYPE_CHECKING:
 SCHEMA = 1
 # A change is one netlink message and takes milliseconds. Only a stopped process holds the lock for longer.
 _PATIENCE_S = 10.0
-# The mode of a session's file, and the bit that says that it is closed: to set one needs no room on a full disk.
+# The mode of a journal, and its bits for "no change may follow" and "everything was put back": to set a bit needs no
+# room on a full disk, and works on a deleted file.
 _OPEN = 0o600
 _CLOSED = 0o100
+_PUT_BACK = 0o010
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,12 +75,13 @@ class Ledger:
 
     path: Path
     descriptor: int
+    text: bytes = b""
+    """All lines that this process wrote. They count if another program deletes or changes the file."""
 
     @classmethod
     def create(cls, path: Path, header: Header) -> Ledger:
-        """A new file with its header, on disk."""
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
-        made = cls(path, os.open(path, flags, _OPEN))
+        """Write a journal's header to disk, into a new file or the watchdog's empty one."""
+        made = cls(path, open_file(path))
         try:
             made._append({"header": to_json(header)})
         except BaseException:
@@ -95,14 +98,16 @@ class Ledger:
     def change(self, step: Step, on_stage: Stage) -> None:
         """Note the undo, then make the change.
 
-        RunFailed when the session was closed or its time is over, and when the undo cannot be noted: nothing is
-        changed then.
+        RunFailed when the session was closed, its journal lost or its time is over, and when the undo cannot be noted:
+        nothing is changed then.
         """
         fcntl.flock(self.descriptor, fcntl.LOCK_EX)
         try:
             # Without a session's file a watchdog whose time has come finds nothing to undo, and has ended.
             if self.is_closed() or self._is_late():
                 raise RunFailed(f"{step.name}: not done, the time is over and everything was put back")
+            if self.is_lost():
+                raise RunFailed(f"{step.name}: not done, another program deleted or changed {self.path}")
             if step.undo:
                 self._append({"step": step.name, "undo": to_json(step.undo)})
             on_stage(f"{step.name}: noted")
@@ -113,20 +118,56 @@ class Ledger:
 
     def is_closed(self) -> bool:
         """Whether somebody put everything back, or began to."""
-        status = os.fstat(self.descriptor)
-        return status.st_nlink == 0 or bool(status.st_mode & _CLOSED)
+        return bool(os.fstat(self.descriptor).st_mode & _CLOSED)
+
+    def is_put_back(self) -> bool:
+        """True if everything that this process knows of was put back."""
+        return bool(os.fstat(self.descriptor).st_mode & _PUT_BACK) and not self._is_changed()
+
+    def is_lost(self) -> bool:
+        """True if another program deleted, moved, replaced or changed the file of a session that is not closed."""
+        is_there = self._is_at_its_path()
+        return not self.is_closed() and (not is_there or self._is_changed())
 
     def mark_closed(self) -> None:
-        """Let no change follow. It takes no room: the disk may be full."""
+        """Let no change follow."""
         os.fchmod(self.descriptor, _OPEN | _CLOSED)
+
+    def remove(self) -> None:
+        """Mark everything as put back, and remove the file if it is still at its path."""
+        os.fchmod(self.descriptor, _OPEN | _CLOSED | _PUT_BACK)
+        if self._is_at_its_path():
+            self.path.unlink()
+
+    def advice(self) -> str:
+        """Return what to do about an undo that failed."""
+        if self._is_at_its_path():
+            return "Try again: ingest-bench net restore"
+        return f"Put it back by hand: {self.path} was deleted, so `ingest-bench net restore` does not know of it"
+
+    def lines(self) -> list[Noted]:
+        """Return the journal's whole lines, as `lines_of`."""
+        return _parsed(self.path, self.text or self._content())
 
     def close(self) -> None:
         """Give the descriptor back; the file stays."""
         os.close(self.descriptor)
 
     def _is_late(self) -> bool:
-        header = header_of(self.path)
+        header = _header(self.path, self.lines())
         return header is not None and time.clock_gettime_ns(time.CLOCK_BOOTTIME) >= header.until_boottime_ns
+
+    def _is_at_its_path(self) -> bool:
+        try:
+            return os.path.samestat(self.path.stat(), os.fstat(self.descriptor))
+        except OSError:
+            return False
+
+    def _is_changed(self) -> bool:
+        return bool(self.text) and self._content() != self.text
+
+    def _content(self) -> bytes:
+        return os.pread(self.descriptor, os.fstat(self.descriptor).st_size, 0)
 
     def _append(self, line: dict[str, Any]) -> None:
         """The whole line is on disk; RunFailed when it is not, and then nothing of it."""
@@ -141,36 +182,47 @@ class Ledger:
         if failed:
             os.ftruncate(self.descriptor, before_bytes)
             raise RunFailed(f"{self.path}: how to undo it cannot be noted ({failed}); it was not done")
+        self.text += text
 
 
-def finish(path: Path, on_stage: Stage = lambda _: None, *, patience_s: float = _PATIENCE_S) -> list[str]:
+def finish(
+    path: Path, on_stage: Stage = lambda _: None, *, opened: Ledger | None = None, patience_s: float = _PATIENCE_S
+) -> list[str]:
     """What was put back. The session is closed, undone backwards, and its file removed.
 
+    With the journal *opened* by this process, everything is put back though another program deleted the file.
     RunFailed when something could not be put back; all the rest was, and the file stays for `net restore`.
     """
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
+        # A lock belongs to an open file: this one is opened anew, by a link that works without a name.
+        name = path if opened is None else f"/proc/self/fd/{opened.descriptor}"
+        descriptor = os.open(name, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
     except FileNotFoundError:
         return []
-    book = Ledger(path, descriptor)
+    book = Ledger(path, descriptor, b"" if opened is None else opened.text)
     try:
         in_time = lock_within(descriptor, patience_s)
-        if os.fstat(descriptor).st_nlink == 0:
-            return []
-        book.mark_closed()
-        on_stage("closed")
-        undone, failed = _undo_all(path, on_stage)
-        if not in_time:
-            # Somebody is stopped in the middle of a change. Everything else is back; wait, and undo that one too.
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            undone, failed = _undo_all(path, on_stage)
-        if failed:
-            raise RunFailed("not put back:\n" + "\n".join(failed) + "\nTry again: ingest-bench net restore")
-        path.unlink()
+        undone: list[str] = []
+        if not book.is_put_back():
+            book.mark_closed()
+            on_stage("closed")
+            undone, failed = _undo_all(book, on_stage)
+            if not in_time:
+                # Somebody is stopped in the middle of a change. Everything else is back; wait, and undo that one too.
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+                undone, failed = _undo_all(book, on_stage)
+            if failed:
+                raise RunFailed("not put back:\n" + "\n".join(failed) + f"\n{book.advice()}")
+        book.remove()
         on_stage("removed")
     finally:
         book.close()
     return undone
+
+
+def open_file(path: Path) -> int:
+    """Open the journal at *path*, made if there is none."""
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, _OPEN)
 
 
 def header_of(path: Path) -> Header | None:
@@ -178,7 +230,10 @@ def header_of(path: Path) -> Header | None:
 
     RunFailed for a file of another version, or one in which something else stands.
     """
-    lines = lines_of(path)
+    return _header(path, lines_of(path))
+
+
+def _header(path: Path, lines: list[Noted]) -> Header | None:
     try:
         header = from_json(Header, lines[0].header) if lines else None
     except ValueError as error:
@@ -220,10 +275,15 @@ def lines_of(path: Path) -> list[Noted]:
     RunFailed for a file in which something else stands.
     """
     try:
-        whole, _, _ = path.read_bytes().rpartition(b"\n")
-        return [from_json(Noted, json.loads(line)) for line in whole.splitlines()]
+        return _parsed(path, path.read_bytes())
     except FileNotFoundError:
         return []
+
+
+def _parsed(path: Path, text: bytes) -> list[Noted]:
+    try:
+        whole, _, _ = text.rpartition(b"\n")
+        return [from_json(Noted, json.loads(line)) for line in whole.splitlines()]
     except (ValueError, RecursionError) as error:
         raise _unreadable(path, error) from None
 
@@ -235,17 +295,18 @@ def _unreadable(path: Path, why: object) -> RunFailed:
     )
 
 
-def _undo_all(path: Path, on_stage: Stage) -> tuple[list[str], list[str]]:
+def _undo_all(book: Ledger, on_stage: Stage) -> tuple[list[str], list[str]]:
     """What was undone and what could not be.
 
     After a reboot the kernel has forgotten everything by itself, and of a namespace that is gone likewise.
     """
     undone: list[str] = []
     failed: list[str] = []
-    header = header_of(path)
+    lines = book.lines()
+    header = _header(book.path, lines)
     if header is None or header.boot_id != boot_id() or any(map(is_forgotten, header.within)):
         return undone, failed
-    for line in reversed(lines_of(path)):
+    for line in reversed(lines):
         for table in line.undo:
             on_stage(f"undo {line.step}: before")
             try:

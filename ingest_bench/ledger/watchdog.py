@@ -3,7 +3,7 @@
 The watchdog is started before the first change. It has a session of its own, so neither Ctrl-C nor the end of a
 terminal reaches it, and it shares our locks, so nobody can begin before it is done. It holds one end of a pipe; the
 other end closes when we end, by whatever way. It alone undoes, so that the way back is always the same; only when it
-was killed, we do it.
+was killed, we do it. Both keep the journal open: what was changed is put back though the file was deleted.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Session:
     def wait(self) -> None:
         """Sleep until it is over. Without this call, to be overtaken by the end is an error."""
         self.waited = True
-        while not self.is_over():
+        while not (self.is_over() or self.ledger.is_lost()):
             time.sleep(0.2)
 
 
@@ -90,15 +90,16 @@ def session(
         sessions.finish_leftovers(key, resources, within)
         on_stage("locked")
         header = book.new_header(what, time_limit_s, resources, within)
-        with _watched(path, header.until_boottime_ns, locks, on_stage):
-            ledger = book.Ledger.create(path, header)
+        with _watched(path, header, locks, on_stage) as ledger:
             on_stage("ledger made")
-            try:
-                opened = Session(ledger, header, on_stage)
-                yield opened
-                was_over = opened.is_over()
-            finally:
-                ledger.close()
+            opened = Session(ledger, header, on_stage)
+            yield opened
+            was_lost, was_over = ledger.is_lost(), opened.is_over()
+    if was_lost:
+        raise RunFailed(
+            f"{what}: everything was put back, but another program deleted or changed {path} meanwhile: after a kill "
+            "nothing could have been put back. Keep other programs out of that folder and try again."
+        )
     if was_over and not opened.waited:
         raise InvalidRun(f"{what}: the time limit of {time_limit_s:g} s was over before the work; allow more")
 
@@ -110,13 +111,16 @@ def main(arguments: Sequence[str], on_stage: Stage = lambda _: None) -> int:
         signal.signal(number, signal.SIG_IGN)
     asked, ask = os.pipe()
     signal.signal(signal.SIGTERM, lambda _number, _frame: (os.write(ask, b"!"), None)[1])
-    os.write(ready, b"!")
+    # Made here, so that there is no moment at which a file is there and nobody who removes it.
+    opened = book.Ledger(path, book.open_file(path))
+    with contextlib.suppress(BrokenPipeError):
+        os.write(ready, b"!")
     os.close(ready)
     _sleep_until(until_boottime_ns, (pipe, asked))
     on_stage("woken")
     for tries_left in reversed(range(_TRIES)):
         try:
-            book.finish(path, on_stage)
+            book.finish(path, on_stage, opened=opened)
         except (RunFailed, OSError) as error:
             if not tries_left:
                 # Whoever started us may be dead: the system's log is where somebody looks.
@@ -140,12 +144,13 @@ def _sleep_until(until_boottime_ns: int, wakers: Sequence[int]) -> None:
 
 
 @contextlib.contextmanager
-def _watched(path: Path, until_boottime_ns: int, locks: tuple[int, ...], on_stage: Stage) -> Iterator[None]:
-    """A watchdog that is ready; at the end of the block it has done its work and is gone."""
+def _watched(path: Path, header: book.Header, locks: tuple[int, ...], on_stage: Stage) -> Iterator[book.Ledger]:
+    """A journal with a watchdog that is ready; at the end of the block it has done its work and is gone."""
+    ledger = None
     pipe_read, pipe_write = os.pipe()
     ready_read, ready_write = os.pipe()
     try:
-        dog = _start((str(path), str(until_boottime_ns)), (pipe_read, ready_write), locks)
+        dog = _start((str(path), str(header.until_boottime_ns)), (pipe_read, ready_write), locks)
         os.close(ready_write)
         os.close(pipe_read)
         ready_write = pipe_read = -1
@@ -153,14 +158,17 @@ def _watched(path: Path, until_boottime_ns: int, locks: tuple[int, ...], on_stag
             if not select.select([ready_read], [], [], _START_LIMIT_S)[0] or not os.read(ready_read, 1):
                 raise RunFailed(f"the watchdog did not start: {' '.join(COMMAND)}; nothing was changed")
             on_stage("watched")
-            yield
+            ledger = book.Ledger.create(path, header)
+            yield ledger
         finally:
             on_stage("undoing")
             os.close(pipe_write)
             pipe_write = -1
-            _end(dog, path)
+            _end(dog, path, ledger)
             on_stage("undone")
     finally:
+        if ledger is not None:
+            ledger.close()
         for descriptor in (pipe_read, pipe_write, ready_read, ready_write):
             if descriptor >= 0:
                 os.close(descriptor)
@@ -170,14 +178,14 @@ def _start(arguments: tuple[str, ...], pipes: tuple[int, int], locks: tuple[int,
     return system.start_survivor((*COMMAND, *arguments, *map(str, pipes)), pass_fds=(*pipes, *locks))
 
 
-def _end(dog: subprocess.Popen[bytes], path: Path) -> None:
+def _end(dog: subprocess.Popen[bytes], path: Path, ledger: book.Ledger | None) -> None:
     """The watchdog is gone, and everything is put back; by us when it could not."""
     try:
         dog.wait(_END_LIMIT_S)
     except subprocess.TimeoutExpired:
         dog.kill()
         dog.wait()
-    book.finish(path)
+    book.finish(path, opened=ledger)
 
 
 def _refuse_no_limit(time_limit_s: float) -> None:
