@@ -110,6 +110,15 @@ def test_the_command_makes_keys_and_prints_none(tmp_path: Path, capsys: pytest.C
         (["worker", "--connect", "bench"], "--new-keys DIR"),
         (["worker", "--connect", "bench", "--keys", "/nowhere"], "no key can be read from it"),
         (["worker", "--connect", "bench", "--keys", "{key}", "--credentials-to", "bench"], "write it like https"),
+        (["worker", "--connect", "bench", "--keys", "{key}", "--ca-file", "x"], "--ca-file requires --credentials-to"),
+        (
+            [
+                *("worker", "--connect", "bench", "--keys", "{key}", "--ca-file", "{key}"),
+                "--credentials-to",
+                "https://x",
+            ],
+            "no certificates can be read from it",
+        ),
         (["worker", "--connect", "bench", "--new-keys", "x"], "take out --connect"),
         (["worker", "--new-keys", "x", "--keys", "{key}", "--credentials-to", "x"], "out --keys, --credentials-to"),
         (["worker", "--connect", "bench", "--keys", "{key}", "--count", "3"], "--count is how many keys --new-keys"),

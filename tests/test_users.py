@@ -33,6 +33,7 @@ from ingest_bench.model.target import Endpoint, Place
 from ingest_bench.model.workload import BulkAction
 from ingest_bench.protocols import Protocol
 from ingest_bench.protocols.bulk import Bulk
+from ingest_bench.protocols.http1.http_user import request_head
 from ingest_bench.protocols.queries import Search
 from ingest_bench.protocols.way import way_to
 
@@ -859,3 +860,13 @@ def test_the_documents_that_end_a_measurement_count_from_its_start_also_where_a_
     assert (work.acked, work.reached_ns) == (40, 0)
     work.acknowledge(10, 1002)
     assert work.end_ns == work.reached_ns > 0
+
+
+@pytest.mark.parametrize(
+    ("path", "headers"),
+    [("/_bulk HTTP/1.1\r\nhost: other\r\n", {}), ("/_bulk other", {}), ("/_bulk", {"x": "1\r\nhost: other"})],
+)
+def test_path_or_header_with_a_line_feed_makes_no_request(path: str, headers: dict[str, str]) -> None:
+    address = way_to(Place(endpoint=Endpoint("127.0.0.1", 9200))).next_address()
+    with pytest.raises(RunFailed, match="no request can have this path"):
+        request_head(path, address, headers, "POST")

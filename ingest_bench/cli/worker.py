@@ -13,7 +13,7 @@ import typer
 from ingest_bench import load
 from ingest_bench.cli import screen
 from ingest_bench.errors import SpecError
-from ingest_bench.inputs import records, urls
+from ingest_bench.inputs import credentials, records, urls
 from ingest_bench.lab.steps import track_steps
 from ingest_bench.load import Exporter, Fleet, Remote
 from ingest_bench.load.fleet import join, keys
@@ -73,6 +73,10 @@ def worker(
             help="The one server that gets the credentials in this machine's environment, whoever leads the load.",
         ),
     ] = None,
+    ca_file: Annotated[
+        Path | None,
+        typer.Option(help="The CA certificate (PEM) that vouches for that server. This machine's own when not given."),
+    ] = None,
     new_keys: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Make new keys in this folder: run.key for `run`, and one for each worker."),
@@ -89,7 +93,12 @@ def worker(
     A corpus (--documents, --track) must be here at the same path as there.
     """
     if new_keys is not None:
-        joins = {"connect": "--connect", "key_file": "--keys", "credentials_to": "--credentials-to"}
+        joins = {
+            "connect": "--connect",
+            "key_file": "--keys",
+            "credentials_to": "--credentials-to",
+            "ca_file": "--ca-file",
+        }
         if given := ", ".join(option for name, option in joins.items() if _is_typed(context, name)):
             raise SpecError(f"--new-keys makes keys and joins nobody; take out {given}")
         run_key, *workers = keys.write_new(new_keys, count)
@@ -102,10 +111,14 @@ def worker(
         raise SpecError("--count is how many keys --new-keys DIR makes; where?")
     if connect is None:
         raise SpecError("--connect says where `run --workers` waits; or --new-keys DIR makes the keys for both")
+    server = None if credentials_to is None else _url(credentials_to)
+    if ca_file is not None and (server is None or server.scheme != "https"):
+        raise SpecError("--ca-file requires --credentials-to https://HOST:PORT, the server that it vouches for")
     joining = join.Joining(
         master=join.endpoint(connect),
         keys=keys.read_worker(_given(key_file, "worker-1.key")),
-        credentials_to=None if credentials_to is None else _url(credentials_to),
+        credentials_to=server,
+        ca_pem="" if ca_file is None else credentials.ca_certificates(ca_file),
     )
     with tempfile.TemporaryDirectory(prefix="ingest-bench-worker-") as folder:
         join.join(joining, Path(folder), screen.say)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import base64
 import ssl
 from collections.abc import Mapping
+from pathlib import Path
 
 from ingest_bench.errors import SpecError
+from ingest_bench.inputs import files
 
 CLIENT_CERT, CLIENT_KEY = "INGEST_BENCH_CLIENT_CERT", "INGEST_BENCH_CLIENT_KEY"
 USER, PASSWORD, API_KEY = "INGEST_BENCH_USER", "INGEST_BENCH_PASSWORD", "INGEST_BENCH_API_KEY"
@@ -49,6 +51,19 @@ def client_certificate(environment: Mapping[str, str]) -> tuple[str, str]:
             f"{CLIENT_CERT} and {CLIENT_KEY} belong together; {CLIENT_KEY if cert else CLIENT_CERT} is not set"
         )
     return cert, key
+
+
+def ca_certificates(path: Path) -> str:
+    """Return the text of a `--ca-file`; SpecError if it holds no certificate."""
+    try:
+        text = files.text(path)
+        ssl.create_default_context(cadata=text)
+    except OSError as error:
+        # ssl.SSLError is one too.
+        raise SpecError(f"--ca-file {path}: no certificates can be read from it ({error.strerror or error})") from None
+    except ValueError:
+        raise SpecError(f"--ca-file {path}: it holds no certificate; a PEM file is needed") from None
+    return text
 
 
 def load_client_certificate(context: ssl.SSLContext, cert: str, key: str) -> None:

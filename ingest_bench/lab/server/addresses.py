@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ingest_bench.errors import RunFailed, SpecError
-from ingest_bench.inputs import credentials, files
+from ingest_bench.inputs import credentials
 from ingest_bench.lab.server import attaching
 from ingest_bench.model.target import Endpoint, Place, TargetOptions, Tls, Url
 from ingest_bench.targets.http import Http, ask
@@ -60,7 +60,7 @@ def place_of(options: TargetOptions, enter: Enter) -> Place:
     for name, given in {"target.ca_file": options.ca_file, "target.client_cert": options.client_cert}.items():
         if given and first.scheme != "https":
             raise SpecError(f"{name}: {first} speaks no TLS; is it https://?")
-    ca_pem = "" if options.ca_file is None else _certificates(Path(options.ca_file))
+    ca_pem = "" if options.ca_file is None else credentials.ca_certificates(Path(options.ca_file))
     if cert and first.scheme == "https":
         credentials.load_client_certificate(ssl.create_default_context(), cert, key)
     elsewhere = attaching.is_elsewhere(enter)
@@ -88,18 +88,6 @@ def _first_there(urls: Sequence[Url]) -> tuple[Url, Endpoint]:
         except RunFailed as error:
             failures.append(str(error))
     raise RunFailed("\n".join(failures))
-
-
-def _certificates(path: Path) -> str:
-    try:
-        text = files.text(path)
-        ssl.create_default_context(cadata=text)
-    except OSError as error:
-        # ssl.SSLError is one too.
-        raise SpecError(f"--ca-file {path}: no certificates can be read from it ({error.strerror or error})") from None
-    except ValueError:
-        raise SpecError(f"--ca-file {path}: it holds no certificate; a PEM file is needed") from None
-    return text
 
 
 def _endpoint(url: Url) -> Endpoint:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import socket
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ingest_bench.load.plan import LoadPlan
+    from ingest_bench.model.target import Place, Tls, Url
 
 
 def unlike(path: Path, size_bytes: int) -> str:
@@ -22,8 +24,12 @@ def unlike(path: Path, size_bytes: int) -> str:
     return "" if here == size_bytes else f"{path}: has {here} bytes, but {size_bytes} there; put the same file here"
 
 
-def check_credentials(plan: LoadPlan, allowed: str | None) -> None:
-    """RunFailed unless this machine was told that what it knows may go to where the plan goes."""
+def with_credentials(plan: LoadPlan, allowed: str | None, ca_pem: str) -> LoadPlan:
+    """Return *plan* for the server at the URL *allowed*, with what this machine knows of that server; else RunFailed.
+
+    The certificates that may vouch for the server are *ca_pem*, or those that this machine trusts: `run` could name
+    others, for a server of its own. Host header and the name in the certificate are those of the URL.
+    """
     if allowed is None:
         raise RunFailed(
             f"the load to {plan.address} needs credentials, and this worker gives its own to nobody; start it with "
@@ -31,18 +37,29 @@ def check_credentials(plan: LoadPlan, allowed: str | None) -> None:
         )
     url = urls.parse(allowed)
     try:
-        known = {str(found[4][0]) for found in socket.getaddrinfo(url.host, url.port, type=socket.SOCK_STREAM)}
+        known = {url.host, *(str(found[4][0]) for found in socket.getaddrinfo(url.host, url.port))}
     except OSError:
-        known = set()
+        known = {url.host}
     for place in plan.places:
-        host, port = place.endpoint.host, place.endpoint.port
-        # A name server that the plan names may give any address.
-        is_there = (host in known or host == url.host) and port == url.port and place.resolver is None
-        is_verified = url.scheme == "http" or (place.tls is not None and place.tls.name == url.host)
-        if is_there and is_verified:
+        if _is_at(place, url, known):
             continue
         asked = "" if place.resolver is None else f", which the name server {place.resolver} looks up"
+        host = f" (Host: {place.host_header})" if place.host_header else ""
         raise RunFailed(
-            f"the load goes to {'http' if place.tls is None else 'https'}://{place.endpoint}{asked}, and this worker "
-            f"gives its credentials to {url} alone (--credentials-to)"
+            f"the load goes to {'http' if place.tls is None else 'https'}://{place.endpoint}{host}{asked}, and this "
+            f"worker gives its credentials to {url} alone (--credentials-to)"
         )
+
+    def own(tls: Tls | None) -> Tls | None:
+        return None if tls is None else dataclasses.replace(tls, name=url.host, ca_pem=ca_pem)
+
+    others = tuple(dataclasses.replace(place, host_header=url.authority, tls=own(place.tls)) for place in plan.others)
+    return dataclasses.replace(plan, host_header=url.authority, headers={}, tls=own(plan.tls), others=others)
+
+
+def _is_at(place: Place, url: Url, known: set[str]) -> bool:
+    """True if requests to *place* reach the server at *url*, whose addresses are *known*, under its name."""
+    is_there = place.endpoint.host in known and place.endpoint.port == url.port
+    # A name server that the plan names may give any address.
+    is_there = is_there and place.resolver is None and (place.tls is not None) == (url.scheme == "https")
+    return is_there and place.host_header in ("", url.authority)

@@ -171,7 +171,7 @@ class FleetWorker:
         if wrong:
             raise RunFailed("; ".join(wrong))
         if self._is_far and (plan.credentials or plan.has_client_certificate):
-            consent.check_credentials(plan, self._setup["credentials_to"])
+            plan = consent.with_credentials(plan, self._setup["credentials_to"], self._setup["ca_pem"])
             plan = plan.with_client_certificate(*credentials.client_certificate(os.environ))
         if told["figures"]:
             self._figures = Figures(self.runner.environment, plan)

@@ -37,6 +37,8 @@ class Joining:
     keys: WorkerKeys
     credentials_to: Url | None = None
     """The only server that hears who we are; None: nobody does."""
+    ca_pem: str = ""
+    """The certificates that may vouch for it; empty: those that this machine trusts."""
     name: str = ""
     """What it is called there; empty: by this machine's name."""
     patience_s: float = _PATIENCE_S
@@ -94,6 +96,7 @@ def _worker(joining: Joining, folder: Path, loads: int) -> Iterator[Iterator[dic
         machine=joining.name or socket.gethostname(),
         folder=str(folder),
         credentials_to=None if joining.credentials_to is None else str(joining.credentials_to),
+        ca_pem=joining.ca_pem,
         knows_master=loads > 0,
     )
     log = (folder / "worker.log").open("w+b")

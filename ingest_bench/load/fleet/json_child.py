@@ -128,6 +128,7 @@ def worker_setup(
     machine: str = "",
     folder: str = "",
     credentials_to: str | None = None,
+    ca_pem: str = "",
     knows_master: bool = False,
 ) -> dict[str, Any]:
     """What the process of a worker is told (`fleet_worker`). Without a seat it is one of another machine."""
@@ -139,5 +140,6 @@ def worker_setup(
         "machine": machine,
         "folder": folder,
         "credentials_to": credentials_to,
+        "ca_pem": ca_pem,
         "knows_master": knows_master,
     }

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from locust import User
 
+from ingest_bench.errors import RunFailed
 from ingest_bench.protocols.http1 import tls
 from ingest_bench.protocols.http1.framing import AnswerBuffer
 from ingest_bench.protocols.pumped import PumpedConnection
@@ -87,5 +88,8 @@ class Poster(User):
 
 def request_head(path: str, address: Address, headers: Mapping[str, str], method: str) -> bytes:
     """The head of each request, up to and with "content-length: "."""
-    lines = "".join(f"{name}: {value}\r\n" for name, value in {"host": address.name, **headers}.items())
+    named = {"host": address.name, **headers}
+    if set("".join((path, *named, *named.values()))) & set("\r\n") or " " in path:
+        raise RunFailed(f"{path!r}: no request can have this path and these headers, with a blank or a line feed")
+    lines = "".join(f"{name}: {value}\r\n" for name, value in named.items())
     return f"{method} {path} HTTP/1.1\r\n{lines}content-length: ".encode()

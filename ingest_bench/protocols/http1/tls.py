@@ -52,7 +52,8 @@ class TlsConnection(Connection):
                 self._wait(None)
             except ssl.SSLCertVerificationError as error:
                 raise self._broken(
-                    f"TLS: the certificate of {tls.name} is not verified: {error.verify_message}"
+                    f"TLS: the certificate of {tls.name} is not verified: {error.verify_message}. "
+                    "Name the CA that vouches for it by --ca-file"
                 ) from None
             except OSError as error:
                 raise self._broken(f"TLS with {tls.name}: {error.strerror or error}") from None
