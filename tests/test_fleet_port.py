@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -160,6 +161,28 @@ def test_strangers_at_the_port_change_nothing(tmp_path: Path) -> None:
         assert samples_of(plan)["documents_acked"].sum() == server.documents > 0
         assert report.bytes_written == server.bytes_read
         assert report.longest_silence_ns < 4e9
+
+
+def test_load_goes_on_with_1100_strangers_at_a_soft_limit_of_1024(tmp_path: Path) -> None:
+    port = free_port()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 3000:
+        pytest.skip(f"a hard limit of {hard} descriptors leaves no room for 1,100 connections here")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))
+    try:
+        with bulk_server() as server, agents(tmp_path, port, 1), supervising(tmp_path, port, 1) as there:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            with ExitStack() as stack:
+                for _ in range(1100):
+                    stranger = stack.enter_context(socket.socket())
+                    stranger.setblocking(False)
+                    stranger.connect_ex(("127.0.0.1", port))
+                plan = plan_for(server.address, tmp_path)
+                report = start(plan, fleet=there).wait(lambda _: None)
+            assert samples_of(plan)["documents_acked"].sum() == server.documents > 0
+            assert report.longest_silence_ns < 4e9
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @pytest.mark.long

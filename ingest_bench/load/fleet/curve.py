@@ -21,6 +21,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from ingest_bench.errors import RunFailed
 from ingest_bench.load.fleet import messages
+from ingest_bench.load.fleet.gate import Gate
 from ingest_bench.load.fleet.transfer import LIMIT_BYTES
 
 if TYPE_CHECKING:
@@ -75,11 +76,17 @@ class Server(zmqrpc.Server):
         self.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         _common(self.socket, address)
         failed = zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_NO_DETAIL
-        events = self.socket.get_monitor_socket(failed)
+        events = self.socket.get_monitor_socket(failed | zmq.Event.ACCEPTED | zmq.Event.DISCONNECTED)
         self._greenlets = [gevent.spawn(self._admit), gevent.spawn(self._watch, events)]
+        self._gate: Gate | None = None
         try:
+            if address.startswith("tcp:"):
+                host, _, port = address.removeprefix("tcp://").rpartition(":")
+                self._gate = Gate(host.strip("[]"), int(port))
+                self.socket.setsockopt(zmq.USE_FD, self._gate.descriptor())
             self.socket.bind(address)
-        except zmq.ZMQError as error:
+        except OSError as error:
+            # zmq.ZMQError has a number, too.
             why = os.strerror(error.errno or 0)
             raise RunFailed(f"{address.partition('//')[2]}: workers cannot join there ({why})") from None
         self.port = 0
@@ -89,6 +96,8 @@ class Server(zmqrpc.Server):
         while True:
             frames = self.socket.recv_multipart(copy=False)
             try:
+                if self._gate is not None:
+                    self._gate.settled(int(frames[-1].get(zmq.SRCFD)))
                 owner = (str(frames[-1].get("User-Id")), str(frames[-1].get("Peer-Address")))
                 sender = frames[0].bytes.decode()
             except (UnicodeDecodeError, zmq.ZMQError) as error:
@@ -127,6 +136,8 @@ class Server(zmqrpc.Server):
     def close(self, linger: int | None = None) -> None:
         """Nobody can join any more. Returns once the last words are gone, or have lingered long enough."""
         gevent.killall(self._greenlets)
+        if self._gate is not None:
+            self._gate.close()
         self._context.destroy(_LINGER_MS if linger is None else linger)
 
     def _admit(self) -> None:
@@ -143,8 +154,11 @@ class Server(zmqrpc.Server):
 
     def _watch(self, events: Any) -> None:
         while True:
-            event = _FAILED[zmq.Event(parse_monitor_message(events.recv_multipart())["event"])]
-            if event == "protocol":
+            seen = parse_monitor_message(events.recv_multipart())
+            event = _FAILED.get(zmq.Event(seen["event"]))
+            if event is None:
+                self._count(seen)
+            elif event == "protocol":
                 self._say(
                     "refused somebody who does not speak our protocol with the key of this run: "
                     "no `ingest-bench worker`, or one with the keys of another run"
@@ -155,6 +169,18 @@ class Server(zmqrpc.Server):
                     "somebody connected and left before it had said who it is: no `ingest-bench worker`, one with the "
                     "keys of another run, or one whose connection broke"
                 )
+
+    def _count(self, seen: Mapping[str, Any]) -> None:
+        """Count a connection that has come or gone; its descriptor is the event's value."""
+        if self._gate is None:
+            return
+        if seen["event"] == zmq.Event.DISCONNECTED:
+            self._gate.settled(int(seen["value"]))
+        elif self._gate.accepted(int(seen["value"])):
+            self._say(
+                "too many connections that do not show a key of this run: new ones wait until some of these are gone. "
+                "See who connects to this port: ss -tn"
+            )
 
     def _say(self, line: str) -> None:
         if line not in self._told and len(self._told) < _REFUSALS_TOLD:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import resource
 import sys
 import time
 from pathlib import Path
@@ -288,6 +289,9 @@ def main() -> int:
     """The exit code, once nobody needs us any more."""
     setup = json.loads(sys.stdin.buffer.readline())
     os.set_blocking(1, False)
+    # Each worker is a connection, and the usual soft limit is 1,024.
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s: %(message)s")
     # Locust's own page shows what workers report so often.
     locust.runners.WORKER_REPORT_INTERVAL = 1.0

@@ -1,0 +1,45 @@
+"""The port of a fleet while too many connections are there that show no key."""
+
+from __future__ import annotations
+
+import resource
+import socket
+
+from test_fleet_load import free_port
+
+from ingest_bench.load.fleet.gate import Gate
+
+
+def connects(port: int) -> bool:
+    with socket.socket() as client:
+        client.settimeout(0.02)
+        return client.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_full_gate_takes_no_connection_until_half_of_them_are_settled() -> None:
+    port = free_port()
+    gate = Gate("127.0.0.1", port)
+    most = min(500, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
+    assert [gate.accepted(number) for number in range(most)] == [False] * (most - 1) + [True]
+    assert not gate.accepted(most)
+    assert not connects(port)
+    for number in range(most // 2):
+        gate.settled(number)
+    assert not connects(port)
+    gate.settled(most)
+    assert connects(port)
+    gate.close()
+
+
+def test_connections_that_stand_are_heard_while_the_gate_is_shut() -> None:
+    port = free_port()
+    gate = Gate("127.0.0.1", port)
+    with (
+        socket.socket(fileno=gate.descriptor()) as listener,
+        socket.create_connection(("127.0.0.1", port)) as client,
+        listener.accept()[0] as served,
+    ):
+        assert any(gate.accepted(number) for number in range(500))
+        client.sendall(b"x")
+        assert served.recv(1) == b"x"
+    gate.close()
