@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
-import json
+import shlex
 import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -266,5 +266,4 @@ def _text(path: Path) -> str | None:
 
 
 def _json(*argv: str) -> list[dict[str, Any]]:
-    text = system.run(argv)
-    return json.loads(text) if text.strip() else []
+    return commands.parse_json(shlex.join(argv), system.run(argv))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
-import json
 import os
 import re
 import time
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from ingest_bench import system
 from ingest_bench.errors import RunFailed, SpecError
-from ingest_bench.network.plan import spared
+from ingest_bench.network.plan import commands, spared
 from ingest_bench.network.plan.flows import SIDES, Connection
 
 if TYPE_CHECKING:
@@ -54,7 +53,7 @@ def over(devices: Iterable[str], route: Callable[[IPv4Address | IPv6Address], st
     if not known:
         return ()
     here = set(devices)
-    listed = json.loads(system.run(("ip", "-j", "addr", "show")))
+    listed = commands.parse_json("ip -j addr show", system.run(("ip", "-j", "addr", "show")))
     owners = {info["local"]: link["ifname"] for link in listed for info in link.get("addr_info", ()) if "local" in info}
     return tuple(one for one in known if here & {owners.get(str(one.own)), route(one.far)})
 

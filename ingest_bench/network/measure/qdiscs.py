@@ -6,14 +6,13 @@ namespace it has to be a process, which takes 286 ms of CPU for one answer; `tc`
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ingest_bench import units
-from ingest_bench.network.plan import netem, queues
+from ingest_bench.network.plan import commands, netem, queues
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -26,8 +25,6 @@ _RELATIVE = 0.02
 _MILLION = 10**6
 # Which qdiscs are ours to say something about; a kernel's own one has handle 0.
 _OURS = ("netem", "tbf", "hfsc", *queues.MANAGED)
-# What tc -j says of hfsc is no JSON (iproute2 6.1, tc/q_hfsc.c, hfsc_print_opt).
-_HFSC_OPTIONS = re.compile(r"\{default [0-9a-f]+ ?\}")
 _RATE = re.compile(r" m2 (\d+)([KMGT]?)bit")
 
 Path = tuple[str, ...]
@@ -57,7 +54,7 @@ def show_classes(device: str) -> tuple[str, ...]:
 def words(shown: str, classes: str) -> str:
     """What the kernel has of our queues, for a person: "netem 25ms with tbf 100mbit"."""
     said = []
-    for qdisc in _read(shown):
+    for qdisc in commands.parse_json("tc -j -s qdisc show", shown):
         kind, options = qdisc["kind"], qdisc["options"]
         if kind not in _OURS or qdisc["handle"] == "0:":
             continue
@@ -91,7 +88,7 @@ def class_differences(shown: str, impairment: Impairment) -> list[str]:
 
 def differences(shown: str, impairment: Impairment, mtu_bytes: int, *, rate_by_netem: bool = False) -> list[str]:
     """What the kernel has otherwise than it was told; empty: nothing."""
-    found = {(qdisc["kind"], qdisc["handle"]): qdisc for qdisc in _read(shown)}
+    found = {(qdisc["kind"], qdisc["handle"]): qdisc for qdisc in commands.parse_json("tc -j -s qdisc show", shown)}
     told: dict[tuple[str, str], dict[Path, float]] = {}
     if netem.uses_netem(impairment):
         told["netem", netem.NETEM] = told_netem(impairment, mtu_bytes)
@@ -117,7 +114,7 @@ def differences(shown: str, impairment: Impairment, mtu_bytes: int, *, rate_by_n
 
 def counters(shown: str) -> Counters:
     """The root's counters: a classful root counts what its child sends and drops."""
-    for qdisc in _read(shown):
+    for qdisc in commands.parse_json("tc -j -s qdisc show", shown):
         if qdisc.get("root"):
             return Counters(qdisc["packets"], qdisc["bytes"], qdisc["drops"])
     return Counters()
@@ -126,7 +123,7 @@ def counters(shown: str) -> Counters:
 def marks(shown: str) -> int:
     """The packets that a queue which manages itself has marked (CE) since it was made."""
     found = 0
-    for qdisc in _read(shown):
+    for qdisc in commands.parse_json("tc -j -s qdisc show", shown):
         found += qdisc.get("ecn_mark", 0) + qdisc.get("marked", 0)
         found += sum(tin["ecn_mark"] for tin in qdisc.get("tins", ()))
     return found
@@ -190,11 +187,6 @@ def _class(shown: str) -> str:
 def _class_bps(line: str) -> int | None:
     found = _RATE.search(line)
     return int(found[1]) * 1000 ** " KMGT".index(found[2] or " ") if found else None
-
-
-def _read(shown: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(_HFSC_OPTIONS.sub("{}", shown))
-    return found
 
 
 def _told_bucket(impairment: Impairment, mtu_bytes: int) -> dict[Path, float]:

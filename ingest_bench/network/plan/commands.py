@@ -1,12 +1,14 @@
-"""Profile to the lines of `ip -batch`, and the argv of sysctl. Pure."""
+"""Profile to the lines of `ip -batch`, and the argv of sysctl; and what ip and tc answer. Pure."""
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ingest_bench import system
-from ingest_bench.errors import MissingCapability, SpecError
+from ingest_bench.errors import MissingCapability, RunFailed, SpecError
 from ingest_bench.inputs import records
 from ingest_bench.model.network import Profile
 from ingest_bench.network.plan import features, places
@@ -25,6 +27,19 @@ _QUIET = ("net.ipv4.tcp_no_metrics_save=1", "net.ipv6.conf.default.addr_gen_mode
 
 # Packets of 127.0.0.0/8 pass on any device: several nodes have such addresses (`places.node_address`).
 ROUTE_LOCALNET = "net.ipv4.conf.all.route_localnet=1"
+
+# Some qdiscs print their options as text, such as {default 1 } and {bands 4/4 } (iproute2 up to 7.0, tc/q_hfsc.c and
+# tc/q_multiq.c: fprintf).
+_TEXT_OPTIONS = re.compile(r'"options":\{[^{}"]*\}')
+
+
+def parse_json(command: str, text: str) -> list[dict[str, Any]]:
+    """Return what *command* printed; options that are plain text are empty. RunFailed if the rest is not JSON."""
+    try:
+        listed = json.loads(_TEXT_OPTIONS.sub('"options":{}', text.strip() or "[]"))
+    except (ValueError, RecursionError) as error:
+        raise RunFailed(f"{command}: its output is not JSON ({error}); install a newer iproute2") from None
+    return list(listed)
 
 
 def text(lines: Lines) -> str:

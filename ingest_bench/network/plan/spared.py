@@ -11,11 +11,10 @@ redirected to it (drivers/net/ifb.c, ifb_xmit).
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 from ingest_bench.ledger import Action, Step
-from ingest_bench.network.plan import flows
+from ingest_bench.network.plan import commands, flows
 from ingest_bench.network.plan.flows import SIDES, Side
 from ingest_bench.network.plan.interface_plan import clsact, made, up
 
@@ -53,7 +52,7 @@ def show(marks: Marks, side: Side) -> tuple[str, ...]:
 def packets(found: Found, listed: str) -> tuple[int, ...]:
     """How many packets of each connection its filter met, of what `show` said; a packet of TCP's is a segment."""
     met: dict[int, list[int]] = {priority: [] for priority in _PRIORITIES.values()}
-    for entry in json.loads(listed):
+    for entry in commands.parse_json("tc -j filter show", listed):
         for action in entry.get("options", {}).get("actions", ()):
             if entry["pref"] in met:
                 met[entry["pref"]].append(int(action["stats"]["packets"]))
