@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -120,8 +119,8 @@ def worker(
         credentials_to=server,
         ca_pem="" if ca_file is None else credentials.ca_certificates(ca_file),
     )
-    with tempfile.TemporaryDirectory(prefix="ingest-bench-worker-") as folder:
-        join.join(joining, Path(folder), screen.say)
+    with join.own_folder() as folder:
+        join.join(joining, folder, screen.say)
 
 
 def asked(context: typer.Context, workers: int | None, bind: str | None, key_file: Path | None) -> Remote | None:

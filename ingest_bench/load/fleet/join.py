@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import os
 import re
 import shutil
 import socket
+import stat
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +31,7 @@ if TYPE_CHECKING:
 _PATIENCE_S = 300.0
 # After a load: that run is there, or gone.
 _AGAIN_S = 10.0
+_FOLDER, _LOCK = "ingest-bench-worker-", "worker.lock"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +76,44 @@ def join(joining: Joining, folder: Path, tell: Callable[[str], None]) -> None:
         finally:
             shutil.rmtree(own, ignore_errors=True)
     tell(f"{joining.master} has no more loads; sent: {loads}")
+
+
+@contextlib.contextmanager
+def own_folder() -> Iterator[Path]:
+    """A new folder for a worker's files, removed at the end of the block; after a `kill -9`, by the next worker.
+
+    Of the folders with our name only those are removed that belong to us, and whose lock nobody holds.
+    """
+    for left in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*"):
+        _remove_if_left(left)
+    with (
+        tempfile.TemporaryDirectory(prefix=_FOLDER, ignore_cleanup_errors=True) as name,
+        contextlib.ExitStack() as stack,
+    ):
+        folder = Path(name)
+        lock = stack.enter_context((folder / "new").open("wb"))
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        # Held before it has the name that others look for.
+        (folder / "new").rename(folder / _LOCK)
+        yield folder
+
+
+def _remove_if_left(folder: Path) -> None:
+    """Remove the folder of a worker of this user that was killed."""
+    try:
+        status = folder.lstat()
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
+            return
+        descriptor = os.open(folder / _LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(folder, ignore_errors=True)
+    except BlockingIOError:
+        return
+    finally:
+        os.close(descriptor)
 
 
 def endpoint(text: str) -> Endpoint:
