@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import socket
 
+import pytest
 from test_fleet_load import free_port
 
 from ingest_bench.load.fleet.gate import Gate
@@ -27,6 +28,14 @@ def test_full_gate_takes_no_connection_until_half_of_them_are_settled() -> None:
         gate.settled(number)
     assert not connects(port)
     gate.settled(most)
+    assert connects(port)
+    gate.close()
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this kernel has no IPv6")
+def test_gate_at_all_addresses_of_ipv6_takes_ipv4_too() -> None:
+    port = free_port()
+    gate = Gate("::", port)
     assert connects(port)
     gate.close()
 

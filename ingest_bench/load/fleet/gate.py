@@ -23,8 +23,10 @@ class Gate:
     """
 
     def __init__(self, host: str, port: int) -> None:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._listener = socket.create_server((host, port), family=family)
+        is_ipv6 = ":" in host
+        family = socket.AF_INET6 if is_ipv6 else socket.AF_INET
+        # As ZeroMQ listens: at :: for IPv4, too.
+        self._listener = socket.create_server((host, port), family=family, dualstack_ipv6=is_ipv6)
         # The other descriptors are for workers and their files.
         self._most = min(_MOST, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
         self._unknown: set[int] = set()
