@@ -146,11 +146,13 @@ class Lab:
 
 
 def _is_held(path: Path) -> bool:
-    with path.open("rb") as lock:
-        try:
+    try:
+        with path.open("rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
     return False
 
 

@@ -138,6 +138,20 @@ def test_spoiled_journal_allows_no_change_and_is_undone(
     assert not ledger.is_lost()
 
 
+def test_journal_of_a_session_that_was_put_back_is_removed_without_an_undo(state: Path, tmp_path: Path) -> None:
+    setting = tmp_path / "setting"
+    setting.write_text("old", encoding="ascii")
+    ledger = made(state)
+    ledger.change(writes(setting, "new"), lambda _: None)
+    with pytest.MonkeyPatch.context() as killed:
+        killed.setattr(Path, "unlink", lambda *_: None)
+        assert book.finish(ledger.path)
+    setting.write_text("changed by another program later", encoding="ascii")
+    assert sessions.restore().undone == ()
+    assert setting.read_text(encoding="ascii") == "changed by another program later"
+    assert not ledger.path.exists()
+
+
 def test_failed_undo_of_a_deleted_journal_does_not_advise_net_restore(state: Path) -> None:
     ledger = made(state)
     undo = (Undo(action=Action(argv=("false",))),)
@@ -285,6 +299,40 @@ def test_a_lock_has_one_owner_who_is_named_to_the_second(state: Path) -> None:
         with sessions.locked("another"):
             pass
     assert [applied.alive for applied in sessions.show()] == [False]
+
+
+COUNTER = """
+import sys, pathlib
+from ingest_bench.ledger import sessions
+from ingest_bench.errors import RunFailed
+number, done = pathlib.Path(sys.argv[1]), 0
+while done < 50:
+    try:
+        with sessions.locked("key", "counting", (sys.argv[1],)):
+            number.write_text(str(int(number.read_text()) + 1))
+            done += 1
+    except RunFailed:
+        pass
+"""
+
+
+@pytest.mark.slow
+def test_lock_files_are_removed_and_still_exclude_each_other(state: Path, tmp_path: Path) -> None:
+    number = tmp_path / "number"
+    number.write_text("0")
+    argv = (sys.executable, "-c", COUNTER, str(number))
+    processes = [subprocess.Popen(argv) for _ in range(4)]
+    assert [process.wait(60) for process in processes] == [0] * 4
+    assert number.read_text() == "200"
+    assert list(state.glob("*.lock")) == []
+
+
+def test_lock_that_a_process_holds_is_not_removed(state: Path) -> None:
+    with sessions.locked("key"):
+        with sessions.locked("another"):
+            pass
+        assert [path.name for path in state.glob("*.lock")] == ["key.lock"]
+    assert list(state.glob("*.lock")) == []
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o770, 0o702])

@@ -73,6 +73,7 @@ def locked(
     Who inherits the descriptors shares the locks: they are free when the last of them has ended.
     """
     with contextlib.ExitStack() as stack:
+        stack.callback(_remove_free_locks)
         descriptors = [stack.enter_context(_file_lock(file_of(key, within)))]
         for resource in resources:
             place = "".join(f"{one.kind}:[{one.inode}]/{one.cookie} " for one in map(namespaces.own, within))
@@ -99,14 +100,10 @@ def finish_leftovers(key: str, resources: Sequence[str] = (), within: Sequence[K
 
 @contextlib.contextmanager
 def _file_lock(session: Path) -> Iterator[int]:
-    descriptor = os.open(_lock_of(session), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        # `show` looks at locks by taking them for a moment: hence a little patience.
-        if not lock_within(descriptor, _PATIENCE_S):
+    with _lock(_lock_of(session)) as (descriptor, is_ours):
+        if not is_ours:
             raise RunFailed(f"{_in_use(session)}; see `ingest-bench net show`")
         yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 @contextlib.contextmanager
@@ -119,9 +116,8 @@ def _claim(resource: str, place: str, what: str) -> Iterator[int]:
     which there is one in each network namespace, for every user.
     """
     name = hashlib.sha256(f"{place}{resource}".encode()).hexdigest()[:16]
-    descriptor = os.open(_locks_folder() / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        if not lock_within(descriptor, _PATIENCE_S):
+    with _lock(_locks_folder() / f"{name}.lock") as (descriptor, is_ours):
+        if not is_ours:
             owner = os.pread(descriptor, _SAID_BYTES, 0).decode(errors="replace") or "another program"
             raise RunFailed(f"{resource}: in use by {owner}; try again when that is over")
         # On a full disk the lock holds all the same.
@@ -129,8 +125,37 @@ def _claim(resource: str, place: str, what: str) -> Iterator[int]:
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"pid {os.getpid()}: {what}".encode()[:_SAID_BYTES], 0)
         yield descriptor
-    finally:
-        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _lock(path: Path) -> Iterator[tuple[int, bool]]:
+    """Open a lock file for the time of the block, and try to lock it. A file that was removed meanwhile is no lock."""
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            # `show` looks at locks by taking them for a moment: hence a little patience.
+            is_ours = lock_within(descriptor, _PATIENCE_S)
+            if not is_ours or _is_at(path, descriptor):
+                yield descriptor, is_ours
+                return
+        finally:
+            os.close(descriptor)
+
+
+def _remove_free_locks() -> None:
+    """Remove the lock files that no process holds: each is removed while it is locked here."""
+    for path in (*state_folder().glob("*.lock"), *_locks_folder().glob("*.lock")):
+        with contextlib.suppress(OSError), path.open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_at(path, lock.fileno()):
+                path.unlink()
+
+
+def _is_at(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
 
 
 def _locks_folder() -> Path:
@@ -168,6 +193,7 @@ def restore() -> Restored:
                 undone += finish(path)
         except (RunFailed, OSError) as error:
             failed.append(str(error))
+    _remove_free_locks()
     if failed:
         raise RunFailed("\n".join([*failed, *left]))
     return Restored(undone=tuple(undone), left=tuple(left))
