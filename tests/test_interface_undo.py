@@ -2,10 +2,11 @@ from __future__ import annotations
 
 import json
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from interface_lab import Lab, lab
+from interface_lab import Lab, holder, lab
 
 pytestmark = pytest.mark.netns
 
@@ -73,6 +74,25 @@ def test_whoever_is_killed_between_noting_and_adding_undoes_nothing_of_another_p
         status, _, errors = place.driven("tool", "-1", "-1", "plain", DRIVER_AT=AT_ADDING, DRIVER_RUNS=killing)
         assert status == -signal.SIGKILL, errors
         only_the_filters_of_others_stand(place, before)
+
+
+def test_interface_moved_to_another_namespace_is_put_back_there(tmp_path: Path) -> None:
+    with lab(tmp_path / "state") as place, holder((*place.client, "unshare", "--net")) as pid:
+        there = replace(place, client=("nsenter", "--target", str(pid), "--net", "--"))
+        before = sizes(place, "eth0")
+        with place.shaped("mtu"):
+            assert sizes(place, "eth0") != before
+            place.run("sh", "-ec", f"ip link set eth0 down; ip link set eth0 netns {pid}")
+            there.run("ip", "link", "set", "eth0", "name", "moved0")
+            assert mtu(there, "moved0") == 1400
+        place.wait_until_free()
+        assert place.leftovers() == []
+        assert sizes(there, "moved0") == before
+
+
+def sizes(place: Lab, device: str) -> dict[str, int]:
+    link = json.loads(place.run("ip", "-j", "-d", "link", "show", "dev", device))[0]
+    return {name: value for name, value in link.items() if name == "mtu" or name.startswith(("gso_", "gro_"))}
 
 
 def test_our_own_devices_are_removed_under_any_name(tmp_path: Path) -> None:

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
+
+from ingest_bench import system
+from ingest_bench.errors import RunFailed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,6 +60,23 @@ def own(kind: Kind) -> Namespace:
     """The one that we are in."""
     cookie = _cookie() if kind == "net" else 0
     return Namespace(kind=kind, inode=Path(f"/proc/self/ns/{kind}").stat().st_ino, cookie=cookie)
+
+
+def interface_elsewhere(index: int, address: str) -> tuple[str, str] | None:
+    """Return the way into the network namespace that has this interface now, and its name there; None if none has it.
+
+    The kernel keeps index and hardware address of an interface that is moved, unless the index is taken there.
+    """
+    ways: dict[int, Path] = {}
+    for path in (*Path("/proc").glob("[0-9]*/ns/net"), *Path("/run/netns").glob("*")):
+        with contextlib.suppress(OSError):
+            ways.setdefault(path.stat().st_ino, path)
+    for way in ways.values():
+        with contextlib.suppress(RunFailed, ValueError):
+            for link in json.loads(system.run(("nsenter", f"--net={way}", "ip", "-j", "link", "show"))):
+                if (link["ifindex"], link.get("address")) == (index, address):
+                    return str(way), str(link["ifname"])
+    return None
 
 
 def _cookie() -> int:

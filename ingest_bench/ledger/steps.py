@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ingest_bench import system
 from ingest_bench.errors import RunFailed, SpecError
+from ingest_bench.ledger import namespaces
 
 # How the kernel writes a blank in a path (man 5 proc, mountinfo).
 _OCTAL = re.compile(r"\\([0-7]{3})")
@@ -61,6 +62,8 @@ class Undo:
     """The process that was changed: when it has ended, so has the change."""
     index: int | None = None
     """The interface that was changed: when it is gone from this network namespace, so is the change."""
+    address: str = ""
+    """The interface's hardware address, for a change that stays when it is moved to another network namespace."""
 
     def named(self) -> Undo | None:
         """The same with the name that the interface has now; None when it is gone. RunFailed when nobody can tell."""
@@ -70,10 +73,23 @@ class Undo:
             name = socket.if_indextoname(self.index)
         except OSError as error:
             if error.errno in (errno.ENODEV, errno.ENXIO):
-                return None
+                return self._moved()
             raise RunFailed(f"interface {self.index}: {error.strerror}") from None
         action = replace(self.action, path=self.action.path.replace("{name}", name))
         return replace(self, action=action, look=tuple(word.replace("{name}", name) for word in self.look))
+
+    def _moved(self) -> Undo | None:
+        """The same in the network namespace to which the interface was moved; None when it is gone."""
+        there = namespaces.interface_elsewhere(self.index or 0, self.address) if self.address else None
+        if there is None:
+            return None
+        way, name = there
+
+        def inside(argv: tuple[str, ...]) -> tuple[str, ...]:
+            named = (name if word in ("{name}", f"if{self.index}") else word for word in argv)
+            return ("nsenter", f"--net={way}", *named)
+
+        return replace(self, action=replace(self.action, argv=inside(self.action.argv)), look=inside(self.look))
 
     def is_needed(self) -> bool:
         """Whether there is still something to undo; RunFailed when nobody can tell."""

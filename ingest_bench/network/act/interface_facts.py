@@ -50,6 +50,7 @@ def find(asked: RealLink, *, with_features: bool, with_uppers: bool) -> Found:
     return Found(
         interface=interface,
         index=index,
+        address=str(link.get("address", "")),
         mtu_bytes=int(link["mtu"]),
         sizes=sizes,
         qdiscs=qdiscs_of(interface),

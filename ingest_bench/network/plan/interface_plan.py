@@ -146,7 +146,11 @@ def _offloads(found: Found, profile: Profile) -> Iterator[Step]:
         yield Step(
             name="offloads",
             do=Action(argv=commands.offloads(found.device, changes)),
-            undo=(Undo(action=Action(argv=commands.offloads(found.device, old)), index=found.index),),
+            undo=(
+                Undo(
+                    action=Action(argv=commands.offloads(found.device, old)), index=found.index, address=found.address
+                ),
+            ),
         )
 
 
@@ -158,10 +162,10 @@ def _sizes(found: Found, profile: Profile) -> Iterator[Step]:
     for name, size in wanted_sizes(profile).items():
         if found.sizes.get(name) == size:
             continue
-        undo = [_put_back(found.index, name, found.sizes[name], ours=size)]
+        undo = [_put_back(found.index, name, found.sizes[name], ours=size, address=found.address)]
         twin = name.replace("_max_size", "_ipv4_max_size")
         if twin != name and twin in found.sizes:
-            undo.append(_put_back(found.index, twin, found.sizes[twin], ours=size))
+            undo.append(_put_back(found.index, twin, found.sizes[twin], ours=size, address=found.address))
         yield Step(name=name, do=_set(found.index, name, size), undo=tuple(undo))
 
 
@@ -174,20 +178,20 @@ def _interface_mtu(found: Found, asked: Asked) -> Iterator[Step]:
     ours, old = asked.profile.mtu_bytes, found.mtu_bytes
     if not asked.link.interface_mtu or ours == old:
         return
-    undo = list(_mtu_back(found.index, old, found.ipv6_mtu_bytes, (ours,)))
+    undo = list(_mtu_back(found.index, old, found.ipv6_mtu_bytes, (ours,), found.address))
     for upper in found.uppers:
         undo += _mtu_back(upper.index, upper.mtu_bytes, upper.ipv6_mtu_bytes, (ours, old))
     yield Step(name="interface mtu", do=_set(found.index, "mtu", ours), undo=tuple(undo))
 
 
-def _mtu_back(index: int, old: int, ipv6_old: int | None, made: tuple[int, ...]) -> Iterator[Undo]:
+def _mtu_back(index: int, old: int, ipv6_old: int | None, made: tuple[int, ...], address: str = "") -> Iterator[Undo]:
     """The undo for a device whose MTU may be one of `made`: by our doing, or by the kernel's.
 
     The kernel resets the MTU of its IPv6 with it, which a router may have set.
     """
     for value in made:
         if value != old:
-            yield _put_back(index, "mtu", old, ours=value)
+            yield _put_back(index, "mtu", old, ours=value, address=address)
     if ipv6_old is not None:
         back = Action(path="/proc/sys/net/ipv6/conf/{name}/mtu", value=str(ipv6_old))
         yield Undo(action=back, look=_LINK, shows=_word("mtu", old), index=index)
@@ -281,9 +285,9 @@ def _kind(line: str) -> str:
     return "rate" if f" handle {netem.BOTTLENECK} " in line else "netem"
 
 
-def _put_back(index: int, name: str, old: int, *, ours: int) -> Undo:
+def _put_back(index: int, name: str, old: int, *, ours: int, address: str) -> Undo:
     """The undo that writes an old value in the place of ours, where ours still stands."""
-    return Undo(action=_set(index, name, old), look=_LINK, shows=_word(name, ours), index=index)
+    return Undo(action=_set(index, name, old), look=_LINK, shows=_word(name, ours), index=index, address=address)
 
 
 def _word(name: str, value: int) -> str:

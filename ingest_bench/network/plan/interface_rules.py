@@ -92,6 +92,8 @@ class Found:
     """What is shaped together."""
     destinations: tuple[Destination, ...]
     """Where the flows' packets go; none where they are anybody's."""
+    address: str = ""
+    """Its hardware address; empty: it has none."""
     carries_default_route: bool = False
     ssh: tuple[Connection, ...] = ()
     """The SSH connections of our terminal that run over it."""
