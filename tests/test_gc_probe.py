@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,25 @@ def test_every_line_of_a_known_collector_is_understood(run: str) -> None:
     log = gclog.parse(log_lines(run))
     assert log.unrecognised == []
     assert list(log.complaints()) == []
+
+
+@pytest.mark.parametrize("separator", [",", "\u066b"])
+@pytest.mark.parametrize("run", RUNS)
+def test_numbers_with_the_separator_of_another_locale_are_the_same(run: str, separator: str) -> None:
+    log = gclog.parse(log_lines(run))
+    # The moment in front has a dot in every locale.
+    localized = [re.sub(r"(?<!:\d\d)\.(?=\d)", separator, line) for line in log_lines(run)]
+    assert localized != log_lines(run)
+    assert gclog.parse(localized) == log
+
+
+def test_a_pause_of_zgc_that_is_not_understood_is_counted_and_named() -> None:
+    lines = [
+        "[2026-11-28T19:27:04.566+0000][0.265s][info][gc,phases   ] GC(0) Pause Mark Start 6us",
+        "[2026-11-28T19:27:04.566+0000][0.265s][info][gc,phases   ] GC(0) y: Pause Mark End 6us",
+        "[2026-11-28T19:27:04.566+0000][0.265s][info][gc,phases   ] GC(0) Concurrent Mark 6us",
+    ]
+    assert gclog.parse(lines, "zgc").unrecognised == lines[:2]
 
 
 @pytest.mark.parametrize("run", RUNS)

@@ -10,25 +10,29 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+# The separator is that of the JVM's locale (LC_NUMERIC): glibc has these three.
+_DECIMAL = r"[0-9]+[.,\u066b][0-9]+"
 # Ours: `-Xlog:gc*=info:file=…:time,uptime,level,tags`.
 _LINE = re.compile(
-    r"\[(?P<time>[0-9T:.+-]+)\]\[[0-9.,]+s\]\[\w+ *\]\[(?P<tags>[a-z,0-9]+) *\] (?:GC\((?P<gc>[0-9]+)\) )?(?P<text>.*)"
+    rf"\[(?P<time>[0-9T:.+-]+)\]\[{_DECIMAL}s\]\[\w+ *\]\[(?P<tags>[a-z,0-9]+) *\] "
+    r"(?:GC\((?P<gc>[0-9]+)\) )?(?P<text>.*)"
 )
 _USING = re.compile(r"Using (?P<name>.+)|Initializing (?P<z>The Z Garbage Collector)")
 # "Pause Young (Normal) (G1 Evacuation Pause) 6M->1M(64M) 9.619ms", ZGC "y: Pause Mark End 0.046ms".
 _PAUSE = re.compile(
     r"(?:[YyO]: )?(?P<name>Pause .*?)(?: (?P<before>[0-9]+[KMG])->(?P<after>[0-9]+[KMG])\([0-9]+[KMG]\))?"
-    r" (?P<ms>[0-9]+\.[0-9]+)ms"
+    rf" (?P<ms>{_DECIMAL})ms"
 )
+_PHASE_PAUSE = re.compile(r"(?:[YyO]: )?Pause ")
 # ZGC: "Garbage Collection (Warmup) 8M(12%)->4M(6%)", generational "Minor Collection (…) 8M(12%)->4M(6%) 0.019s".
 _CYCLE = re.compile(
     r"(?:Garbage|Minor|Major) Collection \((?P<cause>.+?)\)"
-    r"(?: (?P<before>[0-9]+[KMG])\([0-9]+%\)->(?P<after>[0-9]+[KMG])\([0-9]+%\)(?: [0-9.]+s)?)?"
+    rf"(?: (?P<before>[0-9]+[KMG])\([0-9]+%\)->(?P<after>[0-9]+[KMG])\([0-9]+%\)(?: {_DECIMAL}s)?)?"
 )
 # The last line of a cycle beside the program: of G1 ("Concurrent Cycle" in Java 11) and of CMS.
-_CYCLE_END = re.compile(r"Concurrent (?:(?:Mark |Undo )?Cycle|Reset) [0-9.]+ms")
+_CYCLE_END = re.compile(rf"Concurrent (?:(?:Mark |Undo )?Cycle|Reset) {_DECIMAL}ms")
 # At gc,cpu, after each pause but ZGC's, in hundredths of a second.
-_CPU = re.compile(r"User=(?P<user>[0-9.]+)s Sys=(?P<system>[0-9.]+)s Real=[0-9.]+s")
+_CPU = re.compile(rf"User=(?P<user>{_DECIMAL})s Sys=(?P<system>{_DECIMAL})s Real={_DECIMAL}s")
 _HUMONGOUS = re.compile(r"Humongous regions: (?P<before>[0-9]+)->(?P<after>[0-9]+)")
 _KNOWN = re.compile(
     r"Concurrent (?:Mark|Cycle|Undo|Preclean|Abortable|Sweep|Reset|Refine|Clear|Scan|Rebuild|Cleanup|Create).*"
@@ -207,7 +211,10 @@ class _Reader:
             self.concurrent = not text.endswith("ms")
             if not self.concurrent:
                 self.phase_of = int(match["gc"])
-        elif tags == "gc" and not (_CYCLE.fullmatch(text) or _KNOWN.fullmatch(text)):
+        elif tags == "gc,phases":
+            if _PHASE_PAUSE.match(text):
+                self.log.unrecognised.append(match.string)
+        elif not (_CYCLE.fullmatch(text) or _KNOWN.fullmatch(text)):
             self.log.unrecognised.append(match.string)
         if tags == "gc" and (_CYCLE_END.fullmatch(text) or ((cycle := _CYCLE.fullmatch(text)) and cycle["before"])):
             self.log.cycle_ends[int(match["gc"])] = _realtime_ns(match["time"])
@@ -216,7 +223,7 @@ class _Reader:
         """The line follows the one of its pause, or of its phase beside the program."""
         cpu, pauses = _CPU.fullmatch(text), self.log.pauses
         if cpu and pauses and pauses[-1].gc == gc != self.phase_of:
-            ran_s = float(cpu["user"]) + float(cpu["system"])
+            ran_s = _decimal(cpu["user"]) + _decimal(cpu["system"])
             pauses[-1] = replace(pauses[-1], cpu_ns=round(ran_s * 1e9))
 
     def _end(self, pause: LogPause) -> None:
@@ -249,11 +256,15 @@ def _pause(match: re.Match[str], pause: re.Match[str]) -> LogPause:
     return LogPause(
         gc=int(match["gc"]),
         end_ns=_realtime_ns(match["time"]),
-        duration_ns=round(float(pause["ms"]) * 1e6),
+        duration_ns=round(_decimal(pause["ms"]) * 1e6),
         name=pause["name"],
         before_bytes=_bytes(pause["before"]),
         after_bytes=_bytes(pause["after"]),
     )
+
+
+def _decimal(text: str) -> float:
+    return float(re.sub("[^0-9]", ".", text))
 
 
 def _bytes(text: str | None) -> int | None:
