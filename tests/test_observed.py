@@ -164,6 +164,24 @@ def test_a_jvm_that_runs_already_is_recorded_for_profiling_too_and_also_without_
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("server", [25], indirect=True)
+def test_another_recording_of_the_jvm_hides_no_read(server: Served, jvm: Attached, raw: Path) -> None:
+    jvm.ask("JFR.start", "name=other", "settings=default")
+    try:
+        before = counters(server)
+        with watched(["reads"], jvm, raw):
+            bulks(server, 80)
+            after = counters(server)
+    finally:
+        jvm.ask("JFR.stop", "name=other")
+    ports = {int(port) for port in after["by_peer_port"]}
+    seen = readings(probes.Started.read(probes.chosen(["reads"]), context(jvm, raw, ports)))
+    # The other one records at most 100 of them in a second.
+    assert seen["reads_recorded"] == after["reads"] - before["reads"] > 600
+    assert seen["bytes_read"] == after["bytes_read"] - before["bytes_read"]
+
+
+@pytest.mark.long
 def test_a_second_time_holds_nothing_of_the_first(server: Served, jvm: Attached, tmp_path: Path) -> None:
     seen, true = [], []
     for name in ("first", "second"):

@@ -69,8 +69,9 @@ def test_the_settings_enable_what_the_probes_need_and_keep_every_read(tmp_path: 
         event.attrib["name"]: {setting.attrib["name"]: setting.text for setting in event}
         for event in ElementTree.parse(tmp_path / "recording.jfc").getroot()  # noqa: S314 - we wrote it
     }
-    read = {"enabled": "true", "threshold": "0 ns", "stackTrace": "false", "throttle": "off"}
+    read = {"enabled": "true", "threshold": "0 ns", "stackTrace": "false", "throttle": "1000000/ms"}
     assert events["jdk.SocketRead"] == read
+    assert {event["throttle"] for event in events.values()} == {read["throttle"]}
     assert {"jdk.GCPhasePause", "jdk.GarbageCollection", "jdk.DataLoss"} <= events.keys()
 
 
@@ -287,8 +288,9 @@ def test_what_the_jdk_records_for_profiling_stands_beside_our_events_which_stay_
         for event in ElementTree.parse(tmp_path / "recording.jfc").getroot()  # noqa: S314 - we wrote it
     }
     assert found["jdk.ExecutionSample"] == {"enabled": "true", "period": "10 ms"}
-    assert found["jdk.SocketRead"] == {"enabled": "true", **PROBES["reads"].events["jdk.SocketRead"]}
-    assert found["jdk.DataLoss"] == {"enabled": "true"}
+    ours = {"enabled": "true", "throttle": "1000000/ms"}
+    assert found["jdk.SocketRead"] == ours | PROBES["reads"].events["jdk.SocketRead"]
+    assert found["jdk.DataLoss"] == ours
     # Without any probe there is a recording for whoever opens it.
     assert jvm_options([], tmp_path, 17, its)[0] == options[0]
     with pytest.raises(MissingCapability, match=r"--jfr profile: the settings of this Java cannot be read .*nowhere"):

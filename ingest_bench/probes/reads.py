@@ -27,7 +27,7 @@ class Reads:
     """
 
     events: Events = {  # noqa: RUF012 - the Protocol asks for a plain attribute
-        "jdk.SocketRead": {"threshold": "0 ns", "stackTrace": "false", "throttle": "off"}
+        "jdk.SocketRead": {"threshold": "0 ns", "stackTrace": "false"}
     }
     logs: tuple[Log, ...] = ()
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from ingest_bench.jvm.java import Java
     from ingest_bench.probes.context import Events, ReadContext
 
+# Of two recordings the higher rate counts, and "off" as the lowest. Since Java 25 the default of reads is 100/s.
+_NO_THROTTLE = {"enabled": "true", "throttle": "1000000/ms"}
 # Says that the recorder itself dropped events: its buffers were full.
 _DATA_LOSS: Events = {"jdk.DataLoss": {"enabled": "true"}}
 # The environment and properties of the JVM and the command lines of all processes: passwords stand there.
@@ -67,8 +69,8 @@ def settings_file(raw: Path) -> Path:
 def settings(events: Events, beside: Path | None = None) -> str:
     """A settings file (.jfc) that enables these events and nothing else, or `beside` those of another such file.
 
-    A file, because Java 11 has no settings on the command line. A setting that a Java version does not know is ignored:
-    `throttle` is new in 25, where it would drop socket reads.
+    A file, because Java 11 has no settings on the command line. A setting that an event or a Java version does not know
+    is ignored. Each event has the highest `throttle`: another recording of the JVM would set a lower one for ours too.
     """
     if beside is not None:
         return _added(events | _DATA_LOSS, beside)
@@ -77,7 +79,7 @@ def settings(events: Events, beside: Path | None = None) -> str:
         lines.append(f"  <event name={quoteattr(name)}>")
         lines += [
             f"    <setting name={quoteattr(key)}>{value}</setting>"
-            for key, value in ({"enabled": "true"} | wanted).items()
+            for key, value in (_NO_THROTTLE | wanted).items()
         ]
         lines.append("  </event>")
     return "\n".join([*lines, "</configuration>", ""])
@@ -100,7 +102,7 @@ def _added(events: Events, beside: Path) -> str:
         # Without those of the file: its threshold or throttle would drop what a probe counts.
         event.clear()
         event.set("name", name)
-        for key, value in ({"enabled": "true"} | wanted).items():
+        for key, value in (_NO_THROTTLE | wanted).items():
             ElementTree.SubElement(event, "setting", name=key).text = value
     return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
 
