@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import bz2
+import contextlib
 import gzip
+import io
 import itertools
 import json
+import lzma
+import random
+import tarfile
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
@@ -240,10 +246,109 @@ def test_a_bad_file_is_refused_with_line_and_remedy(tmp_path: Path, content: byt
     assert said in str(caught.value)
 
 
+def zipped(*members: tuple[str, bytes]) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members:
+            archive.writestr(name, content)
+    return out.getvalue()
+
+
+def tarred(*members: tuple[str, bytes]) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as archive:
+        folder = tarfile.TarInfo("docs")
+        folder.type = tarfile.DIRTYPE
+        archive.addfile(folder)
+        for name, content in members:
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return out.getvalue()
+
+
+ARCHIVES: dict[str, Callable[..., bytes]] = {
+    "a.zip": zipped,
+    "a.tar": tarred,
+    "a.tgz": lambda *members: gzip.compress(tarred(*members)),
+    "a.tar.zst": lambda *members: zstandard.compress(tarred(*members)),
+}
+
+
 @pytest.mark.parametrize("suffix", [".gz", ".bz2", ".zst"])
-def test_a_packed_file_under_another_name_is_told_which_one_it_needs(tmp_path: Path, suffix: str) -> None:
-    with pytest.raises(SpecError, match=f"is packed data: give it a name that ends with {suffix}"):
-        check(write(tmp_path / "documents.ndjson", PACK[suffix](b'{"n": 1}\n')))
+def test_a_packed_file_is_read_whatever_it_is_called(tmp_path: Path, suffix: str) -> None:
+    assert check(write(tmp_path / "documents.ndjson", PACK[suffix](b'{"n": 1}\n'))).documents == 1
+
+
+@pytest.mark.parametrize("name", ARCHIVES)
+def test_an_archive_of_one_file_is_read(tmp_path: Path, name: str) -> None:
+    text = "".join(f"{text}\n" for text in DOCUMENTS).encode()
+    path = write(tmp_path / name, ARCHIVES[name](("docs/._docs.json", b"\0\5\x16\7"), ("docs/docs.json", text)))
+    assert check(path).documents == 1000
+    assert b"".join(lines.chunks(path)) == text
+    assert lines.unpack(path, tmp_path).read_bytes() == text
+
+
+@pytest.mark.parametrize("name", ARCHIVES)
+def test_an_archive_of_none_or_several_files_is_refused_by_their_names(tmp_path: Path, name: str) -> None:
+    members = [(f"docs/{number}.json", b'{"n": 1}\n') for number in range(4)]
+    with pytest.raises(SpecError, match=r"holds several files \(docs/0.json, docs/1.json.*\); unpack it") as caught:
+        check(write(tmp_path / name, ARCHIVES[name](*members)))
+    assert "damaged" not in str(caught.value)
+    with pytest.raises(SpecError, match="holds no file; unpack it"):
+        check(write(tmp_path / name, ARCHIVES[name]()))
+
+
+@pytest.mark.parametrize("name", ARCHIVES)
+def test_a_damaged_archive_is_one_sentence(tmp_path: Path, name: str) -> None:
+    whole = ARCHIVES[name](("docs.json", "".join(f"{text}\n" for text in DOCUMENTS).encode()))
+    chosen = random.Random(1)  # noqa: S311 - a sample, not a secret
+    for _ in range(40):
+        damaged = bytearray(whole)
+        damaged[chosen.randrange(4, len(damaged))] ^= 1 << chosen.randrange(8)
+        path = write(tmp_path / name, bytes(damaged[: chosen.choice((len(whole), chosen.randrange(600, len(whole))))]))
+        with contextlib.suppress(SpecError):
+            check(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (lzma.compress(b'{"n": 1}\n'), "is xz, which is not read"),
+        (b"7z\xbc\xaf\x27\x1c\0\4", "is 7-Zip, which is not read"),
+        (b"PAR1\x15\4", "is Parquet, which is not read"),
+        (gzip.compress(bz2.compress(b'{"n": 1}\n')), "what is packed there is bzip2 again; unpack it once"),
+        (zipped(("a.json.gz", gzip.compress(b'{"n": 1}\n'))), "what is packed there is gzip again; unpack it once"),
+        (zipped(("a.json", b'{"n": 1}\n')).replace(b"\0\0\x08\0", b"\1\0\x08\0"), "encrypted"),
+    ],
+)
+def test_what_is_not_read_is_named_and_not_called_damaged(tmp_path: Path, content: bytes, said: str) -> None:
+    with pytest.raises(SpecError, match=said) as caught:
+        check(write(tmp_path / "documents.ndjson", content))
+    assert "damaged" not in str(caught.value)
+    assert "cut off" not in str(caught.value)
+
+
+def long_window(text: bytes, window_log: int) -> bytes:
+    parameters = zstandard.ZstdCompressionParameters(window_log=window_log)
+    # Without its size in front a frame names its window.
+    compressor = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+    return compressor.compress(text) + compressor.flush()
+
+
+@pytest.mark.parametrize("window_log", [28, 31])
+def test_zstandard_with_a_long_window_is_read(tmp_path: Path, window_log: int) -> None:
+    packed = long_window(b'{"n": 1}\n', window_log)
+    assert zstandard.get_frame_parameters(packed).window_size == 1 << window_log
+    assert check(write(tmp_path / "RC_2024-01.zst", packed)).documents == 1
+
+
+def test_zstandard_with_a_dictionary_is_not_called_damaged(tmp_path: Path) -> None:
+    trained = zstandard.train_dictionary(1024, [f'{{"n": {n}, "text": "{n * 7919:x}"}}\n'.encode() for n in range(999)])
+    packed = zstandard.ZstdCompressor(dict_data=trained).compress(b'{"n": 1}\n')
+    with pytest.raises(SpecError, match=r"[Dd]ictionary mismatch; unpack it with zstd") as caught:
+        check(write(tmp_path / "a.zst", packed))
+    assert not isinstance(caught.value, lines.DamagedFile)
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".bz2", ".zst"])

@@ -9,15 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from ingest_bench.documents.actions import parse_action
-from ingest_bench.documents.lines import chunks, lines, packing
+from ingest_bench.documents.lines import chunks, is_plain, lines
 from ingest_bench.errors import SpecError
 from ingest_bench.inputs.user_json import parse_json
 
 # Every line up to here is parsed before anything starts, at about 150 MB/s; of a longer plain file also the last line.
 CHECK_BYTES = 256 * 1024**2
 _TAIL_BYTES = 64 * 1024**2
-# The first bytes of what OPENERS unpack, by the ending of the name (RFC 1952, bzip2, RFC 8878).
-_PACKED = {".gz": b"\x1f\x8b", ".bz2": b"BZh", ".zst": b"\x28\xb5\x2f\xfd"}
 _BYTE_ORDER_MARKS = {b"\xef\xbb\xbf": "UTF-8", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
 
 
@@ -144,8 +142,6 @@ class _Checker:
         for mark, name in _BYTE_ORDER_MARKS.items():
             if line.startswith(mark):
                 raise self._error(f"begins with a byte order mark of {name}; convert the file to UTF-8 without one")
-        if packed := next((ending for ending, mark in _PACKED.items() if line.startswith(mark)), None):
-            raise SpecError(f"{self._path}: is packed data: give it a name that ends with {packed}")
         if line.lstrip().startswith(b"["):
             raise SpecError(f"{self._path}: is a JSON array: give one document a line, such as with jq -c '.[]'")
 
@@ -174,7 +170,7 @@ class _Checker:
 
 
 def _check_tail(path: Path) -> None:
-    if packing(path.name):
+    if not is_plain(path):
         return
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - _TAIL_BYTES))

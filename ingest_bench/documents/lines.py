@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import io
 import itertools
+import lzma
+import re
 import shutil
+import tarfile
+import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from pathlib import Path
-from typing import IO
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path, PurePosixPath
+from typing import IO, NamedTuple
 
 import numpy as np
 import zstandard
@@ -21,33 +26,70 @@ from ingest_bench.inputs import files
 CHUNK_BYTES = 4 * 1024**2
 # Servers take requests of 100 MB unless they are told otherwise (http.max_content_length).
 _LONGEST_LINE_BYTES = 256 * 1024**2
+# The endings of what is written compressed.
+ENDINGS = (".gz", ".bz2", ".zst")
+# A tar archive says what it is at byte 257 of its first block of 512.
+_HEAD_BYTES = 512
+_TAR_PLACE, _TAR = 257, b"ustar"
+# The largest window that the format has on 64 bits, as `zstd --ultra --long=31` writes it.
+_ZSTD_WINDOW_BYTES = 1 << 31
+# What the zstd library says of a whole file that it cannot decompress here (zstd_errors.h).
+_ZSTD_NO_DAMAGE = re.compile("memory|[Dd]ictionary")
 # A block of 4 bytes can mean 128 KiB (RFC 8878, RLE blocks): no more than 64 MiB come out of so much at once.
 _ZSTD_BYTES = 2048
 
 
+class DamagedFile(SpecError):
+    """A compressed file whose bytes are wrong or missing: another copy of it may be whole."""
+
+
 def packing(name: str) -> str:
     """What a file of that name is packed with, as the end of its name: ".gz"; empty where it is plain."""
-    return next((ending for ending in OPENERS if name.endswith(ending)), "")
+    return next((ending for ending in ENDINGS if name.endswith(ending)), "")
+
+
+def is_plain(path: Path) -> bool:
+    """True if the file itself is the text, so that a byte range of it can be read. SpecError if it cannot be read."""
+    try:
+        files.check(path)
+        return _opener(path) is None
+    except OSError as error:
+        raise SpecError(f"{path}: cannot be read: {error.strerror}") from None
 
 
 def chunks(path: Path, start: int = 0, end: int | None = None, *, name: str = "") -> Iterator[bytes]:
-    """The content in pieces, unpacked by the name of the file, or by `name`; a byte range of a plain file.
+    """Yield the text of a file in pieces: decompressed, or a byte range of a plain file.
 
-    SpecError when it cannot be read.
+    The first bytes of the file decide what it is. SpecError when it cannot be read, DamagedFile when another copy could
+    be: also for a plain file whose name (or `name`) ends as that of a compressed one.
     """
     try:
         files.check(path)
-        if packed := packing(name or path.name):
-            yield from OPENERS[packed](path)
+        if opener := _opener(path):
+            yield from _inside(opener(path), path)
+        elif ending := packing(name or path.name):
+            raise _damaged(path, f"it is no {ending} file")
         else:
             with path.open("rb") as file:
                 yield from _range(file, start, end)
-    except (EOFError, zlib.error, gzip.BadGzipFile, zstandard.ZstdError) as error:
-        raise SpecError(f"{path}: cannot be unpacked: {error}; the file is damaged or cut off, get it again") from None
+    except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, zipfile.BadZipFile, tarfile.TarError) as error:
+        raise _damaged(path, error) from None
+    except zstandard.ZstdError as error:
+        if not _ZSTD_NO_DAMAGE.search(str(error)):
+            raise _damaged(path, error) from None
+        raise SpecError(f"{path}: cannot be unpacked: {error}; unpack it with zstd, and give the plain file") from None
+    except RuntimeError as error:
+        # Of zipfile: a file with a password, or a compression that Python does not know.
+        raise SpecError(f"{path}: cannot be unpacked: {error}; unpack it, and give the plain file") from None
     except OSError as error:
         # bz2 says of damaged data that it is an OSError, without a number.
-        what = "cannot be read" if error.errno else "cannot be unpacked"
-        raise SpecError(f"{path}: {what}: {error.strerror or error}") from None
+        if not error.errno:
+            raise _damaged(path, error) from None
+        raise SpecError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def _damaged(path: Path, error: object) -> DamagedFile:
+    return DamagedFile(f"{path}: cannot be unpacked: {error}; the file is damaged or cut off, get it again")
 
 
 def lines(pieces: Iterable[bytes], path: Path) -> Iterator[list[bytes]]:
@@ -123,7 +165,7 @@ def unpack(path: Path, folder: Path) -> Path:
 
     A plain file is given back as it is.
     """
-    if not packing(path.name):
+    if is_plain(path):
         return path
     target, part = folder / "unpacked", folder / "unpacked.part"
     try:
@@ -140,34 +182,39 @@ def unpack(path: Path, folder: Path) -> Path:
     return target
 
 
-def _range(file: IO[bytes], start: int, end: int | None) -> Iterator[bytes]:
-    file.seek(start)
+def _range(file: IO[bytes] | gzip.GzipFile, start: int = 0, end: int | None = None) -> Iterator[bytes]:
+    if start:
+        file.seek(start)
     left = CHUNK_BYTES if end is None else end - start
     while piece := file.read(min(CHUNK_BYTES, left)):
         yield piece
         left = CHUNK_BYTES if end is None else left - len(piece)
 
 
+def _plain(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        yield from _range(file)
+
+
 def _gzip(path: Path) -> Iterator[bytes]:
     with gzip.open(path, "rb") as file:
-        while piece := file.read(CHUNK_BYTES):
-            yield piece
+        yield from _range(file)
 
 
 def _bz2(path: Path) -> Iterator[bytes]:
     with bz2.open(path, "rb") as file:
-        while piece := file.read(CHUNK_BYTES):
-            yield piece
+        yield from _range(file)
 
 
 def _zstd(path: Path) -> Iterator[bytes]:
+    decompressor = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES)
     # A stream reader takes a cut frame for the end of the file. This one does not, and takes frame after frame.
-    unpacker = zstandard.ZstdDecompressor().decompressobj()
+    unpacker = decompressor.decompressobj()
     with path.open("rb") as file:
         while packed := file.read(_ZSTD_BYTES):
             while packed:
                 if unpacker.eof:
-                    unpacker = zstandard.ZstdDecompressor().decompressobj()
+                    unpacker = decompressor.decompressobj()
                 if piece := unpacker.decompress(packed):
                     yield piece
                 packed = unpacker.unused_data if unpacker.eof else b""
@@ -175,4 +222,111 @@ def _zstd(path: Path) -> Iterator[bytes]:
         raise EOFError("it ends inside a frame")
 
 
-OPENERS: Mapping[str, Callable[[Path], Iterator[bytes]]] = {".gz": _gzip, ".bz2": _bz2, ".zst": _zstd}
+def _zip(path: Path) -> Iterator[bytes]:
+    with zipfile.ZipFile(path) as archive:
+        members = [member for member in archive.infolist() if not (member.is_dir() or _is_beside(member.filename))]
+        if len(members) != 1:
+            raise _not_one(path, [member.filename for member in members])
+        with archive.open(members[0]) as file:
+            yield from _range(file)
+
+
+def _inside(pieces: Iterator[bytes], path: Path) -> Iterator[bytes]:
+    """Yield the text that was decompressed; of a tar archive its only file."""
+    head = b""
+    while len(head) < _HEAD_BYTES and (piece := next(pieces, b"")):
+        head += piece
+    pieces = itertools.chain((head,) if head else (), pieces)
+    if _is_tar(head):
+        yield from _untarred(pieces, path)
+    elif inner := _format(head):
+        raise SpecError(f"{path}: what is packed there is {inner.name} again; unpack it once, and give what comes out")
+    else:
+        yield from pieces
+
+
+def _untarred(pieces: Iterator[bytes], path: Path) -> Iterator[bytes]:
+    found: list[str] = []
+    stream = io.BufferedReader(_Stream(pieces), CHUNK_BYTES)
+    with tarfile.open(fileobj=stream, mode="r|", bufsize=CHUNK_BYTES) as archive:
+        for member in archive:
+            if not member.isfile() or _is_beside(member.name):
+                continue
+            found.append(member.name)
+            if len(found) > 1:
+                break
+            if file := archive.extractfile(member):
+                yield from _range(file)
+    if len(found) != 1:
+        raise _not_one(path, found)
+
+
+class _Stream(io.RawIOBase):
+    """Pieces of bytes as a file to read from."""
+
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        self._pieces, self._rest = pieces, memoryview(b"")
+
+    def readable(self) -> bool:
+        """Always."""
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        """Fill the buffer from one piece; 0 at the end."""
+        self._rest = self._rest or memoryview(next(self._pieces, b""))
+        count = min(len(buffer), len(self._rest))
+        buffer[:count] = self._rest[:count]
+        self._rest = self._rest[count:]
+        return count
+
+
+def _is_beside(name: str) -> bool:
+    """True for what macOS packs next to a file: its attributes, as ._NAME."""
+    return PurePosixPath(name).name.startswith("._")
+
+
+def _not_one(path: Path, names: Sequence[str]) -> SpecError:
+    what = f"several files ({', '.join(names[:3])}{', …' if len(names) > 3 else ''})" if names else "no file"
+    return SpecError(f"{path}: holds {what}; unpack it, and give one file of documents")
+
+
+class _Format(NamedTuple):
+    start: re.Pattern[bytes]
+    name: str
+    opener: Callable[[Path], Iterator[bytes]] | None = None
+
+
+# The first bytes: RFC 1952, bzip2, RFC 8878 (a skippable frame may be the first one), APPNOTE.TXT and so on. None of
+# them can begin a line of JSON.
+_FORMATS = (
+    _Format(re.compile(rb"\x1f\x8b"), "gzip", _gzip),
+    _Format(re.compile(rb"BZh"), "bzip2", _bz2),
+    _Format(re.compile(rb"(\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18)"), "Zstandard", _zstd),
+    _Format(re.compile(rb"PK(\x03\x04|\x05\x06)"), "zip", _zip),
+    _Format(re.compile(rb"\xfd7zXZ\x00"), "xz"),
+    _Format(re.compile(rb"7z\xbc\xaf\x27\x1c"), "7-Zip"),
+    _Format(re.compile(rb"Rar!\x1a\x07"), "RAR"),
+    _Format(re.compile(rb"\x04\x22\x4d\x18"), "LZ4"),
+    _Format(re.compile(rb"PAR1"), "Parquet"),
+)
+
+
+def _format(head: bytes) -> _Format | None:
+    return next((each for each in _FORMATS if each.start.match(head)), None)
+
+
+def _is_tar(head: bytes) -> bool:
+    return head.startswith(_TAR, _TAR_PLACE)
+
+
+def _opener(path: Path) -> Callable[[Path], Iterator[bytes]] | None:
+    """Return what unpacks the file, by its first bytes; None: it is plain. SpecError for what is not read."""
+    with path.open("rb") as file:
+        head = file.read(_HEAD_BYTES)
+    found = _format(head)
+    if found and found.opener is None:
+        raise SpecError(
+            f"{path}: is {found.name}, which is not read; give the documents as plain text, as .gz, .bz2 or .zst, or "
+            "alone in a .zip or .tar"
+        )
+    return found.opener if found else _plain if _is_tar(head) else None

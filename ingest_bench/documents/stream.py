@@ -97,7 +97,7 @@ def open_file(
     several workers does it. A worker for which nothing is left has an empty pool.
     """
     protocol = protocol.of_file(corpus.path, ready=corpus.bulk, index=index, stream=is_stream)
-    if parts > 1 and lines.packing(corpus.path.name):
+    if parts > 1 and not lines.is_plain(corpus.path):
         raise SpecError(
             f"{corpus.path}: {parts} processes cannot share a compressed file; unpack it, or take one process"
         )

@@ -78,8 +78,7 @@ def settings(events: Events, beside: Path | None = None) -> str:
     for name, wanted in (events | _DATA_LOSS).items():
         lines.append(f"  <event name={quoteattr(name)}>")
         lines += [
-            f"    <setting name={quoteattr(key)}>{value}</setting>"
-            for key, value in (_NO_THROTTLE | wanted).items()
+            f"    <setting name={quoteattr(key)}>{value}</setting>" for key, value in (_NO_THROTTLE | wanted).items()
         ]
         lines.append("  </event>")
     return "\n".join([*lines, "</configuration>", ""])

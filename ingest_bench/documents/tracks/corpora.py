@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from ingest_bench.documents.lines import OPENERS, packing
+from ingest_bench.documents.lines import ENDINGS, packing
 from ingest_bench.documents.tracks import keys
 from ingest_bench.documents.tracks.declared import Declared, index_name, listed
 from ingest_bench.documents.tracks.template import Templates, without_marks
@@ -134,7 +134,7 @@ class Corpora:
     def _existing(self, name: str, corpus: str, origin: Origin) -> Path | None:
         """The plain file if it is there, else the packed one, in any packing; beside the track or downloaded."""
         plain = name.removesuffix(packing(name))
-        for candidate in dict.fromkeys((plain, name, *(plain + suffix for suffix in OPENERS))):
+        for candidate in dict.fromkeys((plain, name, *(plain + suffix for suffix in ENDINGS))):
             path = self.templates.named_inside(self.templates.folder / candidate, candidate)
             if path.is_file():
                 return path
