@@ -51,7 +51,10 @@ def file_server(served: Served) -> Iterator[Served]:
             if span and served.knows_ranges and same:
                 first = int(span)
                 if first >= whole:
-                    self.send_error(416)
+                    self.send_response(416)
+                    self.send_header("Content-Range", f"bytes */{whole}")
+                    self.send_header("Content-Length", "0")
+                    self.end_headers()
                     return
                 self.send_response(206)
                 self.send_header("Content-Range", f"bytes {first}-{whole - 1}/{whole}")

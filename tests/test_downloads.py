@@ -161,14 +161,33 @@ def test_another_size_than_the_tracks_is_seen_before_anything_is_downloaded(serv
         ({"unpacked_bytes": len(TEXT) + 1}, r'\("uncompressed-bytes"\)'),
     ],
 )
-def test_what_is_not_what_the_track_says_is_thrown_away(
+def test_what_is_not_what_the_track_says_waits_for_another_track(
     served: Served, tmp_path: Path, told: dict[str, Any], said: str
 ) -> None:
     file = corpus(served, tmp_path, **told)
-    with pytest.raises(RunFailed, match=said):
+    with pytest.raises(RunFailed, match=rf"{said}.* {part_of(file)} is kept, delete it to download it again"):
         fetch(file)
     assert not Path(file.path).exists()
-    assert not part_of(file).exists()
+    fetch(corpus(served, tmp_path))
+    assert Path(file.path).read_bytes() == PACKED
+    assert len(served.asked) == 1
+
+
+def test_a_whole_file_that_cannot_be_unpacked_here_is_kept(served: Served, tmp_path: Path) -> None:
+    served.data = gzip.compress(PACKED)
+    file = corpus(served, tmp_path, "docs.json.gz", packed_bytes=None)
+    for _ in range(2):
+        with pytest.raises(RunFailed, match=r"unpack it once, .* What was downloaded is kept"):
+            fetch(file)
+        assert part_of(file).read_bytes() == served.data
+    assert served.ranges() == ["", f"bytes={len(served.data)}-"]
+
+
+def test_plain_text_under_the_name_of_an_archive_is_thrown_away(served: Served, tmp_path: Path) -> None:
+    served.data = b"<html>Please log in</html>"
+    with pytest.raises(RunFailed, match=r"it is no \.bz2 file; .* It was thrown away"):
+        fetch(corpus(served, tmp_path, packed_bytes=None))
+    assert not list(tmp_path.glob(f"{NAME}*"))
 
 
 def test_a_damaged_archive_is_thrown_away(served: Served, tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def fetch(
 
 
 def _check(file: TrackFile, part: Path, tell: Progress) -> None:
-    """Nothing when the file is what the track says; else it is thrown away, and RunFailed says the difference."""
+    """Compare the file with the track; RunFailed says the difference. Only a damaged one is deleted."""
     origin, name = file.origin, Path(file.path).name
     count = 0
     unpacked = 0
@@ -102,9 +102,12 @@ def _check(file: TrackFile, part: Path, tell: Progress) -> None:
             tell(f"check {name}", unpacked, wanted)
             if wanted is not None and unpacked > wanted:
                 break
-    except SpecError as error:
-        _throw_away(part)
+    except lines.DamagedFile as error:
+        part.unlink()
+        resumed.from_(part).unlink(missing_ok=True)
         raise RunFailed(f"{origin.url}: {error}. It was thrown away") from None
+    except SpecError as error:
+        raise RunFailed(f"{origin.url}: {error}. What was downloaded is kept") from None
     count += last != b"\n"
     documents = count // 2 if file.bulk else count
     for key, said, found in (
@@ -112,14 +115,8 @@ def _check(file: TrackFile, part: Path, tell: Progress) -> None:
         ("document-count", origin.documents, documents),
     ):
         if said is not None and found != said:
-            _throw_away(part)
             more = " or more" if key == "uncompressed-bytes" and found > said else ""
             raise RunFailed(
-                f'{origin.url}: what came has {found:,}{more} where the track says {said:,} ("{key}"). It was thrown '
-                "away; update the track, or ask who publishes it"
+                f'{origin.url}: what came has {found:,}{more} where the track says {said:,} ("{key}"). Update the '
+                f"track, or ask who publishes it; {part} is kept, delete it to download it again"
             )
-
-
-def _throw_away(part: Path) -> None:
-    part.unlink()
-    resumed.from_(part).unlink(missing_ok=True)

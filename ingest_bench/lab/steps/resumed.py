@@ -46,6 +46,10 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
 _OPENER = urllib.request.build_opener(_Redirects)
 
 
+class _Complete(Exception):
+    """The server has no more bytes than are here."""
+
+
 class _Broken(Exception):
     """The connection broke, or the server cannot now: it is asked again."""
 
@@ -86,6 +90,8 @@ class Download:
             before = size(self._part)
             try:
                 self._go_on()
+            except _Complete:
+                return
             except _Broken as error:
                 attempts = 1 if size(self._part) > before else attempts + 1
                 if attempts >= _ATTEMPTS:
@@ -163,6 +169,8 @@ class Download:
             opened = _OPENER.open(request, timeout=_ANSWER_LIMIT_S)
         except urllib.error.HTTPError as error:
             with error:
+                if error.code == 416 and error.headers.get("Content-Range") == f"bytes */{start_bytes}":
+                    raise _Complete from None
                 self._explain(error.code, error.reason)
         except urllib.error.URLError as error:
             raise _Broken(f"cannot be reached ({error.reason})") from None
