@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import made_runs
+import numpy as np
 import pytest
 
 from ingest_bench import network, system
@@ -22,14 +23,17 @@ from ingest_bench.analysis.compare import cells
 from ingest_bench.cli import app
 from ingest_bench.errors import SpecError
 from ingest_bench.experiment import order, spec
-from ingest_bench.lab import campaign, evaluation
+from ingest_bench.inputs import records
+from ingest_bench.lab import buffer_advice, campaign, evaluation
 from ingest_bench.lab.runner import RunOptions
 from ingest_bench.load import reports
 from ingest_bench.model.experiment import Run
 from ingest_bench.model.results import FileMark, Reading, Summary
+from ingest_bench.model.samples import STANDSTILL
 from ingest_bench.model.schemas import OLDEST, SCHEMAS
 from ingest_bench.probes import host, nodestats, proc, recording
 from ingest_bench.probes.context import ReadContext
+from ingest_bench.probes.kernel import tap
 from ingest_bench.probes.pauses import gc
 from ingest_bench.report import REPORTS
 from ingest_bench.results import layout
@@ -245,12 +249,14 @@ def test_a_damaged_file_is_one_sentence_that_names_it(results: Results, typed: S
         ("plan.json", ("runs", 0, "replicate"), ..., 'runs[0]: the key "replicate" is missing'),
         ("plan.json", ("runs",), [], "the plan has no runs"),
         ("only/1/run.json", ("state",), "fine", "state: \"fine\" is not one of 'planned'"),
+        ("only/1/run.json", ("link", "surprise"), 1, "link: there is no column 'surprise'"),
         ("only/1/run.json", ("run",), "only/2", "is of another run than only/1"),
         ("only/1/run.json", ("counters",), {"by_peer_port": [1]}, 'counters["by_peer_port"]: a list is not an object'),
         ("only/1/run.json", ("faults",), [{"kind": "pause"}], 'faults[0]: the key "started" is missing'),
         ("only/1/run.json", ("measure_start_realtime_ns",), 0, "its measurement does not lie within the load's time"),
         ("only/1/run.json", ("measure_end_realtime_ns",), 1, "its measurement does not lie within the load's time"),
         ("only/1/run.json", ("measure_end_realtime_ns",), 2**62, "its measurement does not lie within the load's time"),
+        ("only/1/load/load.json", ("local_ports",), [0], "local_ports: a port is a number from 1 to 65535"),
         ("only/1/load/load.json", ("local_ports",), ["x"], 'local_ports[0]: "x" is not a whole number'),
         ("only/1/load/load.json", ("measure_end_ns",), 2**62, "no load starts and ends at such times"),
         ("only/1/load/load.json", ("errors",), "x" * 600, "is not a list"),
@@ -281,7 +287,11 @@ def test_a_recording_whose_java_is_not_known_is_named_with_its_place(
     assert f"{folder.path / 'run.json'}: this file is damaged: server: runtime: " in said
 
 
-RAW = (b"[]", b"null", b"7", b"{", b"", b'{"to-server": 7}', b'{"to-server": {"frames": [1]}}', b"[" * 10_000)
+ROW = (
+    b'{"to-server": {"frames": {}, "looked_at": 0, "lost": 0, "seconds": 1, '
+    b'"tcp": [{"at_ns": 1, "connections": [{}]}]}}'
+)
+RAW = (ROW, b"[]", b"null", b"7", b"{", b"", b'{"to-server": 7}', b'{"to-server": {"frames": [1]}}', b"[" * 10_000)
 
 
 @pytest.mark.parametrize("content", RAW, ids=lambda content: repr(content[:30]))
@@ -416,6 +426,106 @@ def test_a_raw_file_that_is_not_what_the_run_left_makes_it_invalid_by_name(
     assert (found.state, found.invalid_for[0]) == ("invalid", "files")
     assert f"{file} " in found.reason
     assert said in found.reason
+
+
+@pytest.fixture
+def watched(results: Results) -> Results:
+    """A run with a stall, as it left what was seen of its load, its link, its server and its machine."""
+    run = next(run for run in results.plan.runs if run.id == "only/1")
+    change(results.path / "plan.json", ("runs",), [json.loads(json.dumps(records.to_json(run)))])
+    change(results.path / "plan.json", ("runs", 0, "cell", "probes"), ["gc", "host", "kernel-reads"])
+    folder, report = results.run(run), made_runs.report()
+    start_ns, ahead_ns = report.started_monotonic_ns, report.realtime_minus_monotonic_ns
+    rows = [made_runs.sample(at / 10, at / 10 + 0.01) for at in range(70)]
+    made_runs.samples([*rows, made_runs.sample(3.0, 5.0)]).tofile(folder.load / "samples-0.bin")
+    made_runs.samples([made_runs.sample(at, at + 0.01) for at in range(7)]).tofile(folder.load / "queries-0.bin")
+    made_runs.cpu(0.5, 0.5, 0.5).tofile(folder.load / "cpu-0.bin")
+    stood = np.array([(start_ns + 3 * 10**9, start_ns + 5 * 10**9)], dtype=STANDSTILL)
+    stood.tofile(folder.load / "standstills-0.bin")
+    again = {"local_port": 40000, "remote_port": 9200, "send_mss_bytes": 1448, "rtt_us": 300, "sent_ms_ago": 900}
+    again |= {"received_ms_ago": 950, "receiver_full_us": 0, "send_buffer_full_us": 0}
+    asked = [
+        {"at_ns": start_ns + ahead_ns + at * 250_000_000, "connections": [again | {"retransmits": at, "timeouts": 1}]}
+        for at in range(28)
+    ]
+    end = {"frames": {"1514": 70}, "looked_at": 70, "lost": 0, "seconds": 7.0, "tcp": asked}
+    (folder.raw / "wire.json").write_text(json.dumps({"to-server": end, "to-client": end}))
+    (folder.raw / "gc.log").write_text(
+        "[2026-11-22T07:38:46.274+0000][0.004s][info][gc] Using G1\n"
+        "[2026-11-22T07:38:47.274+0000][1.004s][info][gc] GC(0) Pause Full (System.gc()) 6M->1M(64M) 9.619ms\n"
+    )
+    host_line = [start_ns + ahead_ns, *range(1, len(proc.FIELDS))]
+    (folder.raw / "host.jsonl").write_text(
+        "".join(f"{json.dumps([at + 10**9, *more])}\n" for at, *more in [host_line] * 3)
+    )
+    kernel = np.zeros(70, dtype=list(tap.RECORD))
+    kernel["at_ns"], kernel["returned"], kernel["requested"] = start_ns + 3 * 10**9, 50_000, 65_536
+    kernel["peer_port"] = 40000
+    kernel.tofile(folder.raw / "kernel-reads.bin")
+    clocks = [[start_ns, ahead_ns], [start_ns + 7 * 10**9, ahead_ns]]
+    (folder.raw / "kernel-reads.json").write_text(json.dumps({"pid": 1, "clocks": clocks}))
+    return layout.open_results(results.path)
+
+
+def damages(content: bytes, chosen: random.Random) -> Iterator[bytes]:
+    """The content cut off, overwritten, and where it is JSON with another type, without a key and with one more."""
+    yield from (b"", content[: len(content) // 2], content[:-1], content + b"\xff" * 7, chosen.randbytes(len(content)))
+    yield from (b"\xff" * len(content), b"\x7f" * len(content), b"\x80" * len(content))
+    try:
+        table = json.loads(content)
+    except ValueError:
+        return
+    for keys in places(table):
+        inner = table
+        for key in keys:
+            inner = inner[key]
+        odd = [chosen.choice(ODD), *([...] if keys else [])]
+        yield from (json.dumps(changed(table, keys, value)).encode() for value in odd)
+        if isinstance(inner, dict):
+            yield json.dumps(changed(table, (*keys, "surprise"), 1)).encode()
+
+
+def look(folder: Path) -> list[Summary]:
+    opened = layout.open_results(folder)
+    rows = evaluation.summaries(opened)
+    REPORTS["tables"](cells.in_order(rows, opened.plan.factors))
+    evaluation.predicted(opened, rows)
+    list(buffer_advice.advice(opened, rows))
+    return rows
+
+
+def trouble(folder: Path) -> str:
+    """The sentence about it; empty where the folder can be read."""
+    try:
+        look(folder)
+    except SpecError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.slow
+def test_each_file_with_any_damage_is_read_or_named_in_one_sentence(watched: Results) -> None:
+    (row,) = look(watched.path)
+    assert (row.values["stalls"], row.values["kernel_reads"], row.values["requests"]) == (1, 70, 51)
+    chosen = random.Random(1)  # noqa: S311 - a sample, not a secret
+    paths = [path for path in (watched.path / "only" / "1").rglob("*") if path.is_file()]
+    assert len(paths) == 11
+    for path in paths:
+        whole = path.read_bytes()
+        for content in damages(whole, chosen):
+            path.write_bytes(content)
+            said = trouble(watched.path)
+            assert not said or str(path) in said or "or load/load.json" in said
+            assert len(said.splitlines()) <= 1
+        path.write_bytes(whole)
+
+
+@pytest.mark.parametrize("name", ["standstills-0.bin", "cpu-0.bin", "samples-0.bin", "queries-0.bin"])
+def test_a_time_that_no_clock_shows_is_named_with_its_file(watched: Results, name: str) -> None:
+    path = watched.run(watched.plan.runs[0]).load / name
+    path.write_bytes(b"\x7f" * path.stat().st_size)
+    with pytest.raises(SpecError, match=rf"^{path}: this file is damaged: no clock shows what stands there as \w+_ns$"):
+        look(watched.path)
 
 
 def test_marks_lead_nowhere_else(results: Results) -> None:

@@ -622,8 +622,9 @@ def test_a_fault_that_lasts_to_the_end_covers_all_that_is_left() -> None:
 
 def test_a_timeout_of_tcp_lasts_from_before_it_was_seen_until_it_is_gone(tmp_path: Path) -> None:
     def end(timeouts: list[int], port: int = 40000) -> dict[str, object]:
+        ports = {"local_port": port, "remote_port": 9200, "rtt_us": 300}
         rows = [
-            {"at_ns": n * SECOND // 4, "connections": [{"local_port": port, "remote_port": 9200, "timeouts": count}]}
+            {"at_ns": n * SECOND // 4, "connections": [ports | {"timeouts": count}]}
             for n, count in enumerate(timeouts, 8)
         ]
         return {"frames": {}, "looked_at": 0, "lost": 0, "seconds": 1.0, "tcp": rows}

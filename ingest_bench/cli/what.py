@@ -39,7 +39,7 @@ Documents = Annotated[
     str | None,
     typer.Option(
         metavar="N|FILE",
-        help="Measure until so many documents are indexed; or send this file of them (NDJSON, also .gz .bz2 .zst .zip .tar).",
+        help="Measure until so many documents are indexed; or send this file of them (NDJSON, also packed).",
     ),
 ]
 Track = Annotated[

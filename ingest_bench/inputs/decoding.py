@@ -45,7 +45,13 @@ def _as(kind: Any, value: Any, where: str) -> Any:
         raise ValueError(f"{_at(where)}{_shown(value)} is not one of {', '.join(map(repr, get_args(kind)))}")
     if origin is tuple:
         items = _expect(value, list, "a list", where)
-        return tuple(decoded(get_args(kind)[0], item, f"{where}[{at}]") for at, item in enumerate(items))
+        hints = get_args(kind)
+        if hints[-1] is Ellipsis:
+            hints = hints[:1] * len(items)
+        if len(items) != len(hints):
+            raise ValueError(f"{_at(where)}a list of {len(items)} is not one of {len(hints)}")
+        pairs = zip(hints, items, strict=True)
+        return tuple(decoded(hint, item, f"{where}[{at}]") for at, (hint, item) in enumerate(pairs))
     if origin is dict:
         key_hint, item_hint = get_args(kind)
         return {

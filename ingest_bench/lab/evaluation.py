@@ -36,6 +36,8 @@ def run_summary(
 ) -> Summary:
     """One run as one row, from its raw files. Recordings are read by the user's Java, or one of this machine."""
     _check_times(folder, record)
+    if unknown := record.link.keys() - summary.NAMES:
+        raise SpecError(f"{folder.path / 'run.json'}: this file is damaged: link: there is no column {min(unknown)!r}")
     cell, samples, report = planned.cell, folder.samples(), window.report(folder, planned.cell)
     if cell.load.warm_up_ns == "auto" and record.measure_start_realtime_ns is not None:
         until_ns = record.out_of_memory_realtime_ns if record.state == "oom" else None
@@ -249,7 +251,8 @@ def _check_times(folder: RunFolder, record: RunRecord) -> None:
     began_ns = load.started_monotonic_ns + load.realtime_minus_monotonic_ns
     if not 0 <= start_ns - began_ns <= end_ns - began_ns <= run_folder.LONGEST_LOAD_NS:
         raise SpecError(
-            f"{folder.path / 'run.json'}: this file is damaged: its measurement does not lie within the load's time"
+            f"{folder.path / 'run.json'}: this file is damaged, or load/load.json: its measurement does not lie within "
+            "the load's time"
         )
 
 

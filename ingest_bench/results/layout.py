@@ -62,7 +62,7 @@ class Results:
             if record is None:
                 continue
             if (record.run, record.cell) != (run.id, run.cell.name):
-                raise SpecError(f"{folder.path}: its run.json is of another run than {run.id} of the plan")
+                raise SpecError(f"{folder.path / 'run.json'}: this file is of another run than {run.id} of the plan")
             found[run.id] = record
         return found
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from ingest_bench import system
 from ingest_bench.errors import RunFailed, SpecError
-from ingest_bench.inputs import records, untrusted
+from ingest_bench.inputs import record_files, records, untrusted
 from ingest_bench.inputs.files import sha256
 from ingest_bench.model.load import LONGEST_LOAD_S, WorkerReport
 from ingest_bench.model.network import LinkName
@@ -49,7 +49,7 @@ class NodeFolder:
     def reads(self) -> np.ndarray[Any, np.dtype[Any]]:
         """Every socket read by this node of the load's connections, as the probe `reads` left them; none without it."""
         path = self.raw / "reads.bin"
-        return np.fromfile(path, dtype=READ) if path.is_file() else np.empty(0, dtype=READ)
+        return record_files.read(path, READ) if path.is_file() else np.empty(0, dtype=READ)
 
     def make(self) -> None:
         """Make the folders where they are not there yet."""
@@ -193,11 +193,11 @@ class RunFolder(NodeFolder):
 
     def cpu(self) -> tuple[np.ndarray[Any, np.dtype[Any]], ...]:
         """The CPU of each process that sent, in marks of a second. A mark that was cut off is left out."""
-        return tuple(_whole(path, CPU_MARK) for path in sorted(self.load.rglob("cpu-*.bin")))
+        return tuple(record_files.read(path, CPU_MARK) for path in sorted(self.load.rglob("cpu-*.bin")))
 
     def standstills(self) -> tuple[np.ndarray[Any, np.dtype[Any]], ...]:
         """When each process that sent stood still; one that never did has none."""
-        return tuple(_whole(path, STANDSTILL) for path in sorted(self.load.rglob("standstills-*.bin")))
+        return tuple(record_files.read(path, STANDSTILL) for path in sorted(self.load.rglob("standstills-*.bin")))
 
     def load_report(self) -> WorkerReport | None:
         """What the load said at its end; None when it never came to it."""
@@ -208,14 +208,11 @@ class RunFolder(NodeFolder):
         for end_ns in (report.warm_up_end_ns, report.measure_end_ns):
             if not 0 <= end_ns - report.started_monotonic_ns <= LONGEST_LOAD_NS:
                 raise SpecError(f"{path}: this file is damaged: no load starts and ends at such times")
+        if not all(0 < port < 1 << 16 for port in report.local_ports):
+            raise SpecError(f"{path}: this file is damaged: local_ports: a port is a number from 1 to 65535")
         return report
 
 
 def _remove(folder: Path) -> None:
     """Delete a folder of a server's; of any depth, for which shutil.rmtree has too small a stack."""
     system.run(("rm", "-rf", "--", str(folder)), check=False, timeout_s=_REMOVE_LIMIT_S)
-
-
-def _whole(path: Path, record: np.dtype[Any]) -> np.ndarray[Any, np.dtype[Any]]:
-    """The records of a file but the last one, where that was cut off."""
-    return np.fromfile(path, dtype=record, count=path.stat().st_size // record.itemsize)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ingest_bench.inputs import record_files
 from ingest_bench.model.samples import SAMPLE
 
 # Of all files together: enough for numpy to be quick, and little beside the interpreter.
@@ -62,10 +63,9 @@ class SampleFiles:
         return found
 
     def _blocks(self, path: Path, size: int, step: int) -> Iterator[np.ndarray[Any, np.dtype[Any]]]:
-        with path.open("rb") as file:
-            for start in range(0, size, step):
-                block = np.fromfile(file, dtype=self._record, count=min(step, size - start))
-                yield block if self._record is SAMPLE else _as_now(block)
+        for start in range(0, size, step):
+            block = record_files.read(path, self._record, start, min(step, size - start))
+            yield block if self._record is SAMPLE else _as_now(block)
 
 
 def _as_now(old: np.ndarray[Any, np.dtype[Any]]) -> np.ndarray[Any, np.dtype[Any]]:

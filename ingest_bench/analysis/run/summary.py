@@ -42,7 +42,7 @@ from ingest_bench.model.results import (
 from ingest_bench.model.target import TargetOptions
 from ingest_bench.units import format_time
 
-_NAMES = frozenset(column.name for column in COLUMNS)
+NAMES = frozenset(column.name for column in COLUMNS)
 _CANNOT_BE_COUNTED = "cannot be counted"
 _OWN = {
     "sink_reads": "reads",
@@ -177,7 +177,7 @@ def conditions(record: RunRecord, cell: Cell) -> dict[str, Value]:
 
 def _in_columns(values: dict[str, Value]) -> dict[str, Value]:
     """The same; LookupError where one has no column: no table would show it."""
-    if unknown := sorted(values.keys() - _NAMES):
+    if unknown := sorted(values.keys() - NAMES):
         raise LookupError(f"values without a column: {', '.join(unknown)}")
     return values
 

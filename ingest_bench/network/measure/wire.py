@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ingest_bench import system
-from ingest_bench.errors import RunFailed
+from ingest_bench.errors import RunFailed, SpecError
 from ingest_bench.network.measure import diag, frames
 
 if TYPE_CHECKING:
@@ -31,9 +31,10 @@ _ASK_TCP_EVERY_S = 0.25
 # More frames at a look, and half of them are enough; fewer in a second, and twice as many are to be had.
 _FIRST, _MOST_A_LOOK, _LOOKS, _LEAST, _SPARSEST = 8, 16, 50, 200, 1024
 _END_S = 10.0
-# Of a connection, each time that TCP is asked.
+# Of a connection, each time that TCP is asked: files of earlier versions lack some of the others.
+_ALWAYS = ("local_port", "remote_port", "rtt_us")
 _KEPT = (
-    *("local_port", "remote_port", "send_mss_bytes", "rtt_us"),
+    *(*_ALWAYS, "send_mss_bytes"),
     *("retransmits", "timeouts", "sent_ms_ago", "received_ms_ago", "receiver_full_us", "send_buffer_full_us"),
 )
 WIRE = "wire.json"
@@ -89,6 +90,9 @@ def seen(path: Path) -> dict[str, Seen | None]:
         found: dict[str, Seen | None] = records.from_file(dict[str, Seen | None], path)
     except FileNotFoundError:
         return {}
+    for one in filter(None, found.values()):
+        if any(name not in row for asked in one.tcp for row in asked.connections for name in _ALWAYS):
+            raise SpecError(f"{path}: this file is damaged: a connection lacks one of {', '.join(_ALWAYS)}")
     return found
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from ingest_bench import system
 from ingest_bench.errors import MissingCapability, RunFailed
-from ingest_bench.inputs import records
+from ingest_bench.inputs import record_files, records
 from ingest_bench.jvm import listening
 from ingest_bench.model.results import Histogram, Measured, Reading, Remark
 from ingest_bench.probes import recording
@@ -132,7 +132,7 @@ def _load(context: ReadContext) -> tuple[NDArray[np.void] | None, str]:
     said: _Said = records.from_file(_Said, said_path)
     if not said.clocks:
         return None, f"the process that watched the kernel did not end in order: see {_LOG}"
-    table = np.fromfile(path, dtype=np.dtype(list(RECORD)))
+    table = record_files.read(path, np.dtype(list(RECORD)))
     table = table[np.isin(table["peer_port"], list(context.ports))]
     pids = {int(pid) for pid in np.unique(table["pid"])}
     if len(pids) > 1:
