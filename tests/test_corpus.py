@@ -19,6 +19,7 @@ from typing import Literal
 import pytest
 import zstandard
 
+from ingest_bench.documents import corpus as corpora
 from ingest_bench.documents import lines
 from ingest_bench.documents.body import Body
 from ingest_bench.documents.corpus import Corpus, check
@@ -359,6 +360,15 @@ def test_a_packed_file_that_is_cut_off_or_no_such_file_is_refused(tmp_path: Path
             continue  # bz2 ignores what comes after its end
         with pytest.raises(SpecError, match="cannot be unpacked"):
             check(write(tmp_path / f"a.json{suffix}", content))
+
+
+def test_of_a_packed_file_of_short_lines_no_more_than_so_many_are_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(corpora, "_CHECK_LINES", 1000)
+    monkeypatch.setattr(lines, "CHUNK_BYTES", 4096)
+    path = write(tmp_path / "short.json.gz", gzip.compress(b'{"n":1}\n' * 9000 + b"no document\n"))
+    assert check(path).documents is None
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -208,3 +209,33 @@ def test_each_shipped_experiment_says_why_it_has_as_many_replicates() -> None:
         above = "\n".join(lines[:at]).rpartition('"\n')[2]
         word = {"1": "One", "2": "Two", "3": "Three"}[lines[at].removeprefix("replicates = ")]
         assert f"# {word}" in above, path.name
+
+
+@pytest.mark.parametrize(
+    ("text", "trouble"),
+    [
+        (".".join("a" * 20_000) + " = 1", "line 1: a key of more than 64 parts"),
+        ("b = {" + " . ".join(["'a'", '"b"'] * 1000) + " = 1}", "line 1: a key of more than 64 parts"),
+        ("\n[" + ".".join("a" * 20_000) + "]", "line 2: a key of more than 64 parts"),
+        ("#" * (1 << 21), "this file is too large: 2,097,152 characters, at most 1,048,576 are read"),
+        ("[[fault]]\n" * 1001, "fault: 1,001 faults, and at most 1,000 are possible"),
+    ],
+)
+def test_a_file_that_takes_minutes_to_read_is_refused_at_once(tmp_path: Path, text: str, trouble: str) -> None:
+    path = tmp_path / "x.toml"
+    path.write_text(text)
+    with pytest.raises(SpecError, match=f"^{path}: {trouble}"):
+        spec.load(str(path))
+
+
+def test_a_key_of_many_parts_in_a_text_is_no_key(tmp_path: Path) -> None:
+    path = tmp_path / "x.toml"
+    path.write_text(f'description = "{"a. b, " * 70} {"x" * 200} {"1.2.3.4 " * 40}"\n')
+    assert spec.load(str(path)).description.startswith("a. b")
+
+
+def test_an_experiment_includes_at_most_a_hundred(tmp_path: Path) -> None:
+    path = tmp_path / "x.toml"
+    path.write_text(f"includes = {json.dumps(['quickstart'] * 101)}")
+    with pytest.raises(SpecError, match="includes: 101 experiments, and at most 100 are possible"):
+        spec.included(str(path))

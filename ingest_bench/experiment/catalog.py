@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
@@ -20,6 +21,12 @@ from ingest_bench.units import quoted, spelled
 NETWORKS = "netem"
 WORKLOADS = "workloads"
 EXPERIMENTS = "workloads/experiments"
+# tomllib reads some 300 kB in a second. The largest file that is shipped has 5 kB.
+_LONGEST_TOML = 1 << 20
+# Its time grows with the square of the parts of a key: 40 kB of one take 15 s.
+_MOST_PARTS = 64
+_PART = r"""(?:[A-Za-z0-9_-]++|"[^"\n]*+"|'[^'\n]*+')"""
+_LONG_KEY = re.compile(rf"(?<![A-Za-z0-9_-])(?:{_PART}[ \t]*+\.[ \t]*+){{{_MOST_PARTS}}}")
 
 
 def find(folder: str, name: str, what: str) -> Path:
@@ -51,6 +58,11 @@ def _text(path: Path) -> str:
 
 
 def _parsed(path: Path, text: str) -> dict[str, Any]:
+    if len(text) > _LONGEST_TOML:
+        raise SpecError(f"{path}: this file is too large: {len(text):,} characters, at most {_LONGEST_TOML:,} are read")
+    if too_long := _LONG_KEY.search(text):
+        line = text.count("\n", 0, too_long.start()) + 1
+        raise SpecError(f"{path}: line {line}: a key of more than {_MOST_PARTS} parts; no key here has so many")
     try:
         return tomllib.loads(text)
     except ValueError as error:

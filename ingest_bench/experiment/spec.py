@@ -21,6 +21,7 @@ from ingest_bench.model.target import TargetOptions
 from ingest_bench.units import quoted, spelled
 
 _INCLUDES = "includes"
+_MOST_INCLUDES, _MOST_FAULTS = 100, 1000
 # What an experiment says of itself, beside its tables.
 _HEAD = ("description", "replicates", "seed", "probes", "costly_probes")
 TOP = (*_HEAD, "factors", "fault", "settings", *key_paths.TABLES)
@@ -56,6 +57,9 @@ def load(
             raise SpecError(f"{where}: it only names other experiments; run one of them, or all by its name")
         if key not in TOP:
             raise SpecError(f'{where}: unknown key "{spelled(key)}"; {records.nearest(key, TOP)}')
+    faults = _kind(table, "fault", list, [], "written as [[fault]]", where)
+    if len(faults) > _MOST_FAULTS:
+        raise SpecError(f"{where}: fault: {len(faults):,} faults, and at most {_MOST_FAULTS:,} are possible")
     head = {key: records.at(Experiment, (key,), table[key], f"{where}: {key}") for key in _HEAD if key in table}
     tables = {name: dict(_kind(table, name, dict, {}, "a table", where)) for name in key_paths.TABLES}
     if isinstance(settings := tables["target"].get("setting"), dict):
@@ -69,10 +73,7 @@ def load(
         tables=tables,
         settings=_settings(_kind(table, "settings", dict, {}, "a table", where), where),
         factors=_factors(_kind(table, "factors", dict, {}, "a table", where), where),
-        faults=tuple(
-            records.from_toml(Fault, fault, f"{where}: fault")
-            for fault in _kind(table, "fault", list, [], "written as [[fault]]", where)
-        ),
+        faults=tuple(records.from_toml(Fault, fault, f"{where}: fault") for fault in faults),
     )
     if running is not None:
         if any(experiment.tables[name] for name in ("target", *key_paths.LINKS)):
@@ -120,6 +121,8 @@ def included(name: str) -> tuple[str, ...]:
     if _INCLUDES not in table:
         return (name,)
     names = table[_INCLUDES]
+    if isinstance(names, list) and len(names) > _MOST_INCLUDES:
+        raise SpecError(f"{path}: {_INCLUDES}: {len(names):,} experiments, and at most {_MOST_INCLUDES} are possible")
     if not isinstance(names, list) or not names or not all(isinstance(one, str) for one in names):
         raise SpecError(f"{path}: {_INCLUDES}: a list of experiments is needed, found {quoted(names)}")
     for key in table:
