@@ -51,11 +51,13 @@ class Allocations:
         content = found.content
         yield from stacks(content, "allocations")
         yield from _too_deep(content["allocations"], context)
+        # Of another server's network layer it is not known which frames are its own: they are among the rest.
+        is_netty = any(frame.startswith("io.netty.") for frame in content["stacks"]["names"])
         for kind, name in KINDS.items():
             layers = {layer: content["allocations"].get(f"{kind} {layer}") for layer in LAYERS}
             unknown = content["allocations"].get(f"{kind} unknown")
             yield from _totals(name, [*layers.values(), unknown], seconds)
-            yield from _by_layer(name, layers)
+            yield from _by_layer(name, layers, is_netty=is_netty)
             sites = [site for site in content["sites"] if site["kind"] == kind][:_TOP_SITES]
             yield Reading(f"{name}_sites", ", ".join(f"{site['site']}: {site['bytes']}" for site in sites) or None)
 
@@ -105,10 +107,11 @@ def _totals(name: str, parts: Iterable[Mapping[str, Any] | None], seconds: float
     yield Reading(f"{name}_bytes_per_s", total / seconds if seconds else None)
 
 
-def _by_layer(name: str, layers: Mapping[str, Mapping[str, Any] | None]) -> Iterator[Reading]:
+def _by_layer(name: str, layers: Mapping[str, Mapping[str, Any] | None], *, is_netty: bool) -> Iterator[Reading]:
     for layer, sizes in layers.items():
-        yield Reading(f"{name}_{layer}_bytes", sizes["total"] if sizes else 0)
-        yield Reading(f"{name}_{layer}_count", sizes["count"] if sizes else 0)
+        none = 0 if is_netty or layer != "network" else None
+        yield Reading(f"{name}_{layer}_bytes", sizes["total"] if sizes else none)
+        yield Reading(f"{name}_{layer}_count", sizes["count"] if sizes else none)
 
 
 ALLOCATIONS = Allocations()

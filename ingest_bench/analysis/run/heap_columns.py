@@ -21,7 +21,11 @@ COLUMNS: tuple[Column, ...] = (
     Column("tlab_mean_bytes", "their mean"),
     Column("tlab_total_bytes", "their sum", "sum"),
     Column("tlab_bytes_per_s", "their sum by the length of the measurement", "sum"),
-    Column("outside_tlab_network_bytes", "outside TLABs by the network layer: first non-JDK frame in io.netty", "sum"),
+    Column(
+        "outside_tlab_network_bytes",
+        "outside TLABs by Netty: first non-JDK frame in io.netty; empty without Netty",
+        "sum",
+    ),
     Column("outside_tlab_lucene_bytes", "outside TLABs by Lucene: first non-JDK frame in org.apache.lucene", "sum"),
     Column("outside_tlab_rest_bytes", "outside TLABs by everything else", "sum"),
     # What the collections were, and what else the probe `gc` sees.
