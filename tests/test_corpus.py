@@ -300,6 +300,7 @@ def test_an_archive_of_none_or_several_files_is_refused_by_their_names(tmp_path:
         check(write(tmp_path / name, ARCHIVES[name]()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ARCHIVES)
 def test_a_damaged_archive_is_one_sentence(tmp_path: Path, name: str) -> None:
     whole = ARCHIVES[name](("docs.json", "".join(f"{text}\n" for text in DOCUMENTS).encode()))

@@ -520,6 +520,7 @@ def test_each_file_with_any_damage_is_read_or_named_in_one_sentence(watched: Res
         path.write_bytes(whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["standstills-0.bin", "cpu-0.bin", "samples-0.bin", "queries-0.bin"])
 def test_a_time_that_no_clock_shows_is_named_with_its_file(watched: Results, name: str) -> None:
     path = watched.run(watched.plan.runs[0]).load / name
