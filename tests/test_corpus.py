@@ -232,6 +232,7 @@ def test_a_last_line_without_line_feed_is_fine_when_it_is_whole(tmp_path: Path) 
         (b'{"index": {}}\n{"n": 1}\n{"index": {}}\n', "line 3 is an action line and the file ends there"),
         (b'{"index": {"_index": "prod", "_index": "mine"}}\n{"n": 1}\n', "line 1 is not JSON (the key '_index' stands"),
         (b'{"delete": {"_index": "prod", "_index": "mine", "_id": "1"}}\n', "line 1 is not JSON (the key '_index'"),
+        (b'{"index": {"_index": "prod"}, "index": {"_index": "mine"}}\n{}\n', "(the key 'index' stands twice"),
         (b'{"delete": {"_id": "1"}, "delete": {"_id": "2"}}\n', "line 1 is not JSON (the key 'delete' stands twice"),
         (b'{"index": {"_index": ["prod"]}}\n{"n": 1}\n', """line 1 is an action line whose "_index" is ['prod'], n"""),
         (b'{"index": {"pipeline": null}}\n{"n": 1}\n', 'line 1 is an action line whose "pipeline" is None, not a text'),

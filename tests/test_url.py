@@ -168,11 +168,11 @@ def test_an_index_that_is_there_already_is_not_touched(node: Http, here: Place) 
 @pytest.mark.parametrize("action", ["index", "delete"])
 def test_an_action_line_with_two_indices_writes_to_none(node: Http, here: Place, action: str) -> None:
     node.expect("PUT", "/prod/_doc/1?refresh=true", b'{"theirs":1}')
-    line = f'{{"{action}":{{"_index":"prod","_index":"mine","_id":"1"}}}}\n'
+    line = f'{{"{action}":{{"_index":"prod","_id":"1"}},"{action}":{{"_index":"mine","_id":"1"}}}}\n'
     (here.folder / "bulk.json").write_text(line + ('{"ours":1}\n' if action == "index" else ""))
     code, said = ran(here, "--url", node.origin, "--documents", "bulk.json", *SHORT)
     assert (code, here.results) == (2, []), said
-    assert "line 1 is not JSON (the key '_index' stands twice" in said
+    assert f"line 1 is not JSON (the key '{action}' stands twice" in said
     assert node.expect("GET", "/prod/_doc/1")["_source"] == {"theirs": 1}
     assert indices(node) == {"prod"}
 
