@@ -134,15 +134,3 @@ def test_an_index_is_made_by_the_run_that_is_the_first() -> None:
         return bool(to_do.requests)
 
     assert (makes(0), makes(1)) == (True, False)
-
-
-def test_a_link_that_the_earlier_server_left_leads_nobody_elsewhere(tmp_path: Path) -> None:
-    folder, elsewhere = RunFolder(tmp_path / "run"), tmp_path / "elsewhere"
-    folder.create()
-    folder.earlier.create()
-    elsewhere.write_text("as it was")
-    (folder.earlier.home / "data").write_text("kept")
-    (folder.earlier.home / "config").symlink_to(elsewhere)
-    folder.take_homes(folder.earlier, 1)
-    assert {path.name for path in folder.home.iterdir()} == {"data"}
-    assert elsewhere.read_text() == "as it was"
