@@ -16,6 +16,7 @@ from ingest_bench.analysis.compare import comparison
 from ingest_bench.analysis.run.sample_columns import Samples
 from ingest_bench.documents import source
 from ingest_bench.experiment import catalog
+from ingest_bench.jvm.java import Java
 from ingest_bench.jvm.process import Launch, serve
 from ingest_bench.load import LoadPlan
 from ingest_bench.model.load import LoadOptions, Wire, WorkerReport
@@ -37,6 +38,7 @@ class Served:
     http: Http
     folder: Path
     jvm_pid: int
+    java: Java
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +101,7 @@ def served(asked: TargetOptions, profile: str) -> Iterator[Served]:
             ready=lambda left_s: target.is_ready(0, (http.within(left_s),)),
         )
         (server,) = stack.enter_context(serve(launch, timeout_s=60))
-        yield Served(link, listen, http, folder, server.jvm_pid)
+        yield Served(link, listen, http, folder, server.jvm_pid, java)
 
 
 def bodies(documents: int, pool_bytes: int) -> Iterator[bytes]:

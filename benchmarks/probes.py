@@ -36,7 +36,7 @@ from ingest_bench import load, probes, targets
 from ingest_bench.analysis.run import sample_columns
 from ingest_bench.experiment import catalog
 from ingest_bench.inputs import data
-from ingest_bench.jvm.attach import Attached, attach
+from ingest_bench.jvm.attach import Attached, ours
 from ingest_bench.lab import steps
 from ingest_bench.load import LoadPlan
 from ingest_bench.model.experiment import Cell
@@ -148,7 +148,7 @@ def measure(target: str, chosen_probes: Sequence[str], rounds: int, seconds: int
                 # What is started in between must be started by this thread: it would end with another one.
                 told = waiting.submit(sender.wait, lambda _: None)
                 try:
-                    look(attach(here.jvm_pid), chosen_probes, here.folder, rounds, seconds, looks)
+                    look(ours(here.jvm_pid, here.java), chosen_probes, here.folder, rounds, seconds, looks)
                 except BaseException:
                     sender.stop()
                     raise

@@ -44,6 +44,24 @@ _DYING = ("setpriv", "--pdeathsig", "KILL", "--")
 # A change of credentials clears the death signal, so it is set again after that; and whoever lost us in between has
 # another parent now and looks for itself.
 _WITH_US = (*_DYING, "sh", "-c", '[ "$PPID" = "$0" ] || exit 1; exec "$@"')
+# `unshare` dies with us, its child (the first process of the namespace) with `unshare`, and with that child the kernel
+# kills every process in the namespace, also those in sessions or namespaces of their own.
+_CONTAIN = """[ "$PPID" = "$1" ] || exit 1
+shift
+exec unshare --pid --fork --kill-child=KILL -- sh -c "$0" "$$" "$@"
+"""
+# The first process. $0 is the pid of `unshare`, which may have died before the death signal was set: /proc is still the
+# outer one and shows the parent. Pids then start after our own outer pid: two JVMs with the same pid share their attach
+# socket (/tmp/.java_pidPID) and their counters (/tmp/hsperfdata_USER/PID), which ended JVMs (JDK-8286030).
+_FIRST = """while read -r key value; do
+  [ "$key" != PPid: ] || [ "$value" = "$0" ] || exit 1
+done < /proc/self/status
+read -r pid _ < /proc/self/stat
+exec unshare --mount --propagation slave --mount-proc -- sh -c '
+echo "$0" > /proc/sys/kernel/ns_last_pid || exit
+"$@"
+exit $?' "$pid" "$@"
+"""
 
 
 def run(
@@ -296,6 +314,14 @@ def is_root() -> bool:
 def with_us(argv: Sequence[str]) -> tuple[str, ...]:
     """The argv that runs `argv` and dies with us, for use after an entry into a user namespace or a change of uid."""
     return (*_WITH_US, str(os.getpid()), *argv)
+
+
+def contained(argv: Sequence[str]) -> tuple[str, ...]:
+    """Return the argv that runs *argv* in a process namespace with its own /proc, which the kernel empties when we die.
+
+    Requires CAP_SYS_ADMIN in the current user namespace. The exit status is that of *argv*, 128 + N after signal N.
+    """
+    return (*_DYING, "sh", "-c", _CONTAIN, _FIRST, str(os.getpid()), *argv)
 
 
 def _check_program(argv: Sequence[str]) -> None:

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from servers import visible
+
 from ingest_bench import targets
 from ingest_bench.jvm.process import Launch, ServerProcess, serve
 from ingest_bench.model.target import Endpoint, TargetOptions
@@ -28,7 +30,7 @@ def running(tmp_path: Path, asked: TargetOptions) -> Iterator[tuple[Http, Server
             listen=listen,
             ready=lambda left_s: target.is_ready(0, (http.within(left_s),)),
         )
-        with serve(launch) as (process,):
+        with visible(), serve(launch) as (process,):
             yield http, process
 
 

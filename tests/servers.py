@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ingest_bench import targets
+from ingest_bench import system, targets
 from ingest_bench.errors import MissingCapability
-from ingest_bench.jvm import cache
+from ingest_bench.jvm import cache, process, server_user
 from ingest_bench.jvm.process import Launch, ServerProcess, serve
 from ingest_bench.model.network import Medium, Profile
 from ingest_bench.model.target import Endpoint, TargetOptions
@@ -89,12 +89,28 @@ def served(
                 listen=listen,
                 ready=lambda left_s: target.is_ready(0, (http.within(left_s),)),
             )
-            with serve(launch) as (process,):
-                yield Served(target, asked, process, http, home, between, listen)
-    assert not psutil.pid_exists(process.jvm_pid)
+            with serve(launch) as (server,):
+                yield Served(target, asked, server, http, home, between, listen)
+    assert not psutil.pid_exists(server.jvm_pid)
     assert not [one for one in psutil.process_iter(["cmdline"]) if str(home) in " ".join(one.info["cmdline"] or ())]
     changed = {path for path, _ in snapshot(used).items() ^ before.items()}
     assert not changed
+
+
+@contextmanager
+def visible() -> Iterator[None]:
+    """Start the servers of the block as a user would: not in a process namespace, so that they can be attached to."""
+    drop_privileges = server_user.drop_privileges
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(system, "contained", tuple)
+        patch.setattr(server_user, "drop_privileges", lambda plan: (*drop_privileges(plan), *system.with_us(())))
+        patch.setattr(process, "_jvm_pid", lambda one: one.popen.pid)
+        yield
+
+
+def on_this_network(argv: Sequence[str]) -> tuple[str, ...]:
+    """Return the argv that runs *argv* on the network of the test, with the capabilities for a process namespace."""
+    return tuple(argv) if system.is_root() else ("unshare", "--user", "--map-root-user", "--", *system.with_us(argv))
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from commands import NOBODY, fill_cache, place
 from running import running
-from servers import served
+from servers import served, visible
 
 from ingest_bench import ledger, system
 from ingest_bench.cli.what import What, plans
@@ -254,7 +254,7 @@ def test_exactly_one_port_that_answers_like_a_known_server_is_taken() -> None:
 @pytest.mark.jvm
 @pytest.mark.netns
 def test_where_it_listens_is_found_also_in_another_network_namespace(tmp_path: Path) -> None:
-    with served(tmp_path, sink()) as server:
+    with visible(), served(tmp_path, sink()) as server:
         assert endpoints(server.process.jvm_pid) == (server.listen,)
         options = of_pid(server.process.jvm_pid).runs[0].cell.target
         if not system.is_root():

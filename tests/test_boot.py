@@ -16,7 +16,7 @@ import psutil
 import pytest
 from commands import nothing_left
 from running import free_port
-from servers import opened_link, served
+from servers import on_this_network, opened_link, served
 
 from ingest_bench import targets
 from ingest_bench.errors import RunFailed
@@ -111,7 +111,7 @@ def boot(folder: Path, argv: tuple[str, ...], port: int, timeout_s: float = LIMI
         http = stack.enter_context(ask(tuple, listen))
         launch = process.Launch(
             plan=plan,
-            enter=tuple,
+            enter=on_this_network,
             log=folder / "server.log",
             listen=listen,
             ready=lambda left_s: target.is_ready(0, (http.within(left_s),)),
@@ -189,7 +189,7 @@ def test_what_is_done_meanwhile_goes_on_until_the_server_is_ready_and_its_error_
     def launch(ready: Callable[[float], bool]) -> process.Launch:
         plan = LaunchPlan(argv=("/bin/sleep", "1000"), env={}, cwd=folder, writable=())
         listen = Endpoint("127.0.0.1", free_port())
-        return process.Launch(plan=plan, enter=tuple, log=folder / "server.log", listen=listen, ready=ready)
+        return process.Launch(plan=plan, enter=on_this_network, log=folder / "server.log", listen=listen, ready=ready)
 
     with process.serve(launch(lambda _: done > 2), meanwhile=meanwhile) as (server,):
         assert done == 3

@@ -23,6 +23,7 @@ from ingest_bench.trials import PACKAGES, Trial, tried
 LINES = (
     "programs",
     "namespaces",
+    "process namespaces",
     "veth pairs",
     "token bucket",
     "offloads",

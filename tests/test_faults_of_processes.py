@@ -38,15 +38,6 @@ def seen(record: RunRecord) -> dict[str, Happened]:
     return {fault.kind: fault for fault in record.faults}
 
 
-@pytest.mark.long
-@pytest.mark.jvm
-@pytest.mark.netns
-def test_a_jvm_that_shares_no_counters_collects_too(tmp_path: Path) -> None:
-    text = LOAD.format(name="sink", seconds=4) + 'jvm = ["-XX:+PerfDisableSharedMem"]\n'
-    record, _ = happened(tmp_path, text + '[[fault]]\nkind = "gc"\nat = "1s"\n')
-    assert seen(record)["gc"].seen.startswith("node 1: collected within ")
-
-
 @pytest.mark.ordinary
 @pytest.mark.jvm
 @pytest.mark.netns

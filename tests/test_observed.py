@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from servers import BULK, Served, served
+from servers import BULK, Served, served, visible
 
 from ingest_bench import ledger, probes, system
 from ingest_bench.errors import InvalidRun, RunFailed
@@ -45,7 +45,10 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     asked = TargetOptions(
         name="sink", version=f"java{java_version}", heap_bytes=64 << 20, receive_predictor_bytes=(RECEIVE_BYTES,)
     )
-    with served(folder, asked, (f"-Xlog:gc=info:file={folder / 'home' / 'own.log'}:uptime:filecount=0",)) as started:
+    with (
+        visible(),
+        served(folder, asked, (f"-Xlog:gc=info:file={folder / 'home' / 'own.log'}:uptime:filecount=0",)) as started,
+    ):
         yield started
 
 
@@ -271,7 +274,7 @@ def test_a_refused_log_leaves_no_recording(jvm: Attached, raw: Path) -> None:
 
 @pytest.mark.long
 def test_a_jvm_that_ends_meanwhile_leaves_its_recording(tmp_path: Path, raw: Path) -> None:
-    with served(tmp_path, TargetOptions(name="sink", heap_bytes=64 << 20)) as server:
+    with visible(), served(tmp_path, TargetOptions(name="sink", heap_bytes=64 << 20)) as server:
         with watched(["reads", "gc"], attach(server.process.jvm_pid), raw):
             server.bulk(10)
             server.process.popen.terminate()
@@ -282,7 +285,7 @@ def test_a_jvm_that_ends_meanwhile_leaves_its_recording(tmp_path: Path, raw: Pat
 
 @pytest.mark.long
 def test_a_jvm_that_is_killed_meanwhile_is_no_error_of_the_probes(tmp_path: Path, raw: Path) -> None:
-    with served(tmp_path, TargetOptions(name="sink", heap_bytes=64 << 20)) as server:
+    with visible(), served(tmp_path, TargetOptions(name="sink", heap_bytes=64 << 20)) as server:
         jvm = attach(server.process.jvm_pid)
         with watched(["reads", "gc"], jvm, raw):
             server.bulk(10)

@@ -155,8 +155,6 @@ def test_a_command_has_the_options_in_its_environment(tmp_path: Path) -> None:
     assert '"-Da=b c"' in given
     assert "'-Dq=\"x\"'" in given
     assert '"-XX:StartFlightRecording"' in given
-    # Two of them have the same pid, each in a namespace of its own.
-    assert '"-XX:+PerfDisableSharedMem"' in given
 
 
 def test_what_stands_for_something_is_replaced_once(tmp_path: Path) -> None:

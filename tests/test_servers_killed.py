@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import random
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 import pytest
+
+from ingest_bench import network, system
+from ingest_bench.errors import MissingCapability
+from ingest_bench.network.act.sandbox import sandbox
 
 PROGRAM = """
 import sys, time
@@ -34,7 +42,7 @@ from ingest_bench.network.act.sandbox import sandbox
 folder = Path(sys.argv[1])
 argv = ("sh", "-c", f"{folder}/java 600 & {folder}/java-child 600 & sleep 1; echo up; wait")
 log = folder / "log"
-plan = LaunchPlan(argv=argv, env={}, cwd=folder, writable=(), pid_is_jvm=False, may_leave=True)
+plan = LaunchPlan(argv=argv, env={}, cwd=folder, writable=(), pid_is_jvm=False)
 with sandbox() as opened:
     place = opened.add()
     ready = lambda _: log.stat().st_size > 0
@@ -71,6 +79,138 @@ def test_no_process_that_a_command_started_outlives_the_harness(tmp_path: Path, 
     finally:
         for left in filter(lives, family):
             left.kill()
+
+
+# A server with children in sessions and namespaces of their own, of which one is deaf to SIGTERM.
+FAMILY = "setsid sleep {n}1 & unshare -U -r --fork --pid sleep {n}2 & echo up; exec sleep {n}3"
+SERVER = """
+import sys, time
+from pathlib import Path
+from ingest_bench.jvm import process
+from ingest_bench.model.target import Endpoint, LaunchPlan
+from ingest_bench.network.act.sandbox import sandbox
+folder, script = Path(sys.argv[1]), sys.argv[2]
+log = folder / "log"
+plan = LaunchPlan(argv=("/bin/sh", "-c", script), env={}, cwd=folder, writable=())
+with sandbox() as opened:
+    enter = opened.add().command
+    ready = lambda _: log.stat().st_size > 0
+    launch = process.Launch(plan=plan, enter=enter, log=log, listen=Endpoint("h", 1), ready=ready)
+    print("starts", flush=True)
+    with process.serve(launch) as (server,):
+        time.sleep(0.3)
+        print(Path(f"/proc/{server.jvm_pid}/cmdline").read_text(), flush=True)
+        sys.stdin.readline()
+        began = time.monotonic()
+print(time.monotonic() - began, flush=True)
+"""
+
+
+def sleepers(number: int) -> list[psutil.Process]:
+    """The living processes of that family, whoever is their parent now."""
+    names = [str(number * 10 + place) for place in (1, 2, 3)]
+    return [one for one in psutil.process_iter() if lives(one) and sleeps(one, names)]
+
+
+def sleeps(process: psutil.Process, names: list[str]) -> bool:
+    try:
+        return process.cmdline()[-2:-1] == ["sleep"] and process.cmdline()[-1] in names
+    except psutil.Error:
+        return False
+
+
+@contextmanager
+def family_of(folder: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    number = random.randrange(10**6, 10**8)  # noqa: S311 - tells families apart
+    argv = (sys.executable, "-c", SERVER, str(folder), FAMILY.format(n=number))
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as harness:
+        try:
+            yield harness, number
+        finally:
+            harness.kill()
+            left = sleepers(number)
+            for one in left:
+                one.kill()
+
+
+@pytest.mark.ordinary
+@pytest.mark.netns
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_processes_in_other_sessions_and_namespaces_end_with_their_server(tmp_path: Path, is_killed: bool) -> None:
+    with family_of(tmp_path) as (harness, number):
+        assert harness.stdout is not None
+        assert harness.stdout.readline() == "starts\n"
+        assert harness.stdout.readline() == f"sleep\0{number}3\0\n"
+        family = sleepers(number)
+        # Of `unshare` there is the waiting parent, too.
+        assert len(family) == 4
+        if is_killed:
+            harness.kill()
+            all_gone_within(family, seconds=10)
+        else:
+            said, _ = harness.communicate("end\n", timeout=60)
+            assert [one for one in family if lives(one)] == []
+            # A process that ignores SIGTERM does not use up the time that a JVM has for its recording.
+            assert float(said) < 5
+
+
+@pytest.mark.long
+@pytest.mark.ordinary
+@pytest.mark.netns
+def test_a_harness_killed_while_its_server_starts_leaves_no_process(tmp_path: Path) -> None:
+    for place in range(25):
+        with family_of(tmp_path) as (harness, number):
+            assert harness.stdout is not None
+            assert harness.stdout.readline() == "starts\n"
+            time.sleep(place * 0.008)
+            # Of both, those that hold the namespace of the link too.
+            family = psutil.Process(harness.pid).children(recursive=True)
+            harness.kill()
+            harness.wait()
+            all_gone_within(family, seconds=10)
+            time.sleep(0.1)
+            assert sleepers(number) == []
+
+
+@pytest.mark.processes
+def test_a_namespace_whose_holder_died_before_the_death_signal_runs_nothing() -> None:
+    argv = ("sh", "-c", system._FIRST, "1", "echo", "ran")
+    done = subprocess.run(argv, capture_output=True, check=False)
+    assert (done.returncode, done.stdout) == (1, b"")
+
+
+@pytest.mark.netns
+def test_a_contained_command_has_its_own_proc_and_keeps_its_exit_status() -> None:
+    with sandbox() as opened:
+        place = opened.add()
+        # Its pid is in its /proc, no process of ours is, and it is not the first one, which ignores signals.
+        script = "[ $$ -gt 1 ] && read -r pid _ < /proc/self/stat && [ $pid = $$ ] && [ ! -e /proc/$0 ] && kill -9 $$"
+        argv = place.command(system.contained(("sh", "-c", script, str(os.getpid()))))
+        assert subprocess.run(argv, check=False).returncode == 128 + signal.SIGKILL
+
+
+@pytest.mark.netns
+def test_two_contained_commands_never_have_the_same_pid() -> None:
+    with sandbox() as opened:
+        place = opened.add()
+        argv = place.command(system.contained(("sh", "-c", "echo $$; read -r _")))
+        pipe = subprocess.PIPE
+        several = [subprocess.Popen(argv, stdin=pipe, stdout=pipe, text=True) for _ in range(4)]
+        pids = [one.stdout.readline() for one in several if one.stdout is not None]
+        for one in several:
+            one.communicate("\n", timeout=60)
+        assert len(set(pids)) == 4
+
+
+@pytest.mark.netns
+def test_a_machine_without_process_namespaces_is_told_before_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    # As in a container, whose masked /proc lets no other one be mounted.
+    monkeypatch.setattr(system, "_FIRST", system._FIRST.replace("--mount-proc", "--mount-proc=/nonexistent"))
+    with pytest.raises(MissingCapability, match=r"^process namespaces: unshare: .*/nonexistent"):
+        network.require({})
+    (found,) = [one for one in network.capabilities() if one.name == "process namespaces"]
+    assert not found.present
+    assert "systempaths=unconfined" in found.remedy
 
 
 @pytest.mark.long

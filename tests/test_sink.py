@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
-from servers import BULK, WORKLOAD, Served, served
+from servers import BULK, WORKLOAD, Served, on_this_network, served
 
 from ingest_bench import system, targets
 from ingest_bench.errors import RunFailed
@@ -236,7 +236,7 @@ def test_a_server_that_is_never_ready_is_ended(tmp_path: Path) -> None:
     plan = LaunchPlan(argv=("/bin/sh", "-c", "echo busy; exec sleep 1000"), env={}, cwd=tmp_path, writable=())
     launch = Launch(
         plan=plan,
-        enter=tuple,
+        enter=on_this_network,
         log=tmp_path / "server.log",
         listen=Endpoint("127.0.0.1", 1),
         ready=lambda _: False,
@@ -251,7 +251,7 @@ def test_a_server_that_is_never_ready_is_ended(tmp_path: Path) -> None:
 @pytest.mark.ordinary
 def test_a_paused_server_is_ended_too(tmp_path: Path) -> None:
     with served(tmp_path, sink()) as server:
-        server.process.popen.send_signal(signal.SIGSTOP)
+        os.kill(server.process.jvm_pid, signal.SIGSTOP)
 
 
 def test_a_recording_is_whole_after_the_end(tmp_path: Path) -> None:

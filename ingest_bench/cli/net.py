@@ -78,6 +78,7 @@ def execute(
     if dry_run:
         _print_link(chosen, netem, (*((f"server: {server}",) if server else ()), f"client: {shlex.join(command)}"))
         return 0
+    inside.require()
     with ExitStack() as stack:
         link = stack.enter_context(network.link(chosen, netem=netem))
         # Not on the standard output: that one is the command's.

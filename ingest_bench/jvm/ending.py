@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import time
@@ -12,11 +11,10 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from ingest_bench import system
 from ingest_bench.errors import RunFailed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
 _POLL_S = 0.05
 # A recording of 200 MB is written at the JVM's exit.
@@ -29,10 +27,10 @@ def end(*popens: subprocess.Popen[bytes], grace_s: float = GRACE_S) -> None:
     """No process of those servers: SIGTERM for all at once, so that recordings are written, SIGKILL after the grace."""
     told = [(popen, children_of(popen)) for popen in popens]
     for popen, children in told:
-        # The JVM first: a launcher (Elasticsearch 8) ends by itself when its server has ended.
-        for process in reversed(children):
+        # The JVM first: a launcher (Elasticsearch 8) ends by itself when its server has ended. Not `unshare`, which
+        # holds the namespace: older ones die of SIGTERM, and the JVM with them.
+        for process in reversed(children) if children else (popen,):
             _signal(process)
-        _signal(popen)
     deadline = time.monotonic() + grace_s
     for popen, children in told:
         with suppress(subprocess.TimeoutExpired):
@@ -43,32 +41,6 @@ def end(*popens: subprocess.Popen[bytes], grace_s: float = GRACE_S) -> None:
 def kill(popen: subprocess.Popen[bytes]) -> None:
     """End a server by SIGKILL, with all that it started; nothing of them runs any more."""
     _kill(popen, children_of(popen))
-
-
-def entered(enter: Callable[[Sequence[str]], tuple[str, ...]]) -> tuple[str, str, int] | None:
-    """Where `enter` leads, and as whom: network, user namespace and uid. None: to no network but ours."""
-    said = system.run(enter(("readlink", "/proc/self/ns/net", "/proc/self/ns/user"))).split()
-    here = str(Path("/proc/self/ns/net").readlink())
-    return None if said[0] == here else (said[0], said[1], os.getuid())
-
-
-def end_orphans(entered: tuple[str, str, int] | None) -> None:
-    """Nobody in the server's network who is none of ours: what a launcher left behind has another parent now.
-
-    All that we start there is what `enter` makes of it; the server alone is one with fewer privileges.
-    """
-    if entered is None:
-        return
-    _kill(None, [one for one in psutil.process_iter() if _is_orphan(one, entered)])
-
-
-def _is_orphan(process: psutil.Process, entered: tuple[str, str, int]) -> bool:
-    try:
-        net, user = (str(Path(f"/proc/{process.pid}/ns/{name}").readlink()) for name in ("net", "user"))
-        return net == entered[0] and (user, process.uids().real) != entered[1:]
-    except (OSError, psutil.NoSuchProcess):
-        # It has ended, or it is somebody's whom we may not look at.
-        return False
 
 
 def running(processes: Sequence[psutil.Process], deadline: float) -> list[psutil.Process]:

@@ -24,16 +24,19 @@ if TYPE_CHECKING:
 _POLL_S = 0.05
 # Of a log, for the lines at its end.
 _TAIL_BYTES = 256 * 1024
-# A process namespace for a command that forks its JVM: a death signal is not inherited. Its init dies with us, for it
-# stays who it is, and the kernel ends all others with it. The command is no init itself: to one SIGTERM is nothing.
-# When all are told to end, the command may be the first, and its JVM still writes a recording.
-_INIT = """trap told=1 TERM
+# For a launcher that forks its JVM. When both are told to end, the launcher may end first while the JVM still writes a
+# recording; the end of the launcher would be that of the JVM.
+_LAUNCHER = (
+    "sh",
+    "-c",
+    """trap told=1 TERM
 "$@"
 status=$?
 while [ "$told$status" != "$status" -o "$status" = 143 ] && kill -s 0 -- -1 2>&-; do sleep 0.05; done
 exit "$status"
-"""
-_FAMILY = ("unshare", "--pid", "--fork", "--kill-child=KILL", "--", "sh", "-c", _INIT, "init")
+""",
+    "launcher",
+)
 # A server that waits for a line: a fault comes from a thread of its own, whose end would be that of what it started.
 _STANDBY = ("sh", "-c", 'read -r _ && exec "$@"', "standby")
 # Of a server that was never ready nobody wants a recording.
@@ -88,7 +91,7 @@ class ServerProcess:
         assert self.popen.stdin is not None  # noqa: S101 - for the type checker: it was asked for as a pipe
         self.popen.stdin.write(b"\n")
         self.popen.stdin.close()
-        started = _Started(self.launch, self.popen, None)
+        started = _Started(self.launch, self.popen)
         _wait_until_ready([started], timeout_s)
         self.jvm_pid = _jvm_pid(started)
 
@@ -117,8 +120,6 @@ def serve(
         yield tuple(ready)
     finally:
         ending.end(*(one.popen for one in started), *standbys, grace_s=grace_s)
-        for one in started:
-            ending.end_orphans(one.entered)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,24 +128,20 @@ class _Started:
 
     launch: Launch
     popen: subprocess.Popen[bytes]
-    entered: tuple[str, str, int] | None
 
 
 def _started(launch: Launch) -> _Started:
     for folder in launch.plan.writable:
         folder.mkdir(parents=True, exist_ok=True)
         server_user.give(folder)
-    entered = ending.entered(launch.enter)
-    return _Started(launch, _start(launch), entered)
+    return _Started(launch, _start(launch))
 
 
 def _start(launch: Launch, first: Sequence[str] = (), stdin: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
     """Its process, which `first` becomes."""
     plan = launch.plan
-    if plan.may_leave:
-        argv = launch.enter(system.with_us((*_FAMILY, *server_user.drop_privileges(plan), *first, *plan.argv)))
-    else:
-        argv = launch.enter((*server_user.drop_privileges(plan), *system.with_us((*first, *plan.argv))))
+    launcher = () if plan.pid_is_jvm else _LAUNCHER
+    argv = launch.enter(system.contained((*launcher, *server_user.drop_privileges(plan), *first, *plan.argv)))
     return system.start(argv, stdin=stdin, stdout=launch.log, cwd=plan.cwd, env=environment(plan))
 
 
@@ -214,20 +211,28 @@ def _late(missing: Sequence[_Started], why: Mapping[str, str], timeout_s: float)
 
 
 def _jvm_pid(one: _Started) -> int:
-    popen, log = one.popen, one.launch.log
-    if one.launch.plan.pid_is_jvm:
-        return popen.pid
-    jvms: dict[int, int] = {}
+    """Return the pid, outside of its namespace, of the JVM; RunFailed when it has ended."""
+    log = one.launch.log
+    jvms: list[int] = []
     with suppress(psutil.NoSuchProcess):
-        jvms = {process.pid: process.ppid() for process in ending.children_of(popen) if process.name() == "java"}
+        jvms = _jvms(one)
+    if len(jvms) != 1:
+        raise RunFailed(f"{one.launch.name}: it has {len(jvms)} JVMs, one was expected. {log}:\n{last_lines(log)}")
+    return jvms[0]
+
+
+def _jvms(one: _Started) -> list[int]:
+    family = ending.children_of(one.popen)
+    if one.launch.plan.pid_is_jvm:
+        # The server is the first child of the namespace's first process, which later adopts orphans.
+        adopted = [process for process in family if process.ppid() == family[0].pid]
+        return [min(adopted, key=lambda process: process.create_time()).pid] if adopted else []
+    found = {process.pid: process.ppid() for process in family if process.name() == "java"}
     # Where a launcher is one too (Elasticsearch 8) the server is its child.
-    servers = [pid for pid in jvms if pid not in jvms.values()]
-    if len(servers) != 1:
-        raise RunFailed(
-            f"{one.launch.name}: its launcher has {len(servers)} JVMs, one was expected. {log}:\n{last_lines(log)}"
-        )
-    return servers[0]
+    return [pid for pid in found if pid not in found.values()]
 
 
 def _ending(status: int) -> str:
-    return f"exit {status}" if status >= 0 else f"killed by {signal.Signals(-status).name}"
+    """Return an exit status in words; a status of 128 + N is that of a process that signal N killed."""
+    number = -status if status < 0 else status - 128
+    return f"killed by {signal.Signals(number).name}" if number in signal.valid_signals() else f"exit {status}"

@@ -205,5 +205,3 @@ class LaunchPlan:
     """Files beside the program that it must be able to read."""
     pid_is_jvm: bool = True
     """False for a launcher that forks the JVM (Elasticsearch 8, a command of the user's)."""
-    may_leave: bool = False
-    """Whether its JVM may go on without it: then it gets a process namespace of its own, so that all end with us."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ingest_bench import system
 from ingest_bench.errors import MissingCapability
 from ingest_bench.model.network import Profile
+from ingest_bench.network.act import inside
 from ingest_bench.network.act.box import BOXES, QUEUES
 from ingest_bench.network.act.link import link
 from ingest_bench.network.act.sandbox import sandbox
@@ -36,6 +37,7 @@ def capabilities() -> tuple[Capability, ...]:
 
 
 def _in_namespaces() -> Iterator[Trial]:
+    yield Trial(name="process namespaces", attempt=_process_namespaces)
     yield Trial(name="veth pairs", attempt=partial(_inside, _VETH), needs=("ip",), remedy="As root: modprobe veth")
     yield Trial(
         name="token bucket", attempt=partial(_inside, _BUCKET), needs=("tc",), remedy="As root: modprobe sch_tbf"
@@ -65,6 +67,11 @@ def _namespaces() -> str:
         opened.add()
         opened.add()
     return "as root" if system.is_root() else "as an ordinary user, in a user namespace"
+
+
+def _process_namespaces() -> str:
+    inside.require()
+    return "works"
 
 
 def _inside(command: str) -> str:

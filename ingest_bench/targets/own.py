@@ -38,9 +38,6 @@ _LOG_BYTES = 16 << 20
 _UNKNOWN = ("version", "replicas", "receive_predictor_bytes", "allocator", "socket_receive_buffer_bytes", "setting")
 # The JVM's own way in for options, where a program starts it (JDK 9 and later).
 _OPTIONS_VARIABLE = "JDK_JAVA_OPTIONS"
-# Those of several nodes have the same pid, each in a namespace of its own, and would share /tmp/hsperfdata_USER/PID:
-# that ended JVMs (JDK-8286030).
-_OWN_COUNTERS = "-XX:+PerfDisableSharedMem"
 # What the java command says when it does (JLI_AddArgsFromEnvVar in args.c of the JDK).
 _TAKEN = f"NOTE: Picked up {_OPTIONS_VARIABLE}"
 
@@ -143,7 +140,7 @@ class Own(Plain):
         if start.command:
             program, *arguments = map(filled, start.command)
             env |= {"JAVA_HOME": str(java.home), "PATH": f"{java.home / 'bin'}:{system.PATH}"}
-            env |= {_OPTIONS_VARIABLE: " ".join(map(_quoted, (*jvm, _OWN_COUNTERS)))}
+            env |= {_OPTIONS_VARIABLE: " ".join(map(_quoted, jvm))}
             argv = (str(Path(folder, program)) if "/" in program else program, *arguments)
         else:
             argv = (str(java.java), *jvm, *_program(start, folder, java), *map(filled, start.arguments))
@@ -154,7 +151,6 @@ class Own(Plain):
             writable=(home,),
             readable=tuple(_files(start, folder)),
             pid_is_jvm=not start.command,
-            may_leave=bool(start.command),
         )
 
     def is_ready(self, node: int, nodes: Sequence[Http]) -> bool:

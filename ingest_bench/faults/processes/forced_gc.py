@@ -11,7 +11,6 @@ from ingest_bench.faults.kind import Begun, FaultKind
 from ingest_bench.faults.stage import Node, Stage
 from ingest_bench.model.experiment import Fault
 
-_COUNT = re.compile(r"^sun\.gc\.collector\.\d+\.invocations=(\d+)", re.MULTILINE)
 # In the history of the heap, which holds the last collections.
 _IN_HISTORY = re.compile(r"GC invocations=(\d+)")
 
@@ -32,12 +31,7 @@ def _collect(node: Node) -> str:
 
 
 def _collections(node: Node) -> int:
-    """How often any of its collectors ran (the counters of jdk.internal.perf, in all of HotSpot's collectors).
-
-    A JVM with -XX:+PerfDisableSharedMem, as Cassandra has it, shows no counters: its history tells the same.
-    """
-    if counts := _COUNT.findall(node.ask("PerfCounter.print")):
-        return sum(map(int, counts))
+    """How often any of its collectors ran, by its history: it shares no counters (-XX:+PerfDisableSharedMem)."""
     return max(map(int, _IN_HISTORY.findall(node.ask("VM.info"))), default=0)
 
 

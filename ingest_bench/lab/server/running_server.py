@@ -44,6 +44,11 @@ Beside = Callable[[Place, Enter], contextlib.AbstractContextManager[Callable[[],
 """What lasts from the boot of a server to its end: it gives what is to be called while the server boots."""
 
 
+# A JVM in a process namespace takes the counters of all JVMs outside (/tmp/hsperfdata_USER/PID) for those of dead ones.
+# Before Java 11.0.17 and 17.0.5 it deletes them (JDK-8286030).
+_OWN_COUNTERS = "-XX:+PerfDisableSharedMem"
+
+
 def _none() -> tuple[int, ...]:
     return ()
 
@@ -175,7 +180,9 @@ def _started(
         with stage("shares") if needs else contextlib.nullcontext():
             shares = stack.enter_context(host_shares.shares(needs, [node.home for node in folders]))
         plans = [
-            target.launch_plan(cell.target, jdk, node.home, place, endpoints, jvm_options(jdk, node.jvm))
+            target.launch_plan(
+                cell.target, jdk, node.home, place, endpoints, (_OWN_COUNTERS, *jvm_options(jdk, node.jvm))
+            )
             for place, node in enumerate(folders)
         ]
         names = None

@@ -1,7 +1,6 @@
 """Any command on one end of a link, with all the processes that it ever starts, gone when we are.
 
-A command gets a process namespace of its own. The kernel ends everything in it with its first process, which dies
-with us. A death signal alone was rejected: it reaches the command and not the commands that it started, and whoever
+A command gets a process namespace of its own (`system.contained`). A death signal alone was rejected: it reaches the command and not the commands that it started, and whoever
 is left in a network namespace keeps it.
 """
 
@@ -15,7 +14,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ingest_bench import system
-from ingest_bench.errors import RunFailed
+from ingest_bench.errors import MissingCapability, RunFailed
+from ingest_bench.network.act.sandbox import sandbox
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from ingest_bench.network.act.link import Link
     from ingest_bench.network.act.sandbox import Namespace
 
-_PROCESSES = ("unshare", "--pid", "--fork", "--kill-child=KILL")
-# The first process of a namespace is deaf to signals that it does not handle. It stays a shell; the command is the
-# second one and ends by Ctrl-C as ever. `env PATH=… -- COMMAND` was rejected: to env, "--" is then the command.
-_SHELL = ("sh", "-c", 'PATH=$1; shift; "$@"; exit $?', "sh")
+# `env PATH=… -- COMMAND` was rejected: to env, "--" is then the command.
+_SHELL = ("sh", "-c", 'PATH=$1; shift; exec "$@"', "sh")
+_REMEDY = """\
+In a container: let it mount a /proc, for example docker run --security-opt systempaths=unconfined."""
 _GRACE_S = 5.0
 _LISTEN_LIMIT_S = 120.0
 
@@ -39,8 +39,15 @@ def environment(link: Link) -> dict[str, str]:
 
 def argv(place: Namespace, command: Sequence[str]) -> tuple[str, ...]:
     """The argv that runs a user's command in a namespace, found by the user's own PATH, and bound to our process."""
-    processes = (*_PROCESSES, "--mount-proc") if _sees_own_processes(place) else _PROCESSES
-    return place.command(system.with_us((*processes, "--", *_SHELL, system.CALLERS_PATH, *command)))
+    return place.command(system.contained((*_SHELL, system.CALLERS_PATH, *command)))
+
+
+def require() -> None:
+    """Raise MissingCapability unless a process namespace with its own /proc can be made on an end of a link."""
+    with sandbox() as opened:
+        reply = opened.add().run(system.contained(("echo", "works")), check=False).strip()
+    if reply != "works":
+        raise MissingCapability(f"process namespaces: {reply}\n{_REMEDY}")
 
 
 def run(link: Link, command: Sequence[str]) -> int:
@@ -85,15 +92,6 @@ def _await_listener(link: Link, process: subprocess.Popen[bytes], port: int) -> 
         if time.monotonic() > limit:
             raise RunFailed(f"--server: after {_LISTEN_LIMIT_S:g} s nobody listens on port {port}")
         time.sleep(0.05)
-
-
-def _sees_own_processes(place: Namespace) -> bool:
-    """Whether a /proc of the new process namespace can be had: inside some containers it cannot."""
-    try:
-        system.run(place.command((*_PROCESSES, "--mount-proc", "--", "true")))
-    except RunFailed:
-        return False
-    return True
 
 
 def _status(returncode: int) -> int:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ingest_bench.errors import MissingCapability, RunFailed
 from ingest_bench.model.network import Impairment, LinkName, Profile
-from ingest_bench.network.act import box
+from ingest_bench.network.act import box, inside
 from ingest_bench.network.act.link import Link, joined, link
 from ingest_bench.network.act.sandbox import sandbox
 from ingest_bench.network.plan import commands, places
@@ -112,3 +112,4 @@ def require(states: Mapping[LinkName, Sequence[Profile]], netem: str = "auto") -
                     f'network profile "{state.name}": this machine cannot make such a link: {error}\n'
                     "`ingest-bench doctor` says what it can."
                 ) from None
+    inside.require()
