@@ -1,22 +1,27 @@
-"""The command: arguments in, exit code out. The only package that prints."""
+"""The command: arguments in, exit code out. The only package that prints.
+
+Imports nothing else of the package: a Ctrl-C before `main` has begun ends with a traceback.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
-import threading
-import traceback
-from pathlib import Path
-from types import FrameType, TracebackType
 
-from ingest_bench.inputs.visible import visible
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import FrameType, TracebackType
 
 
 def main() -> None:
     """Run the command and end the process: 0 pass, 1 gate, 2 usage, 3 invalid, 4 cannot, 130 Ctrl-C."""
+    signal.signal(signal.SIGTERM, _leave)
+    # Ignored from the start, as in a background job of a script, it stays so.
+    is_heard = signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
+    if is_heard:
+        signal.signal(signal.SIGINT, _leave)
     sys.unraisablehook, sys.excepthook = _again, _explain
-    signal.signal(signal.SIGTERM, _interrupt)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         # Asked afterwards, a terminal that is gone is none any more.
         terminals = [descriptor for descriptor in (1, 2) if os.isatty(descriptor)]
@@ -24,23 +29,41 @@ def main() -> None:
     # None: closed by whoever started us. Nobody reads it then.
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
-            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 - as long as the process
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115 - as long as the process
+    from ingest_bench import system  # noqa: PLC0415
+
+    # Libraries start programs too: matplotlib asks fc-list which fonts there are.
+    os.environ["PATH"] = system.PATH
+    # matplotlib refuses to be imported with a word that it does not know, and our pictures need no screen.
+    os.environ["MPLBACKEND"] = "agg"
+    from ingest_bench.cli.app import run  # noqa: PLC0415
+
+    # From here on something may be running, which is stopped first.
+    signal.signal(signal.SIGTERM, _interrupt)
+    if is_heard:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        from ingest_bench import system  # noqa: PLC0415
-
-        # Libraries start programs too: matplotlib asks fc-list which fonts there are.
-        os.environ["PATH"] = system.PATH
-        # matplotlib refuses to be imported with a word that it does not know, and our pictures need no screen.
-        os.environ["MPLBACKEND"] = "agg"
-        # It takes most of a second, and Ctrl-C in that time is no reason for a traceback.
-        from ingest_bench.cli.app import run  # noqa: PLC0415
-
         code = run()
     except KeyboardInterrupt:
+        _say_interrupted()
         code = 130
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     sys.exit(code)
+
+
+def _leave(*_: object) -> None:
+    """Exit at once: nothing was started yet, or everything is stopped."""
+    _say_interrupted()
+    os._exit(130)
+
+
+def _say_interrupted() -> None:
+    try:
+        os.write(2, b"interrupted\n")
+    except OSError:
+        # Closed, or a pipe that nobody reads.
+        return
 
 
 def _hang_up(terminals: list[int]) -> None:
@@ -56,6 +79,12 @@ def _interrupt(_signal: int, _frame: FrameType | None) -> None:
 
 def _explain(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """An error of the program, with its traceback. Its words may be somebody else's."""
+    if issubclass(kind, KeyboardInterrupt):
+        _leave()
+    import traceback  # noqa: PLC0415
+
+    from ingest_bench.inputs.visible import visible  # noqa: PLC0415
+
     sys.stderr.write(visible("".join(traceback.format_exception(kind, error, trace))))
 
 
@@ -64,6 +93,8 @@ def _again(ignored: sys.UnraisableHookArgs) -> None:
     if not isinstance(ignored.exc_value, KeyboardInterrupt):
         sys.__unraisablehook__(ignored)
         return
+    import threading  # noqa: PLC0415
+
     once_more = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT))
     once_more.daemon = True
     once_more.start()
