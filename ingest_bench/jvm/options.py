@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ingest_bench import system
 from ingest_bench.errors import SpecError
 
 if TYPE_CHECKING:
@@ -38,6 +40,21 @@ COLLECTORS: Mapping[Collector, Choice] = {
     "serial": Choice(options=("-XX:+UseSerialGC",), bean="MarkSweepCompact"),
     "zgc": Choice(options=("-XX:+UseZGC",), bean="ZGC", first_java=11),
 }
+
+
+# Options whose text the JVM gives to a shell, or that name a file of more options. Anywhere in an option: a start
+# script may split ES_JAVA_OPTS at spaces.
+_RUNS_A_COMMAND = re.compile(r"-XX:(?:OnError|OnOutOfMemoryError|Flags|VMOptionsFile)\b|jdwp\b.*\blaunch\s*=")
+
+
+def refuse_commands(jvm: Iterable[str]) -> None:
+    """Raise SpecError for an option that makes the JVM run a command, when we are root."""
+    for option in jvm:
+        if system.is_root() and _RUNS_A_COMMAND.search(option):
+            raise SpecError(
+                f"jvm: {option}: it can make the JVM run a command, which root refuses. Leave it out, or run as an "
+                "ordinary user."
+            )
 
 
 def heap(heap_bytes: int) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from ingest_bench.errors import SpecError
 from ingest_bench.experiment import catalog
 from ingest_bench.faults import checks
 from ingest_bench.host import others, shares
+from ingest_bench.jvm import options as jvm_options
 from ingest_bench.jvm.artifacts import Progress as Download
 from ingest_bench.jvm.attach import reader
 from ingest_bench.lab import evaluation, runner, steps, wires
@@ -66,6 +67,8 @@ def preflight(plan: Plan, options: runner.RunOptions) -> tuple[str, ...]:
                 )
             told += _reach(cell, options)
             continue
+        start = cell.target.server and cell.target.server.start
+        jvm_options.refuse_commands((*cell.target.jvm, *(start.jvm if start else ())))
         host.require(cell.host)
         shares.require(checks.needs(cell))
         probes.require(cell.probes)
