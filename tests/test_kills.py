@@ -26,6 +26,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import commands
+import ordinary_user
 import psutil
 import pytest
 from _pytest.mark import ParameterSet
@@ -231,6 +232,9 @@ def tally(request: pytest.FixtureRequest) -> Iterator[Tally]:
 def killing(at: Machine, kind: Kind, tally: Tally, what: str) -> Killing:
     if reason := kind.needs():
         pytest.skip(reason)
+    if kind.any_user:
+        # Every second one is an ordinary user's.
+        ordinary_user.before()
     made = Killing(at, kind, tally, random.Random(f"{SEED} {what} {kind.name}"))  # noqa: S311 - dice, not a secret
     made.measure()
     return made
