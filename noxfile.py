@@ -1,4 +1,4 @@
-"""The project's checks: `nox` runs those that take minutes, `nox -s NAME` one."""
+"""The project's checks: `nox` runs those of a change, `nox -s nightly` the long ones, `nox -s NAME` one session."""
 
 from __future__ import annotations
 
@@ -6,41 +6,35 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 
 import nox
-from nox.command import CommandFailed
 
-# What a change is tried with before it is sent. CI runs the long tests as well: `real`, `netem`, `ordinary`.
-nox.options.sessions = ["plain", "real-brief", "netem-brief", "newcomer", "ordinary-brief"]
+nox.options.sessions = ["lint", "unit", "integration", "netem", "newcomer", "ordinary"]
 # CI keeps the environments where an ordinary user can read them, wherever its checkout is.
 nox.options.envdir = os.environ.get("NOX_ENVDIR", ".nox")
-# An environment is made in seconds where uv is there.
+# uv makes an environment in seconds; pip is used where uv is not installed.
 nox.options.default_venv_backend = "uv|virtualenv"
 nox.options.error_on_missing_interpreters = True
 nox.needs_version = ">=2024.10.9"
 
 CI = bool(os.environ.get("CI"))
-REAL = "netns or bpf or device_mapper or jvm or opensearch or elasticsearch or processes or data_prepper"
-# What a CI machine promises: there, a skip for want of it is a failure.
+# Capabilities that a CI machine must have: a test skipped because one is missing fails.
 PROMISED = "bpf,netns,netem,jvm,opensearch,elasticsearch"
-PROMISED_TO_ANYBODY = "netns,jvm,opensearch,elasticsearch"
-# The uid and gid "nobody" of Debian: an ordinary user without a home.
+PROMISED_TO_ORDINARY_USERS = "netns,jvm,opensearch,elasticsearch"
+# The uid and gid of Debian's user "nobody": an ordinary user without a home.
 NOBODY = "65534"
 AS_NOBODY = ("setpriv", "--reuid", NOBODY, "--regid", NOBODY, "--clear-groups")
-# With what is optional for a user, and what runs this file.
-TESTS = ("hypothesis", "nox", "pyarrow", "pytest", "pytest-xdist")
+# Test tools, and the packages that are optional for a user.
+TESTS = ("hypothesis", "nox", "pyarrow", "pytest", "pytest-rerunfailures", "pytest-xdist")
 LINT = ("ruff", "mypy", "types-psutil")
-HOW = ("-q", "--durations=20")
-# The programs of the environment of the tests, once it is made.
-MADE: list[Path] = []
-# Servers and processes mostly wait for each other; tests/shared_out.py says which tests go together all the same.
-BESIDE = ("-n", "3", "--dist", "loadfile")
-# What measures rates takes a quarter of a processor, and mostly waits. Three at once would disturb each other.
-IN_PAIRS = ("-n", "2", "--dist", "loadfile")
-# What a session whose name ends with "-brief" leaves out.
-BRIEF = " and not long"
+REPORT = ("-q", "--durations=20")
+# Servers and processes mostly wait for each other: 3 workers keep 2 cores busy.
+PARALLEL = ("-n", "3", "--dist", "loadgroup")
+# A rate measurement uses a quarter of a core. Three at once disturbed each other.
+IN_PAIRS = ("-n", "2", "--dist", "loadgroup")
+# `bin` folder of the environment with the tests, once it exists.
+TEST_PROGRAMS: list[Path] = []
 
 
 def install(session: nox.Session, *tools: str) -> None:
@@ -51,112 +45,63 @@ def install(session: nox.Session, *tools: str) -> None:
 
 
 def with_tests(session: nox.Session) -> Path:
-    """The programs of the environment of tests, which are the first on PATH.
+    """Return the `bin` folder of the environment with the tests, and put it first on PATH.
 
-    The first session makes it, with the Python that runs nox, and all others use it.
+    The first session makes it, with the Python that runs nox. The other sessions share it.
     """
     session.env["PYTHONDONTWRITEBYTECODE"] = None
-    if not MADE:
+    if not TEST_PROGRAMS:
         folder = Path(nox.options.envdir).resolve() / "tests"
         shutil.rmtree(folder, ignore_errors=True)
         python = fresh_environment(session, folder, *TESTS, *LINT, python=sys.executable, uv=shutil.which("uv"))
-        MADE.append(python.parent)
-    session.env["PATH"] = f"{MADE[0]}{os.pathsep}{os.environ['PATH']}"
-    return MADE[0]
+        TEST_PROGRAMS.append(python.parent)
+    session.env["PATH"] = f"{TEST_PROGRAMS[0]}{os.pathsep}{os.environ['PATH']}"
+    return TEST_PROGRAMS[0]
 
 
-def pytest_in(programs: Path) -> tuple[str, ...]:
-    """How pytest is called there."""
-    return str(programs / "pytest"), *HOW
-
-
-@nox.session(venv_backend="none")
-def plain(session: nox.Session) -> None:
-    """Sessions `lint`, `quick` and `slow` at once: the types are checked beside the tests."""
-    style(session)
-    in_parts(session, "--mypy", "--each", "3")
+def run_tests(session: nox.Session, selection: str, *options: str, promised: str = PROMISED) -> None:
+    """Run the tests that the marker expression *selection* selects, or those named after `--`."""
+    pytest = (str(with_tests(session) / "pytest"), *REPORT, *promise(promised))
+    session.run(*pytest, *options, "-m", selection, *session.posargs)
 
 
 @nox.session(venv_backend="none")
 def lint(session: nox.Session) -> None:
-    """Style and types."""
-    style(session)
-    session.run(str(with_tests(session) / "mypy"))
-
-
-def style(session: nox.Session) -> None:
-    """What ruff finds, in the environment of tests."""
-    ruff = str(with_tests(session) / "ruff")
-    session.run(ruff, "check", ".")
-    session.run(ruff, "format", "--check", ".")
-
-
-@nox.session(venv_backend="none")
-def quick(session: nox.Session) -> None:
-    """The plain tests, which need no root, no server and no network, without those that take their time."""
-    in_parts(session, chosen="not slow")
-
-
-@nox.session(venv_backend="none")
-def slow(session: nox.Session) -> None:
-    """The other plain tests: each takes more than a twentieth of a second."""
-    in_parts(session, "--each", "3", chosen="slow", files=with_mark("slow"))
-
-
-def in_parts(session: nox.Session, *options: str, chosen: str = "", files: Sequence[str] = ()) -> None:
-    """The tests that need nothing but a processor, of these files or of all, on all processors."""
+    """Check style and types."""
     programs = with_tests(session)
-    how = ("--plain", *(("-m", chosen) if chosen else ()))
-    if session.posargs:
-        session.run(*pytest_in(programs), *how, *session.posargs)
-    else:
-        session.run(str(programs / "python"), "tests/in_parts.py", *options, *HOW, *how, *files)
+    session.run(str(programs / "ruff"), "check", ".")
+    session.run(str(programs / "ruff"), "format", "--check", ".")
+    session.run(str(programs / "mypy"))
 
 
 @nox.session(venv_backend="none")
-def real(session: nox.Session) -> None:
-    """The tests with real processes, namespaces, sockets and servers. Beside what measures rates is nothing else."""
-    on_real_parts(session)
+def unit(session: nox.Session) -> None:
+    """Run the tests of pure functions: no root, no JVM, no network."""
+    run_tests(session, "unit and not nightly", "-n", "auto")
 
 
-@nox.session(name="real-brief", venv_backend="none")
-def real_brief(session: nox.Session) -> None:
-    """The same without the long ones."""
-    on_real_parts(session, BRIEF)
-
-
-def on_real_parts(session: nox.Session, length: str = "") -> None:
-    """Session `real`, or what `length` leaves of it."""
-    pytest = pytest_in(with_tests(session))
-    promise, real = promised(PROMISED), f"({REAL}) and not netem{length}"
-    if session.posargs:
-        session.run(*pytest, *promise, "-m", real, *session.posargs)
-        return
-    twice_at_most(session, pytest, *promise, "-m", f"{real} and measures", *with_mark("measures"), first=IN_PAIRS)
-    twice_at_most(session, pytest, *promise, "-m", f"{real} and not measures", first=BESIDE)
+@nox.session(venv_backend="none")
+def integration(session: nox.Session) -> None:
+    """Run the tests with real processes, namespaces, sockets and servers. Rate measurements run last, in pairs."""
+    selection = "not unit and not netem and not nightly"
+    run_tests(session, f"{selection} and not measures", *PARALLEL)
+    if not session.posargs:
+        run_tests(session, f"{selection} and measures", *IN_PAIRS)
 
 
 @nox.session(venv_backend="none")
 def netem(session: nox.Session) -> None:
-    """The tests on real netem: the kernel's, or User-Mode Linux where it has none."""
-    on_netem(session)
+    """Run the tests on real netem: in the kernel, or in User-Mode Linux where the kernel has none."""
+    run_tests(session, "netem and not nightly", *IN_PAIRS)
 
 
-@nox.session(name="netem-brief", venv_backend="none")
-def netem_brief(session: nox.Session) -> None:
-    """The same without the long ones."""
-    on_netem(session, BRIEF)
-
-
-def on_netem(session: nox.Session, length: str = "") -> None:
-    """Session `netem`, or what `length` leaves of it."""
-    pytest = pytest_in(with_tests(session))
-    promise, files, netem = promised(PROMISED), with_mark("netem"), f"netem{length}"
-    if session.posargs:
-        twice_at_most(session, pytest, *promise, "-m", netem, *session.posargs)
-        return
-    twice_at_most(session, pytest, *promise, "-m", f"{netem} and measures", *files, first=IN_PAIRS)
-    twice_at_most(session, pytest, *promise, "-m", f"{netem} and not measures", *files, first=BESIDE)
+@nox.session(venv_backend="none")
+def nightly(session: nox.Session) -> None:
+    """Run the long tests: every server version, fleets, long variants, 1,000 kills, mutants, an hour of soak."""
+    run_tests(session, "nightly and not measures", *PARALLEL)
+    run_tests(session, "nightly and measures", *IN_PAIRS)
+    for name in ("kills", "mutants", "soak"):
+        session.notify(name)
 
 
 @nox.session
@@ -178,9 +123,9 @@ def package(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def newcomer(session: nox.Session) -> None:
-    """The README's first line, in a new environment and an empty folder; only its runs are shorter."""
+    """Type the README's first line in a new environment and an empty folder; only its runs are shorter."""
     if os.geteuid() == 0 and not CI:
-        session.skip("sessions `ordinary` and `ordinary-brief` type it as an ordinary user; CI does both")
+        session.skip("session `ordinary` types it as an ordinary user; CI does both")
     with tempfile.TemporaryDirectory() as folder:
         python = fresh_environment(session, Path(folder))
         with session.chdir(folder):
@@ -191,25 +136,14 @@ def newcomer(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def ordinary(session: nox.Session) -> None:
-    """As an ordinary user: the first line of the README, then the tests that go another way for who is not root."""
-    as_ordinary_user(session)
-
-
-@nox.session(name="ordinary-brief", venv_backend="none")
-def ordinary_brief(session: nox.Session) -> None:
-    """The same without the long ones."""
-    as_ordinary_user(session, BRIEF)
-
-
-def as_ordinary_user(session: nox.Session, length: str = "") -> None:
-    """Session `ordinary`, or what `length` leaves of it."""
+    """Type the README's first line as an ordinary user, then run the tests that behave differently without root."""
     if os.geteuid() != 0:
-        session.skip("we are an ordinary user already: the other sessions are this one")
-    with tempfile.TemporaryDirectory(prefix="ordinary-", dir="/var/tmp") as made:
-        folder = Path(made)
+        session.skip("this user is an ordinary user: the other sessions are this one")
+    with tempfile.TemporaryDirectory(prefix="ordinary-", dir="/var/tmp") as name:
+        folder = Path(name)
         folder.chmod(0o755)
         python = readable_environment(session, folder)
-        # Everything but the package: the tests then try what is installed.
+        # Without the package, so that the tests try the installed one.
         left_out = shutil.ignore_patterns("ingest_bench", ".git", ".nox", "__pycache__", "results")
         checkout = shutil.copytree(".", folder / "checkout", ignore=left_out)
         home = folder / "home"
@@ -219,26 +153,22 @@ def as_ordinary_user(session: nox.Session, length: str = "") -> None:
         as_nobody = (*AS_NOBODY, "env", f"HOME={home}")
         with session.chdir(checkout):
             command = str(python.with_name("ingest-bench"))
-            # The brief one has a server for each link, and the usual buffers.
-            short = ("--warm-up", "1s", "--measure", "2s", *(("--set", "receive_predictor=512KiB") if length else ()))
+            short = ("--warm-up", "1s", "--measure", "2s")
             session.run(*as_nobody, command, "run", "quickstart", *short, external=True)
-            # The tests of networks repeat themselves as an ordinary user, in `real` and `netem`.
-            files, chosen = session.posargs, "not bpf"
-            if not files:
-                files, chosen = with_mark("ordinary"), "ordinary"
-            options = ("-m", f"({REAL}) and {chosen}{length}", *promised(PROMISED_TO_ANYBODY), *files)
-            twice_at_most(session, (*as_nobody, str(python), "-m", "pytest", *HOW), *options, first=BESIDE)
+            pytest = (*as_nobody, str(python), "-m", "pytest", *REPORT, *promise(PROMISED_TO_ORDINARY_USERS))
+            selection = "not bpf" if session.posargs else "ordinary and not unit and not bpf and not nightly"
+            session.run(*pytest, *PARALLEL, "-m", selection, *session.posargs, external=True)
 
 
 def readable_environment(session: nox.Session, folder: Path) -> Path:
     """The Python of the environment of tests, or of one in this folder where an ordinary user cannot read that one."""
-    is_made = bool(MADE)
+    exists = bool(TEST_PROGRAMS)
     python = with_tests(session) / "python"
     # Without the folder that we are in: that is the checkout.
     can_read = ("sh", "-c", '"$0" -I -c "import ingest_bench" && echo yes || echo no', str(python))
     if str(session.run(*AS_NOBODY, *can_read, external=True, silent=True, log=False)).split()[-1:] != ["yes"]:
         return fresh_environment(session, folder, *TESTS)
-    if not is_made:
+    if not exists:
         # What nobody has imported yet, an ordinary user would compile at each start.
         session.run(str(python), "-m", "compileall", "-q", "-j", "0", str(python.parent.parent / "lib"), external=True)
     return python
@@ -250,11 +180,11 @@ def kills(session: nox.Session) -> None:
 
     Beside them a fifth as many of the watchdog. At the end is a table of what was hit when.
     """
-    pytest = pytest_in(with_tests(session))
+    pytest = (str(with_tests(session) / "pytest"), *REPORT)
     count, *_ = session.posargs or ("1000",)
     files = ("kills", "interface_kills", "servers_killed", "run_crash")
     paths = [f"tests/test_{name}.py" for name in files]
-    session.run(*pytest, "-k", "kill", *paths, *promised(PROMISED), env={"INGEST_BENCH_KILLS": count})
+    session.run(*pytest, "-k", "kill", *paths, *promise(PROMISED), env={"INGEST_BENCH_KILLS": count})
 
 
 @nox.session(venv_backend="none")
@@ -288,29 +218,8 @@ def bench(session: nox.Session) -> None:
         session.run("python", f"benchmarks/{name}.py", *options, success_codes=(0, 3))
 
 
-def twice_at_most(session: nox.Session, pytest: tuple[str, ...], *options: str, first: tuple[str, ...] = ()) -> None:
-    """What fails is tried once more, alone: what measures times and rates is disturbed by whatever runs beside it.
-
-    Both are told. A test that fails twice fails the session.
-    """
-    kept = Path(".pytest_cache", session.name)
-    cache = ("-o", f"cache_dir={kept}")
-    try:
-        session.run(*pytest, *cache, "--cache-clear", *first, *options, external=True)
-    except CommandFailed as failed:
-        # What was no test's failure, or could not be kept, is not tried again.
-        if str(failed) != "Returned code 1" or not (kept / "v" / "cache" / "lastfailed").exists():
-            raise
-        session.run(*pytest, *cache, "--last-failed", *options, external=True)
-
-
-def with_mark(name: str) -> list[str]:
-    """The test files that have this mark somewhere. To import all others takes longer than many a test."""
-    return sorted(map(str, (path for path in Path("tests").glob("test_*.py") if f"mark.{name}" in path.read_text())))
-
-
-def promised(markers: str) -> tuple[str, ...]:
-    """The option that makes a skip a failure, where this is CI."""
+def promise(markers: str) -> tuple[str, ...]:
+    """Return the option that makes a skip of these markers a failure in CI."""
     return (f"--promised={markers}",) if CI else ()
 
 

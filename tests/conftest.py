@@ -1,81 +1,74 @@
-"""What every test shares: the promise about capabilities, which are plain, and signals as a terminal gives them."""
+"""Marks that follow from other marks, the promised capabilities, and signals as a terminal delivers them."""
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
-from collections.abc import Generator
-from functools import partial
-from pathlib import Path
-from typing import Any
+from collections.abc import Generator, Sequence
 
 import pytest
-from shared_out import marks_of, together
-from stolen import REAL, TriedAgain
-from time_limit import REASON, TimeLimit
+
+# A test that needs none of these is a unit test.
+CAPABILITIES = {
+    "bpf",
+    "data_prepper",
+    "device_mapper",
+    "elasticsearch",
+    "jvm",
+    "netem",
+    "netns",
+    "opensearch",
+    "processes",
+}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--promised", default="", help="markers promised here: a skip is a failure")
-    parser.addoption("--plain", action="store_true", help="only what needs no root, no server and no network")
+    parser.addoption("--promised", default="", help="capabilities promised here: a skip is a failure")
 
 
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Whether it has no plain test at all. To import it would take as long as many of them do."""
-    if not config.getoption("--plain") or collection_path.suffix != ".py":
-        return None
-    return True if REAL & marks_of(collection_path) else None
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With `--dist loadfile` files are taken apart whose tests have nothing in common."""
-    if config.getoption("dist") != "loadfile":
-        return None
-    from xdist.scheduler import LoadFileScheduling  # noqa: PLC0415 - it is not needed for one test
-
-    made = LoadFileScheduling(config, log)
-    made._split_scope = partial(together, config.rootpath)
-    return made
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    # What is imported and collected stays to the end. To look through it again and again takes a tenth of all time.
-    gc.disable()
-    if config.getoption("--plain"):
-        plain, asked = f"not ({' or '.join(sorted(REAL))})", config.option.markexpr
-        config.option.markexpr = f"({asked}) and {plain}" if asked else plain
-    config.pluginmanager.register(TriedAgain())
-    config.pluginmanager.register(TimeLimit())
-    # A job that runs in the background may start with these ignored; the programs under test would inherit that.
+def pytest_configure() -> None:
+    # A background job may start with these signals ignored. The programs under test would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def pytest_collection_finish() -> None:
-    gc.freeze()
-    gc.enable()
+# Before the selection by marks, and before pytest-xdist reads the groups.
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
+    """Mark unit tests, tests that one worker runs in sequence, and tests that may be retried once."""
+    for item in items:
+        marks = {mark.name for mark in item.iter_markers()}
+        if not CAPABILITIES & marks:
+            item.add_marker("unit")
+        if "machine" in marks:
+            # They change or count what the whole machine shares.
+            item.add_marker(pytest.mark.xdist_group("machine"))
+        elif _has_module_fixture(item):
+            # Such a fixture starts a server once for its module.
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+        if "measures" in marks:
+            item.add_marker(pytest.mark.flaky(reruns=1))
+
+
+def _has_module_fixture(item: pytest.Item) -> bool:
+    fixtures = item._fixtureinfo.name2fixturedefs if isinstance(item, pytest.Function) else {}
+    return any(fixture.scope == "module" for definitions in fixtures.values() for fixture in definitions)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Turn the skip of a promised capability into a failure."""
     report = yield
     promised = set(item.config.getoption("--promised").split(","))
-    markers = {mark.name for mark in item.iter_markers()}
-    if (
-        report.skipped
-        and not hasattr(report, "wasxfail")
-        and promised & markers
-        and not _is_no_want(str(report.longrepr))
-    ):
+    marks = {mark.name for mark in item.iter_markers()}
+    is_expected = hasattr(report, "wasxfail") or _needs_root(str(report.longrepr))
+    if report.skipped and promised & marks and not is_expected:
         report.outcome = "failed"
         report.longrepr = f"promised here, but skipped: {report.longrepr}"
     return report
 
 
-def _is_no_want(reason: str) -> bool:
-    """Whether nothing is lacking: there was no time left, or an ordinary user skips what only root can try."""
-    for_root = os.geteuid() != 0 and any(words in reason for words in ("needs root", "this is the ordinary user"))
-    return for_root or REASON in reason
+def _needs_root(reason: str) -> bool:
+    """Return whether an ordinary user skips a test that only root can run."""
+    return os.geteuid() != 0 and any(words in reason for words in ("needs root", "this is the ordinary user"))

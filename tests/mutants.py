@@ -85,7 +85,7 @@ OPERATORS = (
 )
 # Where parso has a binary operator; elsewhere `*` and `/` divide parameters.
 BINARY = frozenset({"and_expr", "arith_expr", "expr", "power", "shift_expr", "term"})
-PYTEST = ("-m", "pytest", "-q", "--plain", "-p", "no:cacheprovider", "--tb=no", "-rfE")
+PYTEST = ("-m", "pytest", "-q", "-m", "unit", "-p", "no:cacheprovider", "--tb=no", "-rfE")
 WAIT_S = 3600
 MEMORY_BYTES = 16 << 30
 

@@ -36,7 +36,6 @@ def rows(found: list[Summary]) -> list[list[str]]:
     return list(csv.reader(REPORTS["acknowledged"](found)["report/acknowledged.csv"].decode().splitlines()))
 
 
-@pytest.mark.slow
 def test_one_plan_has_every_shipped_server_and_says_which_faults_it_leaves_out() -> None:
     (plan,) = plans(What(experiment="acknowledged"))
     assert plan.factors[1].levels == ALL
@@ -56,7 +55,6 @@ def test_one_plan_has_every_shipped_server_and_says_which_faults_it_leaves_out()
     assert {(each.cell.levels["fault"], each.cell.levels["target"]) for each in plan.runs}.isdisjoint(found)
 
 
-@pytest.mark.slow
 def test_plan_names_what_is_left_out_and_a_plan_of_nothing_else_is_refused() -> None:
     asked = ["plan", "acknowledged", "--set", "target=opensearch,sink", "--set", "fault=none,kill"]
     done = CliRunner().invoke(app, asked)
@@ -68,7 +66,6 @@ def test_plan_names_what_is_left_out_and_a_plan_of_nothing_else_is_refused() -> 
         plans(What(experiment="acknowledged", sets=["target=sink", "fault=kill"]))
 
 
-@pytest.mark.slow
 def test_what_was_left_out_is_a_row_of_the_results_and_takes_nothing_from_their_being_whole(tmp_path: Path) -> None:
     (plan,) = plans(What(experiment="acknowledged", sets=["target=opensearch,sink", "fault=none,kill"]))
     results = layout.create(tmp_path, plan, {})
@@ -110,7 +107,6 @@ def test_a_server_has_its_own_settings_in_its_own_cells_alone(tmp_path: Path) ->
             spec.load(str(tmp_path / "x.toml"))
 
 
-@pytest.mark.slow
 def test_each_fault_has_a_row_and_each_server_a_column() -> None:
     lost = run("reset", "kafka", documents_counted=995)
     # With gaps in their numbers more are lost than are missing.

@@ -49,7 +49,6 @@ def summaries(results: Results, **values: Any) -> list[Summary]:
     return sorted(found, key=lambda row: row.run)
 
 
-@pytest.mark.slow
 def test_each_cell_has_the_costs_of_all_its_runs_and_a_recommendation(results: Results) -> None:
     small, large = buffer_advice.advice(results, summaries(results))
     assert {cost.ingested_bytes for cost in large.costs} == {2 * 4 * 50_000}
@@ -60,7 +59,6 @@ def test_each_cell_has_the_costs_of_all_its_runs_and_a_recommendation(results: R
     assert str(small.recommendation.best.buffers) == "8KiB"
 
 
-@pytest.mark.slow
 def test_what_does_not_fit_a_tlab_of_the_network_is_known_when_tlabs_were_measured(results: Results) -> None:
     advice = buffer_advice.advice(
         results, summaries(results, tlab_network_bytes=400_000, tlab_network_count=4, tlab_mean_bytes=10**6)
@@ -70,7 +68,6 @@ def test_what_does_not_fit_a_tlab_of_the_network_is_known_when_tlabs_were_measur
     assert over["128KiB"] == 2 * 4 * 128 * KIB
 
 
-@pytest.mark.slow
 def test_without_recorded_reads_it_says_so_and_recommends_nothing(results: Results) -> None:
     unknown = summaries(results, bytes_read=None)
     invalid = [made.changed(row, state="invalid") for row in summaries(results)]
@@ -97,7 +94,6 @@ def test_a_server_that_does_not_count_has_no_predictions_beside_it(results: Resu
     assert whatif_table.predicted([]) == []
 
 
-@pytest.mark.slow
 def test_what_is_humongous_is_known_when_regions_are(results: Results) -> None:
     advice = buffer_advice.advice(results, summaries(results, g1_region_bytes=64 * KIB))[1]
     humongous = {str(cost.buffers): cost.humongous_bytes for cost in advice.costs}
@@ -107,7 +103,6 @@ def test_what_is_humongous_is_known_when_regions_are(results: Results) -> None:
     assert str(advice.recommendation.best.buffers) == "8KiB"
 
 
-@pytest.mark.slow
 def test_the_room_of_each_read_checks_the_prediction_where_the_server_does_not_count(results: Results) -> None:
     rows = summaries(results, sink_buffer_bytes=None)
     seen = []
@@ -127,7 +122,6 @@ def test_the_room_of_each_read_checks_the_prediction_where_the_server_does_not_c
     assert "is not known: measure another receive buffer" in _checked(())
 
 
-@pytest.mark.slow
 def test_a_prediction_that_was_too_low_leaves_less_room_for_waste(results: Results) -> None:
     """It said 1.31 where 1.70 was measured: 1.25 of its own would be 1.62."""
     rows = summaries(results)
@@ -145,7 +139,6 @@ def test_a_prediction_that_was_too_low_leaves_less_room_for_waste(results: Resul
     assert wary.recommendation.best.buffers.largest_bytes < plain.recommendation.best.buffers.largest_bytes
 
 
-@pytest.mark.slow
 def test_two_recordings_of_one_network_agree_or_it_is_said_why_not(results: Results) -> None:
     assert [each.disagreement for each in buffer_advice.advice(results, summaries(results))] == ["", ""]
     # With the small buffer the same network brought 5,000 bytes at a time.

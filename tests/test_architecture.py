@@ -141,7 +141,6 @@ def imports(path: Path) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-@pytest.mark.slow
 def test_imports_run_downward_and_stay_inside_the_fences() -> None:
     for path in MODULES:
         part = part_of(path)
@@ -156,7 +155,6 @@ def test_imports_run_downward_and_stay_inside_the_fences() -> None:
 FLOORS = {"plan": {"plan"}, "act": {"plan", "act"}, "measure": {"plan", "act", "measure"}}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("floor", FLOORS)
 def test_the_floors_of_network_are_used_downward_only(floor: str) -> None:
     paths = sorted((PACKAGE / "network" / floor).glob("*.py"))
@@ -235,7 +233,6 @@ def _texts(argv: ast.Tuple | ast.List, tree: ast.Module) -> Iterator[str]:
             yield f'"{word}" {following}'
 
 
-@pytest.mark.slow
 def test_only_system_starts_processes() -> None:
     parsed = {str(path.relative_to(PACKAGE)): ast.parse(path.read_text(encoding="utf-8")) for path in MODULES}
     found = {name: there for name, tree in parsed.items() if name != "system.py" and (there := set(starts(tree)))}
@@ -302,7 +299,6 @@ def test_what_starts_nothing_is_no_start(source: str) -> None:
     assert not list(starts(ast.parse(source)))
 
 
-@pytest.mark.slow
 def test_a_front_page_names_only_modules_that_are_there() -> None:
     pages = {path: ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("__init__.py")}
     said = {path: ast.get_docstring(page) or "" for path, page in pages.items()}

@@ -102,7 +102,6 @@ def test_wrong_arrivals_name_the_key_and_the_remedy(given: object, said: str) ->
     assert said in str(raised.value)
 
 
-@pytest.mark.slow
 def test_a_constant_rate_has_equal_gaps_and_never_drifts() -> None:
     assert first(4, "4/s") == [0, 250 * MS, 500 * MS, 750 * MS]
     assert next(itertools.islice(schedule(parse_arrivals("3/s")), 3_000_000, None)) == 1_000_000 * S
@@ -113,7 +112,6 @@ def test_documents_and_bytes_are_counted_by_what_a_request_carries() -> None:
     assert first(4, "10MB/s", sizes=iter([1e6, 2e6, 5e5])) == [0, 100 * MS, 300 * MS, 350 * MS]
 
 
-@pytest.mark.slow
 def test_poisson_has_the_mean_and_the_spread_of_its_name_and_one_schedule_for_a_seed() -> None:
     times = first(20_000, "poisson 1000/s", seed=5)
     gaps = [later - earlier for earlier, later in itertools.pairwise(times)]

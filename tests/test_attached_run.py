@@ -90,7 +90,7 @@ def switched_on(pid: int) -> tuple[list[str], list[str]]:
     return outputs, re.findall(r"name=\S+", jvm.ask("JFR.check"))
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.jvm
 @pytest.mark.processes
 @pytest.mark.parametrize(("java", "user"), [(11, None), (17, NOBODY), (25, None)])
@@ -133,7 +133,7 @@ def test_a_run_reads_what_the_sink_counted_itself(java: int, user: int | None) -
     assert [remark.text for remark in summary.remarks if remark.probe in ("reads", "gc", "host")] == []
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.opensearch
 @pytest.mark.processes
 def test_an_opensearch_that_runs_is_measured_whole_and_keeps_nothing_of_it() -> None:
@@ -163,7 +163,7 @@ def test_an_opensearch_that_runs_is_measured_whole_and_keeps_nothing_of_it() -> 
         assert values["kernel_bytes_read"] == values["bytes_sent"]
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.jvm
 @pytest.mark.processes
 def test_after_a_kill_of_the_command_nothing_stays_in_the_jvm(tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ def of_jvm(pid: int) -> list[str]:
     return [one.what for one in ledger.show() if one.what.endswith(f" {pid}")]
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.jvm
 @pytest.mark.processes
 def test_a_server_that_dies_in_the_run_makes_it_a_failed_one(tmp_path: Path) -> None:
@@ -250,7 +250,7 @@ def test_exactly_one_port_that_answers_like_a_known_server_is_taken() -> None:
         attaching.url_of(us, asked, TargetOptions())
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.jvm
 @pytest.mark.netns
 def test_where_it_listens_is_found_also_in_another_network_namespace(tmp_path: Path) -> None:

@@ -62,7 +62,6 @@ def bench(monkeypatch: pytest.MonkeyPatch, *posargs: str) -> list[tuple[str, ...
     return session.ran
 
 
-@pytest.mark.slow
 def test_bench_runs_all_that_need_nothing_given_or_the_one_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     names = [Path(argv[1]).stem for argv in bench(monkeypatch)]
     assert {"probes", "sending", "recordings"} <= set(names)

@@ -192,7 +192,6 @@ def test_documents_go_to_several_indices_in_turn() -> None:
     assert action.index_names(TAXIS.index) == ("nyc_taxis-0", "nyc_taxis-1", "nyc_taxis-2")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("conflicts", ["random", "sequential"])
 def test_ids_are_new_or_were_given_before_as_the_body_says(conflicts: Conflicts) -> None:
     action = BulkAction(conflicts=conflicts, conflict_probability_ppm=250_000)

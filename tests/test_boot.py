@@ -124,7 +124,7 @@ def scripted(behaviour: str, port: int) -> tuple[str, ...]:
     return (os.path.realpath(sys.executable), "-I", "-S", "-c", SERVER, str(port), behaviour)
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.parametrize("behaviour", BEHAVIOURS)
 def test_a_server_that_is_never_ready_ends_within_its_limit(folder: Path, behaviour: str) -> None:
     port, began = free_port(), time.monotonic()

@@ -137,7 +137,6 @@ def test_what_ipv6_carries_is_named_too_and_not_what_a_tunnel_does(tmp_path: Pat
     ]
 
 
-@pytest.mark.slow
 def test_no_frame_is_too_broken_to_be_read(tmp_path: Path) -> None:
     path, draw = tmp_path / "a.pcap", random.Random(8)  # noqa: S311 - it is no secret
     whole = [
@@ -284,7 +283,7 @@ def test_the_command_keeps_what_a_command_sent_over_a_link_and_says_what_it_saw(
     assert not list(tmp_path.glob(".*/scapy"))
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.netns
 @pytest.mark.skipif(os.geteuid() != 0, reason="an interface of this machine needs root")
 def test_the_command_keeps_what_an_interface_sees_until_its_time_is_over(tmp_path: Path) -> None:

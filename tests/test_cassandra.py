@@ -149,7 +149,7 @@ every = "1500ms"
 """
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.jvm
 @pytest.mark.netns
 @pytest.mark.parametrize("version", ["0.7.4", "0.7.5", "5.0.9"])

@@ -229,7 +229,6 @@ def test_a_row_without_its_document_is_none_and_a_table_that_is_not_there_has_no
     assert counted({"a": [True, False, True]}, "a", "b")[0] == {"a": 2}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("code", "name"), [(0x1200, "ReadTimeout"), (0x1300, "ReadFailure"), (0x1001, "Overloaded")])
 def test_a_page_that_times_out_is_asked_for_again_but_not_for_ever(code: int, name: str) -> None:
     assert counted({"a": [True]}, "a", times_out=4, code=code)[0] == {"a": 1}
@@ -279,7 +278,7 @@ for = "1s"
 """
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.jvm
 @pytest.mark.netns
 def test_what_two_nodes_acknowledged_both_have_although_one_stood_still(tmp_path: Path) -> None:

@@ -325,7 +325,7 @@ def test_nothing_of_them_is_left_after_sigkill(tmp_path: Path) -> None:
     assert not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text()
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.measures
 @pytest.mark.netem
 def test_it_is_the_same_of_version_2_of_cgroups(tmp_path: Path) -> None:

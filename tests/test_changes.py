@@ -58,7 +58,6 @@ def test_a_change_has_its_interval_and_one_run_a_side_is_no_verdict() -> None:
     assert not alone.is_verdict
 
 
-@pytest.mark.slow
 def test_what_differs_in_all_runs_of_a_side_is_what_is_compared() -> None:
     sides = [
         runs(
@@ -121,7 +120,6 @@ def test_another_machine_or_another_workload_is_refused_and_what_is_missing_is_n
     )
 
 
-@pytest.mark.slow
 def test_the_page_draws_intervals_within_their_frame_and_escapes_what_others_wrote() -> None:
     hostile = '<script>alert(1)</script>"'
     sides = [runs(docs, hostile) for docs in ([20_000.0, 20_200, 19_900], [10.0, 60_000, 20_000])]
@@ -137,7 +135,6 @@ def test_the_page_draws_intervals_within_their_frame_and_escapes_what_others_wro
     assert all(0 <= place <= 400 for place in places)
 
 
-@pytest.mark.slow
 def test_the_command_writes_table_and_page_and_ends_as_a_gate_does(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -162,7 +159,6 @@ def test_the_command_writes_table_and_page_and_ends_as_a_gate_does(
     assert 'unknown column "docs_per_s"; did you mean' in capsys.readouterr().err
 
 
-@pytest.mark.slow
 def test_another_java_or_server_is_named_and_totals_are_compared_for_each_gb() -> None:
     def side(java: str, target: str, total: int) -> Results:
         values = {"java": java, "target": target, "gc_pauses": total, "bytes_measured": total * 10**8}

@@ -32,7 +32,6 @@ def test_a_child_begins_also_where_the_current_folder_is_gone(tmp_path: Path, mo
     assert system.run(("pwd",)) == "/\n"
 
 
-@pytest.mark.slow
 def test_a_python_child_imports_nothing_from_here_whatever_pythonpath_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -49,7 +48,6 @@ def test_a_python_child_imports_nothing_from_here_whatever_pythonpath_says(
     assert system.run(system.script(asks)) == "1\n"
 
 
-@pytest.mark.slow
 def test_pip_is_the_installed_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "pip.py").write_text('raise SystemExit("planted")\n')
     monkeypatch.chdir(tmp_path)
@@ -74,7 +72,6 @@ def test_options_for_every_jvm_are_not_for_ours(monkeypatch: pytest.MonkeyPatch)
     assert "agent.jar" not in system.run(("env",))
 
 
-@pytest.mark.slow
 def test_options_for_every_python_are_not_for_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONWARNINGS", "error")
     monkeypatch.setenv("PYTHONINSPECT", "1")
@@ -122,7 +119,6 @@ def test_half_a_line_is_no_answer_and_a_late_child_is_killed() -> None:
         assert child.rest(20) == ""
 
 
-@pytest.mark.slow
 def test_a_child_that_does_not_listen_stops_nobody() -> None:
     with shell("exec sleep 60") as child, pytest.raises(RunFailed, match=r"it did not listen for 0\.05 s"):
         child.ask("x" * 200_000, 0.05)
@@ -205,7 +201,6 @@ def places() -> list[str]:
     return [str(Path(ingest_bench.__file__).parent.parent), *(path for path in sys.path if path.endswith("-packages"))]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("how", ["a copy", "a way to a checkout"])
 def test_installed_for_one_user_its_children_find_what_it_imports(tmp_path: Path, how: str) -> None:
     """As `pip install --user` and `pip install --user --editable` leave it."""
@@ -218,7 +213,6 @@ def test_installed_for_one_user_its_children_find_what_it_imports(tmp_path: Path
     assert installed(tmp_path).startswith("locust ")
 
 
-@pytest.mark.slow
 def test_installed_elsewhere_its_children_take_nothing_from_a_users_own_site(tmp_path: Path) -> None:
     folder = user_site(tmp_path)
     folder.mkdir(parents=True)

@@ -52,7 +52,6 @@ def typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     return type_in
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("line", "message"),
     [
@@ -134,7 +133,6 @@ def interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(find_max, "carry_out", carry_out)
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("interrupted")
 @pytest.mark.parametrize("option", ["", " --jfr profile"])
 def test_the_rest_of_an_interrupted_experiment_is_recorded_as_its_beginning(option: str, typed: Typed) -> None:
@@ -150,7 +148,6 @@ def test_the_rest_of_an_interrupted_experiment_is_recorded_as_its_beginning(opti
     assert layout.facts(folder)["jfr"] == ("profile" if option else "default")
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("interrupted")
 def test_the_rest_of_an_interrupted_experiment_is_all_of_it_as_it_was_carried_out(typed: Typed) -> None:
     Path("one.toml").write_text('[target]\nname = "sink"\n')
@@ -164,7 +161,6 @@ def test_the_rest_of_an_interrupted_experiment_is_all_of_it_as_it_was_carried_ou
     assert said.endswith(f"The rest: {rest}")
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("interrupted")
 def test_the_rest_of_an_experiment_with_workers_is_the_command_that_goes_on(
     typed: Typed, monkeypatch: pytest.MonkeyPatch
@@ -198,7 +194,6 @@ def begun(typed: Typed, options: str = "") -> tuple[Path, Results]:
     return folder, layout.open_results(folder)
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("interrupted")
 def test_what_a_resumed_experiment_cannot_take_is_refused(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, _ = begun(typed)
@@ -245,7 +240,6 @@ def finished(results: Results, network: str, netem: str, replicates: int = 1) ->
         )
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("interrupted", "both_netems")
 @pytest.mark.parametrize(("began", "others"), [("--netem uml", ""), ("", "--netem uml")])
 def test_no_experiment_is_resumed_with_another_netem(typed: Typed, began: str, others: str) -> None:
@@ -261,7 +255,6 @@ def test_no_experiment_is_resumed_with_another_netem(typed: Typed, began: str, o
     assert said.endswith(f"give --netem {used}")
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("interrupted", "both_netems")
 def test_netem_of_runs_that_are_done_keeps_none_from_being_resumed_that_needs_none(
     typed: Typed, monkeypatch: pytest.MonkeyPatch
@@ -285,7 +278,6 @@ def test_netem_of_runs_that_are_done_keeps_none_from_being_resumed_that_needs_no
     assert checked == [["loopback"], []]
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("interrupted", "both_netems")
 def test_runs_that_were_mixed_are_told_of_no_netem_that_would_be_refused(typed: Typed) -> None:
     folder, results = begun(typed, "--replicates 2 --set network=wan-50ms,satellite")
@@ -295,7 +287,6 @@ def test_runs_that_were_mixed_are_told_of_no_netem_that_would_be_refused(typed: 
     assert (code, said.endswith("no --netem does both; begin anew, without --resume")) == (2, True), said
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("interrupted")
 @pytest.mark.parametrize("command", ["report", "recommend"])
 def test_of_an_experiment_that_was_not_begun_there_is_nothing_to_say(command: str, typed: Typed) -> None:
@@ -307,7 +298,6 @@ def test_of_an_experiment_that_was_not_begun_there_is_nothing_to_say(command: st
     assert sorted(Path().rglob("*")) == before
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("interrupted")
 def test_a_search_is_resumed_with_more_runs(typed: Typed) -> None:
     folder, results = begun(typed, "--find-max p99<1s")
@@ -338,7 +328,6 @@ def test_a_program_can_read_the_list(capsys: pytest.CaptureFixture[str]) -> None
     assert set(found["probes"]) == set(PROBES)
 
 
-@pytest.mark.slow
 def test_a_command_that_draws_and_compares_nothing_does_not_wait_for_what_draws_and_compares() -> None:
     code = "import sys, ingest_bench.cli.measure; print(*sys.modules)"
     argv = [sys.executable, "-c", code]
@@ -347,7 +336,6 @@ def test_a_command_that_draws_and_compares_nothing_does_not_wait_for_what_draws_
     assert not {"matplotlib", "scipy", "locust", "gevent"} & set(loaded)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("line", "said"),
     [

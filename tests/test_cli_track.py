@@ -17,7 +17,6 @@ def typed(*words: str) -> int:
     return app.run(list(words))
 
 
-@pytest.mark.slow
 def test_the_plan_of_a_track_says_what_it_skips(capsys: pytest.CaptureFixture[str]) -> None:
     assert typed("plan", "--track", TRACK, "--set", "heap=1g,2g") == 0
     # A narrow terminal breaks lines.
@@ -26,7 +25,6 @@ def test_the_plan_of_a_track_says_what_it_skips(capsys: pytest.CaptureFixture[st
     assert "2 runs, each as long as its documents take. Nothing was started." in said
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -61,7 +59,6 @@ def test_what_cannot_work_is_refused_before_anything_starts(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("path", ["~/my track, v2", "~/my track, v2/track.json"])
 def test_a_track_is_found_below_a_tilde_and_with_a_space_in_its_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
@@ -78,7 +75,6 @@ def test_a_track_is_found_below_a_tilde_and_with_a_space_in_its_path(
     )
 
 
-@pytest.mark.slow
 def test_a_corpus_that_is_missing_is_named_with_where_it_is(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     folder = Path(shutil.copytree(TRACK, tmp_path / "track"))
     (folder / "rides.json").unlink()

@@ -56,7 +56,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Summary]:
     return results.path, summary
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.opensearch
 @pytest.mark.netns
 def test_a_cluster_is_measured_and_everything_is_counted_exactly(ran: tuple[Path, Summary]) -> None:
@@ -73,7 +73,7 @@ def test_a_cluster_is_measured_and_everything_is_counted_exactly(ran: tuple[Path
 
 
 # The oldest and the newest find each other in different ways (discovery.zen, cluster.initial_master_nodes).
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.elasticsearch
 @pytest.mark.netns
 @pytest.mark.parametrize("version", ["5.6.16", "8.19.21"])
@@ -87,7 +87,7 @@ def test_a_cluster_of_elasticsearch_is_counted_exactly(tmp_path: Path, version: 
     assert [number(node, "bytes_read") > 0 for node in summary.nodes] == [True, True]
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.opensearch
 @pytest.mark.netns
 def test_the_node_that_stood_still_was_waited_for(ran: tuple[Path, Summary]) -> None:

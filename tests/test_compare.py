@@ -63,7 +63,6 @@ def test_both_ends_of_a_paired_change_are_where_scipy_sees_no_difference() -> No
         assert stats.ttest_rel([(1 + end) * each for each in before], now).pvalue == pytest.approx(0.05, abs=1e-6)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("noise", [0.02, 0.1, 0.3])
 @pytest.mark.parametrize("runs", [3, 5, 10])
 def test_the_interval_of_a_relative_change_holds_it_95_times_of_100(runs: int, noise: float) -> None:
@@ -80,7 +79,6 @@ def test_the_interval_of_a_relative_change_holds_it_95_times_of_100(runs: int, n
     assert 0.93 <= sum(held.values()) / 1500 <= 0.98
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("factor", [0.2, 1, 10])
 @pytest.mark.parametrize("mean", [5, 50])
 def test_the_interval_of_a_change_of_counts_holds_it_19_times_of_20(mean: int, factor: float) -> None:
@@ -93,7 +91,6 @@ def test_the_interval_of_a_change_of_counts_holds_it_19_times_of_20(mean: int, f
     assert held / 500 >= 0.935
 
 
-@pytest.mark.slow
 @given(
     ones=st.lists(st.floats(0, 1e6), min_size=2, max_size=5),
     others=st.lists(st.floats(0, 1e6), min_size=2, max_size=5),
@@ -129,7 +126,6 @@ def test_a_baseline_that_may_be_nothing_has_no_upper_end() -> None:
     assert changes_table.ends(found) == (low, "")
 
 
-@pytest.mark.slow
 def test_runs_of_the_same_cell_are_rarely_called_distinct() -> None:
     random = np.random.default_rng(1)
     draws = random.normal(21_000, 400, (200, 6))
@@ -146,7 +142,6 @@ def test_counts_that_happen_to_agree_are_not_certain() -> None:
     assert compared([1448, 1448], [8948, 8948], column="read_bytes_p50").is_distinct
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("column", "values", "is_distinct"),
     [
@@ -175,7 +170,6 @@ def test_a_number_is_known_no_better_than_its_events_and_its_requests_let_it(
     assert found.is_distinct
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("mean", [3, 20, 300])
 @pytest.mark.parametrize("paired", [False, True])
 @pytest.mark.parametrize("runs", [2, 3, 5])
@@ -185,7 +179,6 @@ def test_counts_of_the_same_cell_are_rarely_called_distinct(mean: int, runs: int
     assert wrong <= 60
 
 
-@pytest.mark.slow
 def test_of_tables_in_which_nothing_differs_few_call_anything_distinct() -> None:
     """Twenty columns of two cells of three runs each, as `noise` has them: most tables had one false yes before."""
     random, columns = np.random.default_rng(3), [column.name for column in COLUMNS if column.name.endswith("_ms_p99")]
@@ -209,7 +202,6 @@ def test_of_tables_in_which_nothing_differs_few_call_anything_distinct() -> None
     assert sum(any(each.is_distinct for each in table) for table in tables) <= 5
 
 
-@pytest.mark.slow
 def test_a_table_finds_what_differs_beside_what_does_not() -> None:
     random, found = np.random.default_rng(4), 0
     for _ in range(50):
@@ -255,7 +247,6 @@ def test_a_change_from_nothing_has_no_share() -> None:
     assert compared([0, 0], [0, 0]).relative == 0.0
 
 
-@pytest.mark.slow
 def test_cells_are_compared_when_one_factor_differs_and_never_across_two() -> None:
     runs = made.experiment(replicates=3, network=["loopback", "ethernet"], receive_predictor=["32KiB", "512KiB"])
     found = comparison.table(runs, ["read_bytes_mean"])

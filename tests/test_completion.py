@@ -31,7 +31,7 @@ def in_bash(script: str, home: Path) -> str:
     return done.stdout
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.processes
 def test_an_installed_completion_completes_commands_and_options_in_bash(tmp_path: Path) -> None:
     # Whoever asks is found by its process: bash, which must not become the command itself.
@@ -62,7 +62,6 @@ def groups(command: Any, *names: str) -> list[tuple[str, ...]]:
     return [names, *(found for name, one in below.items() for found in groups(one, *names, name))]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("names", groups(typer.main.get_command(app)), ids=" ".join)
 def test_h_is_help_everywhere(names: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     assert run([*names, "-h"]) == 0

@@ -62,7 +62,6 @@ def test_requests_share_one_connection_and_every_byte_is_counted(server: BulkSer
     assert server.ports == traffic.local_ports
 
 
-@pytest.mark.slow
 def test_a_body_larger_than_any_socket_buffer_arrives_whole(server: BulkServer, traffic: Traffic) -> None:
     server.keep_bodies = True
     body = b'{"index":{}}\n{"a":"%s"}\n' % (b"0123456789" * 2_000_000)
@@ -201,7 +200,6 @@ def test_an_answer_before_the_whole_body_was_taken_is_read(traffic: Traffic) -> 
     listener.close()
 
 
-@pytest.mark.slow
 def test_a_success_before_the_whole_body_was_taken_is_not_believed(traffic: Traffic) -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     connection = opened(way_to(Place(endpoint=Endpoint(*listener.getsockname())), traffic=traffic))
@@ -278,7 +276,6 @@ def test_the_first_byte_of_an_answer_is_not_its_last(by_hand: ByHand) -> None:
     assert by_hand.connection.sent_ns < by_hand.connection.first_byte_ns < between_ns
 
 
-@pytest.mark.slow
 def test_a_request_is_written_when_the_kernel_has_its_last_byte(traffic: Traffic) -> None:
     body = b"x" * 20_000_000
     by_hand = ByHand(traffic, body)
@@ -308,7 +305,6 @@ def test_interim_answers_are_skipped_and_are_not_the_first_byte(by_hand: ByHand)
     assert by_hand.connection.first_byte_ns > between_ns
 
 
-@pytest.mark.slow
 def test_an_interim_answer_does_not_end_the_sending_of_a_request(traffic: Traffic) -> None:
     body = b"x" * 20_000_000
     by_hand = ByHand(traffic, body)

@@ -301,7 +301,6 @@ def test_an_archive_of_none_or_several_files_is_refused_by_their_names(tmp_path:
         check(write(tmp_path / name, ARCHIVES[name]()))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ARCHIVES)
 def test_a_damaged_archive_is_one_sentence(tmp_path: Path, name: str) -> None:
     whole = ARCHIVES[name](("docs.json", "".join(f"{text}\n" for text in DOCUMENTS).encode()))
@@ -378,13 +377,11 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
         check(tmp_path / "nothing.json")
 
 
-@pytest.mark.slow
 def test_the_last_line_of_a_long_file_may_not_be_nested_without_end(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="its last line is nested too deeply to be read"):
         check(write(tmp_path / "long.json", b'{"n": 1}\n' * 600_000 + DEEP), limit_bytes=1000)
 
 
-@pytest.mark.slow
 def test_of_a_long_file_the_head_and_the_last_line_are_checked(tmp_path: Path, corpus: Path) -> None:
     assert check(corpus, limit_bytes=1000).documents is None or corpus.stat().st_size < lines.CHUNK_BYTES
     many = corpus.read_bytes() * 400
@@ -395,7 +392,6 @@ def test_of_a_long_file_the_head_and_the_last_line_are_checked(tmp_path: Path, c
         check(path, limit_bytes=1000)
 
 
-@pytest.mark.slow
 def test_a_foreign_line_beyond_the_checked_part_ends_the_run(tmp_path: Path, corpus: Path) -> None:
     whole = corpus.read_bytes() * 400
     path = write(tmp_path / "long.json", whole + b'"foreign"\n' + corpus.read_bytes())
@@ -464,7 +460,6 @@ def test_a_file_is_read_again_only_when_it_has_changed(corpus: Path) -> None:
     assert check(corpus).documents == 1001
 
 
-@pytest.mark.slow
 def test_a_bomb_of_a_single_line_is_refused_in_bounded_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lines, "_LONGEST_LINE_BYTES", 8 << 20)
     (tmp_path / "bomb.json.gz").write_bytes(gzip.compress(b" " * (32 << 20), 9))
@@ -472,7 +467,6 @@ def test_a_bomb_of_a_single_line_is_refused_in_bounded_memory(tmp_path: Path, mo
         check(tmp_path / "bomb.json.gz")
 
 
-@pytest.mark.slow
 def test_an_archive_that_means_much_more_than_it_has_is_unpacked_in_bounded_pieces(tmp_path: Path) -> None:
     path = tmp_path / "bomb.json.zst"
     path.write_bytes(zstandard.ZstdCompressor(level=19).compress(bytes(256 << 20)))

@@ -47,7 +47,6 @@ def protocol(**options: Any) -> Any:
     return spoken(WIRE, "nyc_taxis", LoadOptions(**options))
 
 
-@pytest.mark.slow
 def test_more_rows_than_a_batch_can_count_are_refused() -> None:
     with pytest.raises(SpecError, match="at most 65,535 rows, and these are 65,536"):
         protocol(bulk_documents=65_536)
@@ -57,7 +56,6 @@ def test_more_rows_than_a_batch_can_count_are_refused() -> None:
     assert len(rows(bytes(body.data))) == 65_535
 
 
-@pytest.mark.slow
 def test_an_encrypted_way_is_refused() -> None:
     made = protocol().user()
     there = Endpoint("127.0.0.1", 1)
@@ -180,7 +178,6 @@ def test_what_is_no_answer_is_a_broken_one(broken: bytes) -> None:
     assert (found.outcome, found.sample.documents_acked, found.sample.attempts) == ("broken-answer", 0, 1)
 
 
-@pytest.mark.slow
 @given(data=st.binary(max_size=200), opcode=st.integers(0, 255), flags=st.integers(0, 255))
 @settings(max_examples=200, deadline=None)
 def test_no_bytes_of_a_server_do_more_than_break_its_answer(data: bytes, opcode: int, flags: int) -> None:
@@ -195,7 +192,6 @@ def test_no_bytes_of_a_server_do_more_than_break_its_answer(data: bytes, opcode:
         assert not frames.is_whole or frames.head is not None
 
 
-@pytest.mark.slow
 @given(data=st.binary(max_size=100))
 @settings(max_examples=200, deadline=None)
 def test_no_bytes_of_a_server_do_more_than_break_its_rows(data: bytes) -> None:

@@ -123,7 +123,6 @@ def test_fingerprints_that_facts_cannot_have_are_one_sentence(results: Results, 
     assert f"{results.path / 'facts.json'}: this file is damaged, or of another version: " in said
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "trouble"),
     [
@@ -203,7 +202,6 @@ def test_a_folder_that_no_jvm_can_be_told_is_refused_before_anything_starts(
         assert not (tmp_path / out).exists()
 
 
-@pytest.mark.slow
 def test_a_probe_that_there_is_not_is_named(results: Results, typed: Said) -> None:
     change(results.path / "plan.json", ("runs", 0, "cell", "probes"), ["reeds"])
     for command in (("run", "--resume"), ("report",)):
@@ -224,7 +222,6 @@ DAMAGED = (
 )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("content", DAMAGED, ids=lambda content: repr(content[:20]))
 @pytest.mark.parametrize("file", ["plan.json", "only/1/run.json", "only/1/load/load.json"])
 def test_a_damaged_file_is_one_sentence_that_names_it(results: Results, typed: Said, file: str, content: bytes) -> None:
@@ -236,7 +233,6 @@ def test_a_damaged_file_is_one_sentence_that_names_it(results: Results, typed: S
         assert len(said) < len(str(results.path / file)) + 150
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("file", "keys", "value", "sentence"),
     [
@@ -272,7 +268,6 @@ def test_what_a_file_cannot_hold_is_named_with_its_place(
     assert sentence in said
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("runtime", [..., 7, {"home": 1}], ids=["none", "a number", "half"])
 def test_a_recording_whose_java_is_not_known_is_named_with_its_place(
     results: Results, typed: Said, runtime: Any
@@ -384,7 +379,6 @@ NUMBERS = (-1, 0, 2**62, -(2**62), 10**30, 1e308, -1.5, True)
 ODD: tuple[Any, ...] = (None, [], {}, "", "../../x", *NUMBERS, "\ud800", "\x1b[31m", [1], {"a": 1})
 
 
-@pytest.mark.slow
 def test_no_odd_value_ends_in_a_traceback(results: Results) -> None:
     """A sample: all places with all values were tried once, which takes a minute."""
     chosen = random.Random(1)  # noqa: S311 - a sample, not a secret
@@ -400,7 +394,6 @@ def test_no_odd_value_ends_in_a_traceback(results: Results) -> None:
         path.write_text(json.dumps(whole))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("file", "change_it", "said"),
     [
@@ -503,7 +496,6 @@ def trouble(folder: Path) -> str:
     return ""
 
 
-@pytest.mark.slow
 def test_each_file_with_any_damage_is_read_or_named_in_one_sentence(watched: Results) -> None:
     (row,) = look(watched.path)
     assert (row.values["stalls"], row.values["kernel_reads"], row.values["requests"]) == (1, 70, 51)
@@ -520,7 +512,6 @@ def test_each_file_with_any_damage_is_read_or_named_in_one_sentence(watched: Res
         path.write_bytes(whole)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["standstills-0.bin", "cpu-0.bin", "samples-0.bin", "queries-0.bin"])
 def test_a_time_that_no_clock_shows_is_named_with_its_file(watched: Results, name: str) -> None:
     path = watched.run(watched.plan.runs[0]).load / name
@@ -535,7 +526,6 @@ def test_marks_lead_nowhere_else(results: Results) -> None:
         folder.changed({"../../../etc/passwd": FileMark(bytes=1, sha256="")})
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("file", ["plan.json", "only/1/run.json", "only/1/load/load.json"])
 def test_a_newer_file_is_refused_and_one_without_a_number_is_as_old_as_can_be(
     results: Results, typed: Said, file: str
@@ -587,7 +577,6 @@ def test_reads_that_are_not_those_of_the_recording_are_read_anew(
     assert len(asked) == 2
 
 
-@pytest.mark.slow
 def test_what_a_run_left_that_is_done_anew_is_not_read(results: Results, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, cut = results.plan.runs
     (whole_row,) = (row for row in evaluation.summaries(results) if row.run == whole.id)

@@ -43,7 +43,7 @@ def run(
     return found
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.jvm
 @pytest.mark.netns
 @pytest.mark.parametrize("version", ["java11", "java25"])
@@ -73,7 +73,7 @@ def test_each_buffer_that_the_server_counts_is_recorded_and_room_for_it_is_asked
     assert len(head) == len(ours)
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.jvm
 @pytest.mark.netns
 def test_fed_by_the_network_each_request_is_a_buffer_of_its_size(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_fed_by_the_network_each_request_is_a_buffer_of_its_size(tmp_path: Path)
     assert calls > 0
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.jvm
 @pytest.mark.netns
 @pytest.mark.parametrize(

@@ -72,14 +72,12 @@ def test_the_table_has_both_rows_and_the_screen_shows_it_only_then() -> None:
     assert title not in published_rows([ours("16")])
 
 
-@pytest.mark.slow
 def test_there_is_no_table_and_no_picture_where_no_server_tells_of_its_buffers() -> None:
     plain = [made.summary({"network": "ethernet"})]
     assert REPORTS["direct-memory"](plain) == {}
     assert "report/direct-memory.png" not in REPORTS["pictures"](plain)
 
 
-@pytest.mark.slow
 def test_the_picture_has_a_row_for_one_that_ran_out_of_memory_too() -> None:
     nothing = dict.fromkeys((name for name in ours().values if name.startswith("direct")), None)
     gone = made.changed(ours("2"), values=nothing, state="oom", reason="direct: no more")
@@ -88,7 +86,6 @@ def test_the_picture_has_a_row_for_one_that_ran_out_of_memory_too() -> None:
     assert files["report/direct-memory.png"].startswith(b"\x89PNG")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("unknown", [("p99",), ("p50", "p99")])
 def test_a_row_of_too_few_buffers_for_a_percentile_has_its_mean_and_its_waits(unknown: tuple[str, ...]) -> None:
     few = made.changed(ours(), values=dict.fromkeys(f"direct_allocation_ms_{name}" for name in unknown))

@@ -60,7 +60,6 @@ def broken(connection: Connection) -> str:
     return str(raised.value)
 
 
-@pytest.mark.slow
 def test_an_open_connection_goes_on_and_a_new_one_fails_until_the_last_failure_ends(
     server: BulkServer, known: Names
 ) -> None:
@@ -99,7 +98,6 @@ def test_a_name_server_that_is_silent_keeps_a_request_until_its_time_is_over(kno
     connection.close()
 
 
-@pytest.mark.slow
 def test_after_a_lookup_that_failed_the_next_address_is_tried(server: BulkServer, known: Names) -> None:
     nameless = Place(endpoint=Endpoint("nobody.ingest-bench.test", 9), resolver=known.places[0].resolver)
     connection = opened(way_to(nameless, *known.places, traffic=Traffic()))
@@ -140,7 +138,7 @@ def test_a_load_has_names_only_where_a_fault_needs_them_and_kafka_has_none() -> 
     assert "looks its brokers up by itself" in checks.inapplicable(with_fault, {"kafka"}, **of_files)
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.jvm
 @pytest.mark.netns
 def test_a_load_notices_once_its_connections_break(tmp_path: Path) -> None:

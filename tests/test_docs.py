@@ -94,7 +94,6 @@ def test_every_key_of_an_experiment_is_documented() -> None:
     assert set(spec.TOP) <= set(re.findall(r"[\w.-]+", PAGES["docs/keys.md"]))
 
 
-@pytest.mark.slow
 def test_every_key_has_a_meaning_and_says_what_it_may_be() -> None:
     rows = [line for line in generate.keys().splitlines() if line.startswith("| `")]
     assert len(rows) > 150
@@ -109,7 +108,6 @@ def test_every_column_is_documented() -> None:
     assert {column.name.removesuffix("_per_gb") for column in COLUMNS} <= documented
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES)
 def test_what_a_page_takes_from_the_code_is_up_to_date(page: str) -> None:
     assert generate.filled(PAGES[page]) == PAGES[page], "run: python docs/generate.py"
@@ -236,7 +234,6 @@ def test_the_prose_has_no_riddles(page: str) -> None:
     assert not [riddle for riddle in RIDDLES if riddle in " ".join(written.split())]
 
 
-@pytest.mark.slow
 def test_the_messages_of_the_index_of_errors_are_those_of_the_program() -> None:
     messages = re.findall(r"^\| `(.+?)` \|", PAGES["docs/errors.md"], re.MULTILINE)
     assert len(messages) > 30
@@ -342,7 +339,6 @@ def packed(plain: Path, to: Path) -> None:
     to.write_bytes(zstandard.compress(plain.read_bytes()))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("command", planned())
 def test_every_experiment_of_the_pages_can_be_planned(
     command: str, folder_of_a_reader: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -47,7 +47,6 @@ def test_the_five_workloads_of_the_issue_are_there() -> None:
     assert bulks == {"geonames": 5000, "geopoint": 5000, "nyc_taxis": 10000, "percolator": 5000, "pmc": 500}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_the_mean_size_is_within_5_percent_of_the_published_one(name: str) -> None:
     found = catalog.workload(name)
@@ -56,7 +55,6 @@ def test_the_mean_size_is_within_5_percent_of_the_published_one(name: str) -> No
     assert mean == pytest.approx(found.mean_document_bytes, rel=0.05)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_every_document_is_json_in_one_line_with_mapped_fields_only(name: str) -> None:
     found = catalog.workload(name)
@@ -74,7 +72,6 @@ def test_a_workload_names_its_source_and_keeps_its_published_figures(name: str) 
     assert found.source.startswith("https://")
 
 
-@pytest.mark.slow
 def test_the_same_seed_gives_the_same_documents_and_another_one_others() -> None:
     fare = {"name": "fare", "kind": "decimal", "minimum": 1, "maximum": 99, "median": 9}
     spot = {"name": "spot", "kind": "point", "places": [{"latitude": 40, "longitude": -73, "spread": 1}]}
@@ -85,7 +82,6 @@ def test_the_same_seed_gives_the_same_documents_and_another_one_others() -> None
     assert first.block(3) != first.block(4)
 
 
-@pytest.mark.slow
 def test_processes_make_each_block_once() -> None:
     whole = Documents(workload({"name": "n", "kind": "id"}), 1)
     halves = [whole.blocks(0, 2), whole.blocks(1, 2)]
@@ -98,14 +94,12 @@ def test_a_choice_comes_as_often_as_its_weight_says() -> None:
     assert found.count("b") / len(found) == pytest.approx(0.1, abs=0.03)
 
 
-@pytest.mark.slow
 def test_a_field_is_in_the_given_share_of_the_documents() -> None:
     first = {"name": "n", "kind": "id"}
     found = documents(first, {"name": "m", "kind": "constant", "value": None, "present": 0.25})
     assert sum("m" in one for one in found) / len(found) == pytest.approx(0.25, abs=0.04)
 
 
-@pytest.mark.slow
 def test_fields_of_one_row_belong_together() -> None:
     a = {"name": "a", "kind": "decimal", "minimum": 1, "maximum": 9, "row": "r"}
     b = {"name": "b", "kind": "decimal", "minimum": 1, "maximum": 9, "row": "r"}
@@ -114,7 +108,6 @@ def test_fields_of_one_row_belong_together() -> None:
         assert one["c"] == pytest.approx(one["a"] + one["b"], abs=0.011)
 
 
-@pytest.mark.slow
 def test_a_ride_ends_after_it_began_and_costs_the_sum_of_its_parts() -> None:
     parts = ("fare_amount", "extra", "mta_tax", "tip_amount", "tolls_amount", "improvement_surcharge")
     for text in made("nyc_taxis"):
@@ -136,7 +129,6 @@ def _zone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     time.tzset()
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("_zone")
 def test_dates_are_the_same_in_every_time_zone() -> None:
     def second(start: str, end: str) -> str:
@@ -148,7 +140,6 @@ def test_dates_are_the_same_in_every_time_zone() -> None:
     assert second("9999-12-31T23:59:58", "9999-12-31T23:59:59") == "9999-12-31 23:59:58"
 
 
-@pytest.mark.slow
 def test_words_follow_zipfs_law() -> None:
     text = {"name": "n", "kind": "text", "mean": 20000, "vocabulary": 5000}
     found: dict[str, int] = {}
@@ -161,7 +152,6 @@ def test_words_follow_zipfs_law() -> None:
     assert 20 < counts[0] / counts[99] < 60
 
 
-@pytest.mark.slow
 def test_text_lengths_have_the_exact_mean_and_are_cut_between_words() -> None:
     sizes = [len(one["n"]) for one in documents({"name": "n", "kind": "text", "mean": 3000})]
     assert sum(sizes) / len(sizes) == pytest.approx(3000, rel=0.01)
@@ -169,7 +159,6 @@ def test_text_lengths_have_the_exact_mean_and_are_cut_between_words() -> None:
     assert max(sizes) > 6000
 
 
-@pytest.mark.slow
 def test_an_object_holds_fields_and_a_list_holds_values() -> None:
     inner = {"name": "tags", "kind": "list", "minimum": 1, "maximum": 3, "items": {"kind": "code", "pattern": "A9"}}
     for one in documents({"name": "o", "kind": "object", "fields": [inner, {"name": "i", "kind": "id"}]})[:50]:
@@ -219,7 +208,6 @@ def test_what_is_no_number_is_neither_added_up_nor_a_moment(kind: dict[str, Any]
         )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("only", [0, 4, 9, 2**53 + 1, 2**63 - 2])
 def test_an_integer_of_any_scale_keeps_to_its_range(only: int) -> None:
     for scale in ("even", "log"):
@@ -227,7 +215,6 @@ def test_an_integer_of_any_scale_keeps_to_its_range(only: int) -> None:
         assert {one["n"] for one in documents(field)} == {only}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("directive", 'aAbBcCdDeEfFgGhHIjklLmMnNOpPqQrRsStTuUvVwWxXyYzZ%+0123456789_^#-:\\"\n')
 def test_a_format_of_a_date_that_is_taken_gives_a_text_of_json_in_one_zone(directive: str) -> None:
     for form in (f"%{directive}", f"%-{directive}", f"%1{directive}", f"%E{directive}", f"%_{directive}"):
@@ -240,7 +227,6 @@ def test_a_format_of_a_date_that_is_taken_gives_a_text_of_json_in_one_zone(direc
         assert documents(taken)[0]["n"].isprintable()
 
 
-@pytest.mark.slow
 def test_a_text_that_is_longer_than_all_prose_is_refused_before_any_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     long = {"name": "n", "kind": "text", "mean": 2**20, "sigma": 3, "vocabulary": 100}
     with pytest.raises(SpecError, match="bytes is longer than the prose that it is cut from"):
@@ -303,7 +289,6 @@ def test_a_sum_that_json_cannot_say_is_refused() -> None:
         check(workload(large, {"name": "n", "kind": "sum", "of": ["m", "m"], "row": "r"}))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_the_shipped_workloads_pass_their_check(name: str) -> None:
     check(catalog.workload(name))
@@ -332,7 +317,6 @@ def test_documents_are_written_to_a_device_and_behind_a_link_and_never_take_thei
     assert sorted(path.name for path in tmp_path.iterdir()) == ["far.ndjson", "link.ndjson", "null"]
 
 
-@pytest.mark.slow
 def test_write_packs_by_suffix_and_writes_exactly_as_many_documents(tmp_path: Path) -> None:
     taxis = workload({"name": "n", "kind": "id"}, {"name": "m", "kind": "constant", "value": "." * 40})
     plain = tmp_path / "a.json"
@@ -367,7 +351,6 @@ def test_a_field_whose_mapping_means_nothing_is_shown_all_the_same() -> None:
     assert [rows[f"field {name}"] for name in properties] == ["unmapped: id", "text: id", "text +raw None: id"]
 
 
-@pytest.mark.slow
 def test_papers_pack_as_well_as_the_published_ones() -> None:
     # The published corpus packs from 23,256,051,757 to 5,931,724,449 bytes with bzip2: 3.92.
     block = b"\n".join(made("pmc")[:50])

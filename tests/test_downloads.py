@@ -122,7 +122,6 @@ def test_a_part_of_another_address_is_not_gone_on_with(served: Served, tmp_path:
     assert served.ranges() == [""]
 
 
-@pytest.mark.slow
 def test_a_server_that_cannot_now_is_asked_again_and_given_up_in_the_end(served: Served, tmp_path: Path) -> None:
     waited: list[float] = []
     served.statuses = [503, 429]
@@ -197,7 +196,6 @@ def test_a_damaged_archive_is_thrown_away(served: Served, tmp_path: Path) -> Non
     assert not list(tmp_path.glob(f"{NAME}*"))
 
 
-@pytest.mark.slow
 def test_a_bomb_is_unpacked_no_further_than_the_track_says(served: Served, tmp_path: Path) -> None:
     served.data = gzip.compress(bytes(64 << 20), 9)
     seen: list[int] = []
@@ -261,7 +259,6 @@ def track(folder: Path, base: str, name: str = NAME, **documents: Any) -> Path:
     return folder
 
 
-@pytest.mark.slow
 def test_the_command_says_the_size_first_and_fills_the_cache_for_all_tracks(
     served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -30,7 +30,7 @@ def cell(name: str, version: str | None = None, documents: int = DOCUMENTS, **lo
     return Cell(name="c", levels={}, network=Profile(name="unshaped"), target=target, load=options)
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.parametrize(("name", "version"), [OPENSEARCH, CASSANDRA])
 def test_documents_of_an_earlier_run_are_there_at_the_start(tmp_path: Path, name: str, version: str | None) -> None:
     folder = RunFolder(tmp_path / "run")
@@ -55,7 +55,7 @@ def test_documents_of_an_earlier_run_are_there_at_the_start(tmp_path: Path, name
     assert not list(folder.path.rglob("home"))
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.jvm
 @pytest.mark.netns
 def test_an_earlier_run_that_is_out_of_memory_says_so(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_an_earlier_run_that_is_out_of_memory_says_so(tmp_path: Path) -> None:
     assert not list(folder.path.rglob("home"))
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.opensearch
 @pytest.mark.netns
 def test_of_several_nodes_all_copies_are_there_before_the_load_and_the_first_on_the_first_node(tmp_path: Path) -> None:

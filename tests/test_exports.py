@@ -21,7 +21,6 @@ from ingest_bench.report.tables import text_tables
 TWO = made.experiment(replicates=2, network=["loopback", "ethernet"])
 
 
-@pytest.mark.slow
 def test_each_picture_is_there_as_svg_and_the_same_summaries_give_the_same_bytes() -> None:
     runs = [made.with_series(run) for run in TWO]
     pictures = REPORTS["pictures"](runs)
@@ -37,7 +36,6 @@ def test_each_picture_is_there_as_svg_and_the_same_summaries_give_the_same_bytes
     assert REPORTS["pictures"](runs)["report/reads.png"] == pictures["report/reads.png"]
 
 
-@pytest.mark.slow
 def test_the_table_with_types_has_the_columns_of_summary_csv_and_null_for_what_is_unknown() -> None:
     pytest.importorskip("pyarrow", reason="needs pyarrow: pip install 'ingest-bench[parquet]'")
     import pyarrow.parquet as files  # noqa: PLC0415 - it may not be there

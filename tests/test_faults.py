@@ -109,7 +109,6 @@ def test_turns_that_the_one_before_took_are_left_out(monkeypatch: pytest.MonkeyP
     assert happened(monkeypatch, fault, takes_s=5) == [1, 6, 11, 16]
 
 
-@pytest.mark.slow
 def test_what_is_due_while_a_flush_takes_long_does_not_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     ended, let_go = threading.Event(), threading.Event()
     began: list[str] = []
@@ -159,7 +158,6 @@ def test_a_fault_whose_end_fails_fails_the_run_and_the_others_end_all_the_same(
     assert following.errors == [error, error]
 
 
-@pytest.mark.slow
 def test_one_that_fails_ends_no_other_has_no_more_turns_and_every_failure_is_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

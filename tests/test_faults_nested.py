@@ -67,7 +67,7 @@ def state(made: Link) -> State:
     return found
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.netns
 def test_each_two_faults_of_a_link_nest_and_cross(of_links: list[Fault]) -> None:
     assert {fault.kind for fault in of_links} == {
@@ -115,7 +115,6 @@ def state_of(one: Sleeper) -> tuple[bool, bool]:
 OF_NODES = {"pause": (True, False), "file-descriptors": (False, True), "kill": None}
 
 
-@pytest.mark.slow
 def test_each_two_faults_of_a_node_nest_and_cross(sleeper: Sleeper) -> None:
     stage = with_nodes([sleeper])
     assert state_of(sleeper) == (False, False)

@@ -61,7 +61,7 @@ def test_a_jvm_collects_dumps_its_heap_and_has_few_files_while_it_is_loaded(tmp_
     assert not list(tmp_path.rglob("*.hprof"))
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.jvm
 @pytest.mark.netns
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_the_load_stays_exact_beside_clients_that_misbehave(tmp_path: Path, kind
     assert values["requests_failed"] == 0
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.ordinary
 @pytest.mark.jvm
 @pytest.mark.netns
@@ -113,7 +113,7 @@ def test_without_a_local_port_a_new_connection_fails_and_an_open_one_stays(tmp_p
     assert counted >= acked
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.opensearch
 @pytest.mark.netns
 def test_a_node_that_is_killed_comes_back_with_all_that_it_acknowledged(tmp_path: Path) -> None:

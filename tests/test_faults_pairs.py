@@ -271,7 +271,7 @@ def together(base: dict[Any, Any], *alone: dict[Any, Any]) -> dict[Any, Any]:
     return found
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.netns
 def test_each_two_faults_of_any_families_nest_and_cross(world: World) -> None:
     base, alone = world.state(), {}

@@ -85,7 +85,7 @@ def test_arrivals_without_one_rate_cannot_be_searched(tmp_path: Path) -> None:
         find_max.plan_of(ordered(tmp_path, text), GOAL)
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.jvm
 @pytest.mark.netns
 def test_a_search_finds_the_rate_of_a_slow_server_and_goes_on_where_it_was_interrupted(tmp_path: Path) -> None:

@@ -23,7 +23,6 @@ STACKS = {
 RUN = made.changed(made.summary({"network": "ethernet"}), stacks=STACKS)
 
 
-@pytest.mark.slow
 def test_the_stacks_of_a_run_are_a_file_that_flamegraph_and_speedscope_read() -> None:
     files = REPORTS["allocations"]([RUN, made.summary({"network": "loopback"})])
     assert list(files) == ["report/allocations-network=ethernet-1.folded"]
@@ -59,7 +58,6 @@ def test_narrow_frames_are_drawn_as_one_and_it_is_said_how_much_that_is() -> Non
     assert '<a href="allocations-network%3Dethernet-1.folded">' in text
 
 
-@pytest.mark.slow
 def test_a_run_with_too_many_frames_has_the_widest_of_them() -> None:
     many = {f"new TLABs;{';'.join(f'p.C{way}.m{depth}' for depth in range(100))};byte[]": 1 for way in range(300)}
     (graph,) = flames.flames([made.changed(RUN, stacks=many)]).graphs
@@ -68,7 +66,6 @@ def test_a_run_with_too_many_frames_has_the_widest_of_them() -> None:
     assert graph["least"] > 0.002
 
 
-@pytest.mark.slow
 def test_the_page_has_no_more_of_it_than_a_browser_opens_and_says_where_the_rest_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -102,7 +99,6 @@ def test_a_stack_as_deep_as_any_flight_recorder_keeps_is_drawn() -> None:
     assert graph["merged"] == 0
 
 
-@pytest.mark.slow
 def test_the_most_frames_are_drawn_that_have_room() -> None:
     ways = {f"new TLABs;{';'.join(f'p.C{way}.m{depth}' for depth in range(98))};byte[]": 100 for way in range(40)}
     narrow = {f"new TLABs;p.Narrow{way}.run;byte[]": 30 for way in range(60)}

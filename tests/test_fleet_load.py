@@ -96,7 +96,7 @@ def supervising(folder: Path, port: int, workers: int) -> Iterator[Fleet]:
         yield fleet
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_workers_from_elsewhere_bring_all_their_samples_and_the_sums_are_exact(tmp_path: Path) -> None:
     port = free_port()
     with bulk_server() as server, agents(tmp_path, port, 2) as started:
@@ -122,7 +122,7 @@ def test_workers_from_elsewhere_bring_all_their_samples_and_the_sums_are_exact(t
     assert all(abs(at_ns - n * 5_000_000) <= 2 * worst_ns + 1000 for n, at_ns in enumerate(planned))
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_workers_that_joined_once_send_load_after_load_with_other_numbers_of_users(tmp_path: Path) -> None:
     port = free_port()
     plans = [tmp_path / "one", tmp_path / "two", tmp_path / "three"]
@@ -143,7 +143,7 @@ def test_workers_that_joined_once_send_load_after_load_with_other_numbers_of_use
         assert not [path for one in ("machine-0", "machine-1") for path in (tmp_path / one).glob("*/samples*")]
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_after_a_load_that_could_not_begin_its_workers_join_anew_for_the_next_one(tmp_path: Path) -> None:
     port = free_port()
     with bulk_server() as server, agents(tmp_path, port, 2) as started:
@@ -159,7 +159,7 @@ def test_after_a_load_that_could_not_begin_its_workers_join_anew_for_the_next_on
     assert samples_of(plan)["documents_acked"].sum() == server.documents
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_worker_that_dies_ends_the_load_with_its_name(tmp_path: Path) -> None:
     port = free_port()
     with bulk_server() as server, agents(tmp_path, port, 2) as started:
@@ -185,7 +185,7 @@ def test_a_worker_that_dies_ends_the_load_with_its_name(tmp_path: Path) -> None:
         assert "ended before its experiment did" in said
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_worker_that_is_stopped_ends_the_load_and_one_that_paused_is_in_the_record(tmp_path: Path) -> None:
     port = free_port()
     with bulk_server() as server, agents(tmp_path, port, 2), supervising(tmp_path, port, 2) as there:
@@ -216,7 +216,7 @@ def test_a_worker_that_is_stopped_ends_the_load_and_one_that_paused_is_in_the_re
         assert server.documents > before
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_twelve_workers_begin_together_and_each_document_is_counted(tmp_path: Path) -> None:
     port = free_port()
     with bulk_server() as server, agents(tmp_path, port, 12) as started:
@@ -260,7 +260,7 @@ def test_two_workers_with_one_key_are_told_apart(tmp_path: Path) -> None:
     assert len([line for line in told if line.endswith("joined")]) == 2
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_worker_of_another_version_is_refused_on_both_sides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     port = free_port()
     other = tmp_path / "other" / "ingest_bench-0.0.1.dist-info"
@@ -298,7 +298,7 @@ def test_the_name_of_a_worker_is_one_plain_line(tmp_path: Path) -> None:
     assert report.clock_offsets[0].machine.isprintable()
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_after_a_load_that_failed_the_same_workers_send_the_next_one(tmp_path: Path) -> None:
     port = free_port()
     with bulk_server() as server, agents(tmp_path, port, 2) as started:
@@ -312,7 +312,7 @@ def test_after_a_load_that_failed_the_same_workers_send_the_next_one(tmp_path: P
         assert ends(started) == [(0, ""), (0, "")]
 
 
-@pytest.mark.parametrize("is_bulk", [False, pytest.param(True, marks=pytest.mark.long)], ids=["documents", "bodies"])
+@pytest.mark.parametrize("is_bulk", [False, pytest.param(True, marks=pytest.mark.nightly)], ids=["documents", "bodies"])
 def test_a_master_is_told_where_a_file_there_is_wrong_and_not_what_it_holds(tmp_path: Path, is_bulk: bool) -> None:
     port = free_port()
     secret = tmp_path / "secret"
@@ -340,7 +340,7 @@ def late(secret: Path, is_bulk: bool) -> Path:
     return secret
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_the_process_that_sends_there_dying_is_told_with_its_log(tmp_path: Path) -> None:
     port = free_port()
     with bulk_server() as server, agents(tmp_path, port, 1) as started, supervising(tmp_path, port, 1) as there:
@@ -377,7 +377,7 @@ def test_a_packed_corpus_is_unpacked_by_each_machine_and_shared_without_a_duplic
     assert len(sent) == len(set(sent)) == 4000
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_worker_says_who_we_are_from_its_own_environment_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -420,7 +420,7 @@ def test_a_worker_says_who_we_are_to_nobody_but_the_server_that_it_was_told(
         assert not server.heads
 
 
-@pytest.mark.parametrize("ca", [pytest.param("own", marks=pytest.mark.long), "none"])
+@pytest.mark.parametrize("ca", [pytest.param("own", marks=pytest.mark.nightly), "none"])
 def test_worker_trusts_its_own_ca_file_and_not_the_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca: str
 ) -> None:
@@ -488,7 +488,7 @@ def test_a_key_that_is_not_known_does_not_join_and_does_not_stand_in_the_way(tmp
     assert [line for line in told if "refused 127.0.0.1: its key is not among those of this run" in line]
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("theirs", "here", "there"),
     [

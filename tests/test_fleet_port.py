@@ -185,7 +185,7 @@ def test_load_goes_on_with_1100_strangers_at_a_soft_limit_of_1024(tmp_path: Path
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_worker_of_a_stock_locust_does_not_join_and_is_told_of(tmp_path: Path) -> None:
     port = free_port()
     known = keys.read_run(keys_in(tmp_path) / keys.RUN_FILE)
@@ -206,7 +206,7 @@ def test_a_worker_of_a_stock_locust_does_not_join_and_is_told_of(tmp_path: Path)
     assert len([line for line in told if "joined" in line]) == 1
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_locusts_page_shows_the_load_and_can_only_be_looked_at(tmp_path: Path) -> None:
     port = free_port()
     seen: list[dict[str, object]] = []

@@ -50,7 +50,7 @@ def peak_bytes(pid: int) -> int:
     return int(line.split()[1]) * 1024
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_the_master_holds_no_more_than_some_pieces_while_500_mb_of_samples_come(tmp_path: Path) -> None:
     port = free_port()
     peaks: list[int] = []
@@ -72,7 +72,7 @@ def test_the_master_holds_no_more_than_some_pieces_while_500_mb_of_samples_come(
     assert peaks[1] - peaks[0] < 30e6
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_full_disk_here_fails_the_run_with_the_files_name_and_frees_the_workers(tmp_path: Path) -> None:
     port = free_port()
     with bulk_server() as server, agents(tmp_path, port, 1) as started:

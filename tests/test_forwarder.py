@@ -99,7 +99,7 @@ def accounted(found: Summary) -> float:
     return number(found, "lost_documents")
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.jvm
 @pytest.mark.netns
 def test_its_batch_delay_is_a_cap_unless_it_is_skipped_and_each_document_is_accounted_for(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_its_batch_delay_is_a_cap_unless_it_is_skipped_and_each_document_is_acco
     assert number(adaptive, "forwards_per_s") > 2 * number(fixed, "forwards_per_s")
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.jvm
 @pytest.mark.netns
 def test_with_its_defaults_it_loses_each_full_batch_and_a_gate_fails_on_it(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_with_its_defaults_it_loses_each_full_batch_and_a_gate_fails_on_it(tmp_p
     assert gate.judge(Results(summaries=[found]), wanted).outcome == "fail"
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.jvm
 @pytest.mark.netns
 def test_what_a_peer_that_is_gone_does_not_take_is_lost_or_there_twice(tmp_path: Path) -> None:

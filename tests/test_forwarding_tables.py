@@ -50,7 +50,6 @@ def test_what_was_published_is_read() -> None:
     ]
 
 
-@pytest.mark.slow
 def test_a_cell_that_does_not_wait_stands_beside_the_one_that_does() -> None:
     rows = cells.group(by_trip())
     times = [forwarding_table.times_faster(row, rows) for row in rows]
@@ -80,7 +79,6 @@ def test_the_published_cap_stands_beneath_the_same_delay_and_cap_of_each_node(
     assert [one[place] for one in beneath] == ([] if published is None else [published])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("others", [0.0, 9000.0, 1_234_567.0, 9e9])
 def test_a_cell_that_delivers_nothing_and_one_that_delivers_much_are_named_on_the_page(others: float) -> None:
     rates = {"blocking": (others, 0.0), "asynchronous": (0.0, others), "x" * 100: (others, others)}
@@ -95,7 +93,6 @@ def test_a_cell_that_delivers_nothing_and_one_that_delivers_much_are_named_on_th
     assert_readable(drawn[0])
 
 
-@pytest.mark.slow
 def test_the_names_of_many_cells_that_deliver_as_much_stand_below_one_another_on_the_page() -> None:
     rates = {f"w{number}": 9000.0 if number else 90.0 for number in range(14)}
     with figures() as drawn:
@@ -103,7 +100,6 @@ def test_the_names_of_many_cells_that_deliver_as_much_stand_below_one_another_on
     assert_readable(drawn[0])
 
 
-@pytest.mark.slow
 def test_there_is_no_table_and_no_picture_where_nobody_forwards_anything() -> None:
     plain = [made.summary({"network": "ethernet"})]
     assert REPORTS["forwarding"](plain) == {}
@@ -111,7 +107,6 @@ def test_there_is_no_table_and_no_picture_where_nobody_forwards_anything() -> No
     assert published_rows(plain) == {}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "found",
     [by_trip(), [ours(batch_delay="20ms"), ours(batch_delay="100ms")], [ours()]],

@@ -65,7 +65,6 @@ def says(monkeypatch: pytest.MonkeyPatch, script: str, *given: str) -> None:
 SAID = '{"taken": 9000000, "before": 9000000, "after": 1000000, "s": 2.5, "free": 900000000, "left": 268435456}'
 
 
-@pytest.mark.slow
 def test_one_that_takes_nothing_never_begins() -> None:
     with pytest.raises(RunFailed, match=r"the 0 MB that it took were in small pieces already"):
         timeline.begin(fragmented(share_ppm=0), Stage())
@@ -103,7 +102,6 @@ def test_no_page_of_a_file_is_taken_where_the_kernel_keeps_more_free_than_we_lea
     assert json.loads(done.stdout)["taken"] == 3 * fragments.STEP_BYTES
 
 
-@pytest.mark.slow
 def test_it_has_begun_once_the_memory_is_in_pieces_and_lasts_as_long_from_then_on(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -132,7 +130,6 @@ def test_it_has_begun_once_the_memory_is_in_pieces_and_lasts_as_long_from_then_o
     assert record.seen == "free in blocks of a huge page: 9 MB before, 1 MB after 2.5 s, of 9 MB every second page"
 
 
-@pytest.mark.slow
 def test_one_whose_memory_is_not_in_pieces_when_the_load_ends_fails_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     says(monkeypatch, "exec sleep 1000")
     with (
@@ -164,7 +161,7 @@ def test_one_whose_process_breaks_says_what_it_said(monkeypatch: pytest.MonkeyPa
         timeline.begin(fragmented(), Stage())
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.processes
 def test_large_blocks_are_fewer_and_what_is_taken_is_given_back() -> None:
     available = fragments.available_bytes()

@@ -203,7 +203,6 @@ def good_answers(draw: st.DrawFn) -> tuple[bytes, bytes]:
     return before + b"Transfer-Encoding: chunked\r\n\r\n" + coded, b"".join(chunks)
 
 
-@pytest.mark.slow
 @settings(derandomize=True, max_examples=200, deadline=None)
 @given(good_answers(), st.lists(st.integers(0, 400), max_size=6))
 def test_a_good_answer_is_read_alike_however_it_is_cut_and_by_the_standard_library(
@@ -223,7 +222,6 @@ MUTATIONS = st.sampled_from(
 )
 
 
-@pytest.mark.slow
 @settings(derandomize=True, max_examples=500, deadline=None)
 @given(good_answers(), st.integers(0, 400), st.integers(0, 2), MUTATIONS)
 def test_what_is_accepted_of_a_damaged_answer_is_what_the_standard_library_reads(
@@ -241,7 +239,6 @@ def test_what_is_accepted_of_a_damaged_answer_is_what_the_standard_library_reads
         assert not raw[theirs[2] :].strip(b"\r\n")  # llhttp lets line ends stand after an answer
 
 
-@pytest.mark.slow
 @settings(derandomize=True, max_examples=500, deadline=None)
 @given(
     st.lists(st.sampled_from([OK, CHUNKED, b"content-length: 3\r\n", b"\r\n", b"-6", b"3", b"abc", b"0", b"\0", b" "]))

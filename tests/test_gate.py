@@ -91,7 +91,6 @@ def test_an_interval_from_within_to_beyond_is_no_verdict_and_asks_for_replicates
     assert 4 <= int(found[1]) <= 12
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("limits", [(-0.1,), (-0.1, 0.1), (0.01,)])
 @pytest.mark.parametrize("runs", [3, 5])
 def test_so_many_replicates_as_it_asks_for_tell_four_times_of_five(runs: int, limits: tuple[float, ...]) -> None:
@@ -115,7 +114,6 @@ def test_so_many_replicates_as_it_asks_for_tell_four_times_of_five(runs: int, li
     assert 0.79 <= told <= 0.97
 
 
-@pytest.mark.slow
 def test_the_gate_itself_tells_with_the_replicates_that_it_asks_for() -> None:
     text = '[[threshold]]\ncolumn = "docs_per_s_mean"\nmay_fall = "10%"\n'
     asked = judged(with_docs(90, 96, 102), text, with_docs(94, 100, 106))

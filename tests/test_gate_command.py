@@ -44,7 +44,6 @@ def written(tmp_path: Path) -> Path:
     return results.path
 
 
-@pytest.mark.slow
 def test_results_above_the_threshold_pass_and_below_it_fail(written: Path, tmp_path: Path) -> None:
     assert gate(written, "--thresholds", str(tmp_path / "low.toml"))[0] == 0
     code, output = gate(written, "--thresholds", str(tmp_path / "high.toml"))
@@ -52,7 +51,6 @@ def test_results_above_the_threshold_pass_and_below_it_fail(written: Path, tmp_p
     assert "verdict: fail" in output
 
 
-@pytest.mark.slow
 def test_what_is_written_goes_to_a_pipe_and_behind_a_link_and_never_takes_their_place(
     written: Path, tmp_path: Path
 ) -> None:
@@ -72,7 +70,6 @@ def test_what_is_written_goes_to_a_pipe_and_behind_a_link_and_never_takes_their_
     assert far.read_text().startswith("<?xml")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "said"), [(".", "it is a folder"), ("/proc/x.xml", "No such file or directory")])
 def test_a_place_where_nothing_can_be_written_is_one_sentence(
     name: str, said: str, written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -87,7 +84,6 @@ def test_a_name_of_a_file_that_is_no_utf_8_is_written_with_its_bytes_escaped(tmp
     assert (tmp_path / "page.html").read_text() == "a\\udcff.csv"
 
 
-@pytest.mark.slow
 def test_a_baseline_is_a_folder_or_a_file(written: Path, tmp_path: Path) -> None:
     fall = ("--thresholds", str(tmp_path / "fall.toml"))
     for baseline in (written, written / "summary.csv"):
@@ -105,7 +101,6 @@ def test_a_baseline_is_a_folder_or_a_file(written: Path, tmp_path: Path) -> None
     assert gate(written, *fall)[0] == 3
 
 
-@pytest.mark.slow
 def test_a_planned_run_that_is_missing_is_no_pass(written: Path, tmp_path: Path) -> None:
     file = written / "summary.csv"
     file.write_text("".join(file.read_text().splitlines(keepends=True)[:-1]))
@@ -114,7 +109,6 @@ def test_a_planned_run_that_is_missing_is_no_pass(written: Path, tmp_path: Path)
     assert "it was not carried out" in output
 
 
-@pytest.mark.slow
 def test_what_is_no_summary_is_refused_by_name(written: Path, tmp_path: Path) -> None:
     low = ("--thresholds", str(tmp_path / "low.toml"))
     with pytest.raises(SpecError, match=r"low\.toml: this is no summary\.csv: the column experiment is missing"):

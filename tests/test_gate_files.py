@@ -106,7 +106,6 @@ def test_numbers_for_a_chart_are_smaller_where_the_server_is_better() -> None:
         }
 
 
-@pytest.mark.slow
 def test_the_command_writes_all_three_also_when_it_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = made.experiment(network=["loopback", "ethernet"])
     (tmp_path / "summary.csv").write_text(text_tables.summary_csv(runs))
@@ -161,7 +160,7 @@ def carried_out(folder: Path, *argv: str, **more: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.jvm
 @pytest.mark.netns
 @pytest.mark.processes
@@ -181,7 +180,7 @@ def test_the_nightly_script_keeps_its_first_good_night_and_judges_the_next_by_it
     assert (bench / "baseline").read_text().strip() == str(baseline.relative_to(bench))
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.jvm
 @pytest.mark.netns
 @pytest.mark.processes

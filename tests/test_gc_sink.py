@@ -35,7 +35,7 @@ def test_every_collector_is_among_them() -> None:
     assert {java for java, gc in EACH if gc == "zgc"} == set(JAVAS)
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.parametrize(("java", "gc"), EACH)
 def test_recording_and_log_of_a_running_server_agree(java: int, gc: Collector, tmp_path: Path) -> None:
     raw = tmp_path / "home" / "raw"
@@ -67,7 +67,7 @@ def test_recording_and_log_of_a_running_server_agree(java: int, gc: Collector, t
     assert 0 < seen["heap_after_gc_max_bytes"] <= 64 << 20
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_humongous_regions_are_counted_without_a_line_for_each_object_in_a_pause(tmp_path: Path) -> None:
     raw = tmp_path / "home" / "raw"
     raw.mkdir(parents=True)

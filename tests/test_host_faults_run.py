@@ -111,7 +111,7 @@ def of_nobody() -> set[str]:
     return {rule for rule, file in rules().items() if not file}
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_every_fault_of_the_host_is_seen_in_one_run_and_none_is_left(here: Place) -> None:
     before = of_nobody()
     with nothing_left(), here.command("run", "all.toml", "--out", "out") as command:
@@ -128,7 +128,7 @@ def test_every_fault_of_the_host_is_seen_in_one_run_and_none_is_left(here: Place
     assert of_nobody() <= before
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_ctrl_c_in_the_middle_of_all_of_them_leaves_nothing(here: Place) -> None:
     before = of_nobody()
     with nothing_left(), here.command("run", "all.toml", "--out", "out", terminal=True) as command:

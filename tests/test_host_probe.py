@@ -357,7 +357,6 @@ def test_of_a_run_without_that_file_no_thread_was_looked_at(tmp_path: Path) -> N
     assert "server threads waiting for a CPU" not in seen
 
 
-@pytest.mark.slow
 def test_a_thread_that_shares_its_cpu_waits_for_it_and_one_that_sleeps_does_not() -> None:
     spin = [sys.executable, "-S", "-c", "while True: pass"]
     children = [subprocess.Popen(command) for command in (spin, spin, spin, ["sleep", "60"])]
@@ -406,7 +405,6 @@ time.sleep(60)
 FEW_FILES = 'ulimit -Sn 100 && exec "$0" -m ingest_bench.probes.proc "$@"'
 
 
-@pytest.mark.slow
 def test_a_server_with_more_threads_than_half_of_the_open_files_that_are_allowed_is_sampled(tmp_path: Path) -> None:
     out = tmp_path / "host.jsonl"
     out.touch()

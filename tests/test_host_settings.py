@@ -152,7 +152,6 @@ def test_values_are_written_as_the_kernel_reads_them() -> None:
 RIGHT = ["always", "defer+madvise", "1", "200", "64MiB", "1000 2000 3000", "on"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("key", SETTINGS)
 @given(value=st.one_of(VALUES, st.builds("".join, st.lists(st.sampled_from([*RIGHT, *SPECIAL]), max_size=3))))
 @examples(60)
@@ -303,7 +302,7 @@ def test_a_setting_that_somebody_else_changes_meanwhile_makes_the_run_invalid() 
         overtaken()
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @NEEDS_ROOT
 @pytest.mark.jvm
 @pytest.mark.netns

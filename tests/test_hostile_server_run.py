@@ -13,7 +13,7 @@ from commands import Place, nothing_left
 
 from ingest_bench import system
 
-pytestmark = [pytest.mark.jvm, pytest.mark.netns, pytest.mark.processes, pytest.mark.long]
+pytestmark = [pytest.mark.jvm, pytest.mark.netns, pytest.mark.processes, pytest.mark.nightly]
 
 SOURCE = Path(__file__).parent / "hostile" / "PlantsLinks.java"
 TARGET = """\

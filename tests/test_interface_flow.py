@@ -98,7 +98,7 @@ def test_everything_else_goes_through_the_queues_that_the_interface_has_also_bes
         place.run("tc", "qdisc", "del", "dev", "eth0", "root")
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.measures
 @pytest.mark.parametrize(
     "to",
@@ -169,7 +169,7 @@ def test_the_route_carries_mtu_mss_and_congestion_control_and_gives_them_back(pl
     assert (after["mss"], after["congestion"]) == (before["mss"], before["congestion"])
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("spoil", "mend", "env", "reason"),
     [

@@ -40,7 +40,7 @@ def test_a_session_that_ends_by_itself_leaves_everything_as_it_was(place: Lab, v
     place.is_put_back(before, out)
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.parametrize("variant", ["route", "mtu"])
 def test_a_kill_at_any_stage_of_applying_running_and_undoing_leaves_nothing(place: Lab, variant: str) -> None:
     stages = stages_of_the_tool(place, variant)
@@ -52,7 +52,7 @@ def test_a_kill_at_any_stage_of_applying_running_and_undoing_leaves_nothing(plac
         place.is_put_back(before, f"killed at: {stage}")
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_watchdog_killed_at_any_stage_of_undoing_is_stood_in_for_by_the_tool(place: Lab) -> None:
     before = place.snapshot()
     undos = 2 + 2 * len([stage for stage in stages_of_the_tool(place, "route") if stage.endswith("noted")])
@@ -63,7 +63,7 @@ def test_a_watchdog_killed_at_any_stage_of_undoing_is_stood_in_for_by_the_tool(p
         place.is_put_back(before, f"watchdog killed at stage {number}")
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_when_tool_and_watchdog_are_both_killed_restore_puts_everything_back(place: Lab) -> None:
     before = place.snapshot()
     for number in (2, 7, 14):

@@ -91,7 +91,7 @@ def packets_come_marked(state: Path) -> None:
     assert after == before
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_netem_delays_loses_and_marks_packets_of_the_named_flow_only(tmp_path: Path) -> None:
     if inside_uml.INSIDE or not kernel_complaint():
         only_the_named_flow_is_far(tmp_path / "far")

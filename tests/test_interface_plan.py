@@ -154,7 +154,6 @@ def test_a_profile_that_does_nothing_changes_nothing() -> None:
     assert plan(FOUND, asking(Profile(name="nothing")), OURS) == ()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "ranges", [[(1, 65535)], [(9200, 9200)], [(9300, 9310), (1, 3)], [(1024, 65534)], [(32767, 32768)]]
 )

@@ -75,7 +75,7 @@ def promises(folder: Path, network: str) -> dict[str, dict[str, Any]]:
     return {promise["name"]: promise for promise in json.loads(path.read_text())["promises"]}
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_each_run_has_its_own_profile_and_what_one_end_can_tell_of_it(place: Lab, tmp_path: Path) -> None:
     before = place.snapshot()
     with started(place, tmp_path, "--set", "network=same.toml,slow.toml") as process:
@@ -101,7 +101,7 @@ def test_each_run_has_its_own_profile_and_what_one_end_can_tell_of_it(place: Lab
     assert found["same"]["loss_ppm"] == ""
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_a_run_that_is_interrupted_or_killed_leaves_the_interface_as_it_was(
     place: Lab, tmp_path: Path, number: signal.Signals
@@ -119,7 +119,7 @@ def test_a_run_that_is_interrupted_or_killed_leaves_the_interface_as_it_was(
     place.is_put_back(before)
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("words", "code", "reason"),
     [
@@ -147,7 +147,7 @@ def test_what_cannot_be_shaped_is_refused_before_the_first_run(
     assert place.leftovers() == []
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_path_that_somebody_else_has_or_puts_back_meanwhile_spoils_only_that_run(place: Lab, tmp_path: Path) -> None:
     before = place.snapshot()
     first, second = tmp_path / "first", tmp_path / "second"
@@ -181,7 +181,7 @@ def test_an_ordinary_user_is_told_that_it_takes_root_before_the_first_run(place:
         assert here.results == []
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_run_over_the_interface_of_our_ssh_connection_spares_it_and_is_not_longer_than_its_limit(
     place: Lab, tmp_path: Path
 ) -> None:
@@ -201,7 +201,7 @@ def test_a_run_over_the_interface_of_our_ssh_connection_spares_it_and_is_not_lon
     place.is_put_back(before)
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_at_the_server_the_connections_of_workers_on_other_machines_are_shaped_and_nothing_else(
     place: Lab, tmp_path: Path
 ) -> None:

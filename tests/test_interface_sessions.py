@@ -18,7 +18,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
         yield made
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_setting_that_two_interfaces_share_belongs_to_one_session_at_a_time(place: Lab, tmp_path: Path) -> None:
     before = place.snapshot()
     for other in (place, place.elsewhere(tmp_path / "other")):

@@ -95,7 +95,7 @@ def echo(place: Lab, address: str) -> Iterator[None]:
         yield
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("own", "far"), [(CLIENT, SERVER), pytest.param("fd00:40::1", "[fd00:40::2]", marks=NEEDS_IPV6)]
 )
@@ -145,7 +145,7 @@ def test_the_terminal_of_the_only_interface_is_spared_beside_the_flow_that_is_sh
         place.run("ip", "route", "del", "default")
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("words", "limit", "reason"),
     [
@@ -169,7 +169,7 @@ def test_what_would_touch_the_terminal_or_last_too_long_is_refused(
     place.is_put_back(before)
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_longer_time_that_is_asked_for_is_allowed_and_what_all_share_changes_only_where_that_is_asked_for(
     place: Lab, tmp_path: Path
 ) -> None:
@@ -224,7 +224,7 @@ def test_a_connection_whose_packets_come_by_another_way_is_not_held_to_be_spared
     assert place.snapshot() == before
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_kill_while_the_terminal_is_spared_and_proven_leaves_nothing(place: Lab) -> None:
     before = place.snapshot()
     argv = (sys.executable, str(DRIVER))

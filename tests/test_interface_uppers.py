@@ -71,7 +71,7 @@ def comes_back(place: Lab) -> None:
     assert place.run("sh", "-c", ipv6) == ipv6_before
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_what_stands_on_the_interface_gets_its_mtu_back_when_tool_and_watchdog_were_killed(place: Lab) -> None:
     if not is_made(place, "macvlan"):
         pytest.skip("this kernel makes no macvlan")

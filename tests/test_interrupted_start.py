@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.processes]
+pytestmark = [pytest.mark.processes]
 
 # Sends SIGINT to itself at the import of a module, as a user does at that moment.
 COMMAND = """

@@ -80,7 +80,6 @@ def left_in(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.rglob("*") if path.is_file() and not path.name.endswith(".lock"))
 
 
-@pytest.mark.slow
 def test_a_fetched_file_is_verified_readable_for_all_and_kept(
     cache_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -121,7 +120,6 @@ def test_without_network_the_error_names_the_artifact_and_the_remedy(monkeypatch
     assert "ingest-bench fetch" in str(caught.value)
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl, which makes the certificates, is not installed")
 def test_a_certificate_that_is_not_known_is_told_with_what_makes_it_known(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -191,7 +191,6 @@ def test_records_that_may_be_stored_are_not_sent_again_though_their_connection_w
     assert "stored twice" in user.work.errors()[0]
 
 
-@pytest.mark.slow
 def test_a_broker_that_is_not_there_is_a_timeout_and_nothing_was_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     from ingest_bench.protocols.kafka import kafka_user as users  # noqa: PLC0415 - Locust comes with it
 

@@ -48,7 +48,7 @@ def number(found: Summary, name: str) -> int:
     return value
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_records_and_bytes_are_the_same_at_both_ends(tmp_path: Path) -> None:
     _, (found,) = carried_out(tmp_path, BROKER + 'measure = "2s"\n[network]\nprofile = "ethernet"\n')
     assert found.state == "measured", found.reason
@@ -58,7 +58,7 @@ def test_records_and_bytes_are_the_same_at_both_ends(tmp_path: Path) -> None:
     assert min(found.histograms["read_bytes"]) == 4
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_connections_that_broke_and_a_broker_that_stood_still_lose_no_acknowledged_record(tmp_path: Path) -> None:
     results, (found,) = carried_out(tmp_path, BROKER + FAULTS)
     assert found.state == "measured", found.reason

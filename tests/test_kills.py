@@ -39,10 +39,10 @@ KILLS = int(os.environ.get("INGEST_BENCH_KILLS", "50"))
 SEED = int(os.environ.get("INGEST_BENCH_KILL_SEED", time.time_ns() % 10**6))
 ENDED = "ended before"
 MARKS = {
-    "run": [pytest.mark.jvm, pytest.mark.long],
-    "box": [pytest.mark.netem, pytest.mark.long],
-    "interface": [pytest.mark.long],
-    "node": [pytest.mark.long],
+    "run": [pytest.mark.jvm, pytest.mark.nightly],
+    "box": [pytest.mark.netem, pytest.mark.nightly],
+    "interface": [pytest.mark.nightly],
+    "node": [pytest.mark.nightly],
 }
 WATCHED = [kind for kind in KINDS if kind.has_watchdog]
 COLUMNS = ("kind", "kills", *STAGES, ENDED, "full state", "small PATH", "ordinary user", "failures")
@@ -251,7 +251,7 @@ def test_a_session_that_is_killed_at_any_moment_leaves_nothing(at: Machine, kind
     assert tally.failures == []
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", each(WATCHED))
 def test_a_watchdog_that_is_killed_at_any_moment_is_stood_in_for(at: Machine, kind: Kind, tally: Tally) -> None:
     made = killing(at, kind, tally, "watchdogs")

@@ -39,7 +39,6 @@ def searched(cell: str, beyond: Outcome = "missed", *, at: float = 710) -> Knee:
     return Knee(cell=cell, goal=GOAL, steps=steps, found=Found(at, steps[2][0], f"{at:g} requests/s meets the goal"))
 
 
-@pytest.mark.slow
 def test_the_names_of_eight_cells_stay_on_the_page_of_the_picture() -> None:
     with figures() as drawn:
         plots_knee.knee([searched(f"ethernet · receive predictor {cell} KiB · heap {cell}g") for cell in range(8)])
@@ -47,7 +46,6 @@ def test_the_names_of_eight_cells_stay_on_the_page_of_the_picture() -> None:
     assert_readable(drawn[0])
 
 
-@pytest.mark.slow
 def test_the_numbers_of_many_knees_lie_neither_on_the_line_of_the_goal_nor_on_one_another() -> None:
     rates = [2, 700, 710, 720, 730, 740, 999, 1000]
     with figures() as drawn:
@@ -87,7 +85,6 @@ def test_the_steps_as_numbers_and_the_result_of_each_cell(monkeypatch: pytest.Mo
     assert (first, second) == ("ethernet: 710 requests/s meets the goal", "710 requests/s meets the goal")
 
 
-@pytest.mark.slow
 def test_a_search_leaves_a_table_and_a_picture_of_every_cell() -> None:
     files = knee_table.files([searched("ethernet"), searched("wan-50ms", "generator")])
     assert set(files) == {"report/knee.png", "report/knee.md", "report/steps.csv"}
@@ -100,7 +97,6 @@ def test_where_nothing_was_searched_there_is_no_file() -> None:
     assert knee_table.files([]) == {}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("goal", ["errors < 1%", "service p99 < 1s"])
 def test_a_search_without_a_number_still_has_its_picture(goal: str) -> None:
     empty = Knee(cell="", goal=goals.parse(goal), steps=(), found=Found(None, None, "not finished"))

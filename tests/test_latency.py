@@ -187,7 +187,7 @@ def test_nothing_is_left_when_all_is_killed_while_a_sync_waits(tmp_path: Path) -
         time.sleep(0.1)
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.netem
 def test_it_is_so_on_a_kernel_that_has_the_device(tmp_path: Path) -> None:
     if inside_uml.INSIDE:

@@ -289,7 +289,6 @@ def test_what_is_left_of_a_session_of_one_network_namespace_is_found_by_its_key(
     assert list(state.glob("*.jsonl")) == []
 
 
-@pytest.mark.slow
 def test_a_lock_has_one_owner_who_is_named_to_the_second(state: Path) -> None:
     with sessions.locked("key"):
         made(state)
@@ -316,7 +315,6 @@ while done < 50:
 """
 
 
-@pytest.mark.slow
 def test_lock_files_are_removed_and_still_exclude_each_other(state: Path, tmp_path: Path) -> None:
     number = tmp_path / "number"
     number.write_text("0")
@@ -468,7 +466,6 @@ with sessions.locked(sys.argv[1], sys.argv[2], sys.argv[3:]):
 """
 
 
-@pytest.mark.slow
 def test_a_resource_has_one_owner_who_is_named_to_those_of_other_keys_and_state_folders(
     state: Path, tmp_path: Path
 ) -> None:
@@ -492,7 +489,6 @@ def test_a_resource_has_one_owner_who_is_named_to_those_of_other_keys_and_state_
     assert state.is_dir()
 
 
-@pytest.mark.slow
 def test_what_a_dead_session_left_of_a_resource_is_put_back_before_another_key_changes_it(
     state: Path, tmp_path: Path
 ) -> None:
@@ -510,7 +506,6 @@ def test_what_a_dead_session_left_of_a_resource_is_put_back_before_another_key_c
     assert list(state.glob("*.jsonl")) == []
 
 
-@pytest.mark.slow
 def test_a_file_that_a_session_has_no_lock_on_is_not_written(state: Path, tmp_path: Path) -> None:
     setting = tmp_path / "setting"
     setting.write_text("old", encoding="ascii")

@@ -73,7 +73,7 @@ def test_a_load_whose_errors_stay_above_a_limit_ends_long_before_its_end_with_al
     assert report["measure_end_ns"] - report["warm_up_end_ns"] >= 2 * S
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_errors_of_the_warm_up_do_not_end_a_load_that_is_well_when_it_is_measured(tmp_path: Path) -> None:
     begun = time.monotonic()
 
@@ -95,7 +95,7 @@ def test_errors_of_the_warm_up_do_not_end_a_load_that_is_well_when_it_is_measure
     assert report.measure_end_ns - report.warm_up_end_ns == 3 * S
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_server_that_stops_answering_is_given_up_before_its_requests_time_out(tmp_path: Path) -> None:
     held = threading.Event()
 

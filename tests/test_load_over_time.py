@@ -86,7 +86,7 @@ def step_of(path: Path, share: int | None, name: str = "bulk", clients: int = 4)
     return Step(name=name, operation="bulk", clients=clients, bulk_documents=10, files=(file,))
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.parametrize("share", [1900, 77, None])
 @pytest.mark.parametrize("processes", [1, 2, 4])
 def test_a_share_of_a_corpus_is_the_same_documents_however_many_processes_send_it(
@@ -154,7 +154,7 @@ def test_the_load_that_ends_all_ends_the_others_in_order(tmp_path: Path) -> None
     assert int(sum(samples_of(plan)["documents_acked"].sum() for plan in (short, long))) == server.documents
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_load_that_fails_ends_the_others_and_is_the_one_that_is_named(tmp_path: Path) -> None:
     with bulk_server() as server, bulk_server(lambda *_: answer(b"{}", "400 Bad Request")) as refusing:
         good = plan_for(server.address, tmp_path / "good", measure_ns=3600 * 10**9)

@@ -112,7 +112,7 @@ def test_a_process_that_has_nothing_to_send_does_not_fail_the_load(tmp_path: Pat
     assert samples["documents_acked"].sum() == server.documents > 0
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.parametrize("processes", [1, 2])
 def test_each_process_marks_its_cpu_every_second_from_before_the_load_to_its_end(
     tmp_path: Path, processes: int
@@ -317,7 +317,7 @@ class Store:
         return "updated" if known else "created"
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize(("tells", "refuses"), [(True, 0), (True, 11), (False, 0)])
 def test_documents_that_replace_others_are_counted_exactly_when_some_are_rejected(
@@ -370,7 +370,7 @@ def cut_off(folder: Path) -> Path:
     return path
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("make", "is_bulk", "said"),
     [

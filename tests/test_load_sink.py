@@ -91,7 +91,7 @@ def test_bytes_and_documents_agree_with_the_jvm_to_the_last_one(tmp_path: Path) 
     assert zipped.report.bytes_written == zipped.bytes_read
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_documents_are_exact_when_some_are_rejected_and_sent_again(tmp_path: Path) -> None:
     with sink(tmp_path, reject="20%") as server:
         done = loaded(server, tmp_path / "load")
@@ -102,7 +102,7 @@ def test_documents_are_exact_when_some_are_rejected_and_sent_again(tmp_path: Pat
     assert done.samples["attempts"].sum() > len(done.samples)
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_documents_with_ids_are_exact_though_answers_are_lost_and_the_server_is_not_able(tmp_path: Path) -> None:
     action = BulkAction(conflicts="random", conflict_probability_ppm=250_000)
     with sink(tmp_path, unheard="5%", close="2%", unavailable="5%", reject="1%") as server:
@@ -120,7 +120,7 @@ def test_documents_with_ids_are_exact_though_answers_are_lost_and_the_server_is_
     assert any("503" in error for error in done.report.errors)
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_without_ids_nothing_is_there_twice_though_answers_are_lost(tmp_path: Path) -> None:
     with sink(tmp_path, unheard="5%") as server:
         done = loaded(server, tmp_path / "load")
@@ -131,7 +131,7 @@ def test_without_ids_nothing_is_there_twice_though_answers_are_lost(tmp_path: Pa
     assert any("not sent again: without ids" in error for error in done.report.errors)
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_documents_are_within_the_unknown_when_connections_break(tmp_path: Path) -> None:
     with sink(tmp_path, close="3%", broken="3%", silent="1%") as server:
         done = loaded(server, tmp_path / "load", timeout_ns=300_000_000)
@@ -141,7 +141,7 @@ def test_documents_are_within_the_unknown_when_connections_break(tmp_path: Path)
     assert done.bytes_read <= done.report.bytes_written
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_stall_of_a_second_is_in_the_response_times_of_an_open_loop(tmp_path: Path) -> None:
     with sink(tmp_path, stall="1s", stall_after="2s") as server:
         done = loaded(server, tmp_path / "load", arrivals=parse_arrivals("500/s"), measure_ns=6 * 10**9)

@@ -90,7 +90,6 @@ def sent(folder: Path, lead: Here, **options: Any) -> tuple[LoadPlan, Any]:
     return plan, np.fromfile(plan.samples, dtype=SAMPLE)
 
 
-@pytest.mark.slow
 def test_at_the_end_no_user_is_left_and_nobody_looks_through_all_modules(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,7 +109,6 @@ def test_at_the_end_no_user_is_left_and_nobody_looks_through_all_modules(
     assert looked == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("arrivals", ["closed", "200/s"])
 def test_before_the_start_nothing_is_sent_or_said_and_everything_is_opened(tmp_path: Path, arrivals: str) -> None:
     lead = Here(start_in_ns=50 * MS)
@@ -124,7 +122,6 @@ def test_before_the_start_nothing_is_sent_or_said_and_everything_is_opened(tmp_p
     assert report["measure_end_ns"] <= lead.began_ns + plan.measure_ns
 
 
-@pytest.mark.slow
 def test_a_load_that_is_stopped_before_its_start_ends_at_its_start(tmp_path: Path) -> None:
     lead = Here(start_in_ns=50 * MS, stops=True)
     plan, samples = sent(tmp_path, lead)
@@ -134,7 +131,6 @@ def test_a_load_that_is_stopped_before_its_start_ends_at_its_start(tmp_path: Pat
     assert len(samples) == 0
 
 
-@pytest.mark.slow
 def test_the_last_figures_are_those_of_all_samples_bulks_and_queries(tmp_path: Path) -> None:
     found = answer(b'{"took":1,"timed_out":false,"_shards":{"total":1,"failed":0}}')
     lead = Here()

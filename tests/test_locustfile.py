@@ -52,7 +52,7 @@ def counted(by_locust: int, by_server: int) -> bool:
     return 0 < by_locust <= by_server <= by_locust + 3
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_bulks_are_in_locusts_own_statistics(tmp_path: Path) -> None:
     with bulk_server() as server:
         stats = run_locust(tmp_path, f"http://{server.address}")
@@ -64,7 +64,7 @@ def test_bulks_are_in_locusts_own_statistics(tmp_path: Path) -> None:
     assert server.connections == 3
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_bulks_with_failed_items_are_failures_there(tmp_path: Path) -> None:
     def reply(body: bytes, number: int) -> bytes:
         documents = documents_in(body)
@@ -77,7 +77,7 @@ def test_bulks_with_failed_items_are_failures_there(tmp_path: Path) -> None:
     assert "1 of 20 documents not acknowledged" in (tmp_path / "stderr").read_text()
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_locusts_own_processes_share_the_bodies(tmp_path: Path) -> None:
     with bulk_server() as server:
         server.keep_bodies = True
@@ -85,7 +85,7 @@ def test_locusts_own_processes_share_the_bodies(tmp_path: Path) -> None:
     are_shared(server, stats)
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_users_own_master_and_workers_share_the_bodies(tmp_path: Path) -> None:
     port = str(free_port())
     (tmp_path / "locustfile.py").write_text(LOCUSTFILE)
@@ -115,7 +115,7 @@ def are_shared(server: BulkServer, stats: dict[str, Any]) -> None:
     assert len(set(server.bodies)) == len(server.bodies)
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_host_with_tls_is_verified_and_spoken_to_by_tls(tmp_path: Path) -> None:
     found = certificates.made(tmp_path)
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)

@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 import made_summaries as made
 import numpy as np
-import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 from test_plots import assert_readable, figures, texts
@@ -52,7 +51,6 @@ def drawn(found: list[Summary]) -> Figure:
     return figure
 
 
-@pytest.mark.slow
 def test_each_level_is_a_column_and_each_fault_a_line_on_one_scale() -> None:
     figure = drawn(ALL)
     rows = 5
@@ -70,19 +68,16 @@ def test_each_level_is_a_column_and_each_fault_a_line_on_one_scale() -> None:
     assert "0 at all times: Pages moved between NUMA nodes/s" in words
 
 
-@pytest.mark.slow
 def test_what_was_not_counted_is_neither_drawn_nor_called_0() -> None:
     blind = [made.changed(each, series={k: v for k, v in each.series.items() if "numa" not in k}) for each in ALL]
     words = " ".join(text.get_text() for text in texts(drawn(blind)))
     assert "NUMA" not in words
 
 
-@pytest.mark.slow
 def test_no_text_is_beyond_the_edges_or_over_another() -> None:
     assert_readable(drawn(ALL))
 
 
-@pytest.mark.slow
 def test_eight_lines_and_long_names_of_lines_and_columns_stay_apart_and_on_the_page() -> None:
     faults = ("none", "fragmented", "W" * 200, "x" * 100, "d", "e", "f", "g")
     figure = drawn([run(level, fault) for level in ("always", "W" * 100, "x" * 100, "never") for fault in faults])
@@ -90,7 +85,6 @@ def test_eight_lines_and_long_names_of_lines_and_columns_stay_apart_and_on_the_p
     assert_readable(figure)
 
 
-@pytest.mark.slow
 def test_the_report_has_it_where_a_setting_varies_and_was_watched() -> None:
     files = REPORTS["pictures"](ALL)
     assert Image.open(io.BytesIO(files["report/machine.png"])).width > 1000

@@ -118,7 +118,7 @@ def server_on(at: Machine, here: Machine, folder: Path, options: TargetOptions =
             yield http
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.netns
 @pytest.mark.parametrize("what", ["load", "track"])
 def test_four_workers_in_four_namespaces_send_exactly_what_is_counted(tmp_path: Path, what: str) -> None:
@@ -164,7 +164,7 @@ def cut_off(_: int, at: Machine) -> None:
 LOST = r"load worker \d of 4 \([^()]*, worker-2, pid \d+\): is gone: it was not heard for \d\.\d s"
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.netns
 @pytest.mark.parametrize(
     ("lose", "name"),
@@ -192,7 +192,7 @@ def test_a_worker_that_is_lost_ends_the_run_within_ten_seconds_with_its_name(
         assert each.record.state == "failed"
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.netns
 def test_a_run_that_is_killed_frees_its_workers_within_ten_seconds_and_can_be_resumed(tmp_path: Path) -> None:
     server = TargetOptions(name="sink", heap_bytes=256 << 20)
@@ -236,7 +236,7 @@ def four(
     return workers, run
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_worker_that_is_killed_fails_the_run_with_its_name_and_the_other_one_ends(tmp_path: Path) -> None:
     port = free_port()
     with running(tmp_path, SINK) as (http, _), supervisor(tmp_path) as each:
@@ -258,7 +258,7 @@ def test_a_worker_that_is_killed_fails_the_run_with_its_name_and_the_other_one_e
         assert not list((tmp_path / "worker-0").iterdir())
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.parametrize("stage", ["waiting", "preparing", "measuring", "ending"])
 def test_ctrl_c_ends_the_run_in_order_and_frees_its_workers_within_ten_seconds(tmp_path: Path, stage: str) -> None:
     port = free_port()
@@ -290,7 +290,7 @@ def reached(each: Supervisor, name: str, text: str) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_queries_go_through_workers_too_and_two_cells_take_one_joining(tmp_path: Path) -> None:
     port = free_port()
     with running(tmp_path, SINK) as (http, _), supervisor(tmp_path) as each:

@@ -92,7 +92,6 @@ def used_s(pid: int) -> float:
     return times.user + times.system
 
 
-@pytest.mark.slow
 def test_a_node_waits_behind_its_neighbours_on_its_own_cpus_alone(busy: int) -> None:
     before = {child.pid for child in psutil.Process().children()}
     own_before, began = used_s(busy), time.monotonic()
@@ -135,7 +134,6 @@ def test_a_node_that_wants_nothing_and_one_that_is_down_wait_for_nothing() -> No
             idle.kill()
 
 
-@pytest.mark.slow
 def test_no_neighbour_outlives_who_began_it() -> None:
     done = subprocess.run((sys.executable, "-c", KILLED), capture_output=True, text=True, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr

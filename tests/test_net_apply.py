@@ -64,7 +64,7 @@ def test_apply_ends_by_itself_when_its_time_is_over(place: Lab) -> None:
     assert place.snapshot() == before
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_apply_is_shown_while_it_stands_and_leaves_nothing_when_interrupted_or_killed(
     place: Lab, number: signal.Signals
@@ -84,7 +84,7 @@ def test_apply_is_shown_while_it_stands_and_leaves_nothing_when_interrupted_or_k
     assert net(place, "show")[1] == "nothing is applied\n"
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_restore_ends_what_another_process_applied(place: Lab) -> None:
     before = place.snapshot()
     process = start(place, *APPLY, "--for", "10min")

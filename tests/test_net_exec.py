@@ -78,7 +78,7 @@ def test_a_server_is_waited_for_and_stopped_with_the_command(tmp_path: Path) -> 
     assert "ended with 9 before it listened on port 8000" in done.stderr
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.parametrize(("own", "ends"), [("0", 3), ("7", 7)])
 def test_a_server_that_fails_meanwhile_is_no_success_and_no_other_exit_code_is_lost(own: str, ends: int) -> None:
     done = net("exec", "ethernet", "--server", "sh -c 'exit 9'", "--", "sh", "-c", f"sleep 1; exit {own}")
@@ -128,7 +128,7 @@ def test_however_it_ends_no_process_and_no_namespace_is_left(tmp_path: Path, end
         wait_until_empty(namespace)
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_check_prints_promised_against_measured_and_fails_when_a_promise_is_broken() -> None:
     done = net("check", "ethernet-100m")
     assert done.returncode == 0, done.stdout
@@ -177,7 +177,7 @@ def test_a_congestion_control_with_a_command_in_it_runs_nothing(way: str, tmp_pa
 NOWHERE = ("apply", "ethernet", "--interface", "nosuch0")
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("words", "reason"),
     [

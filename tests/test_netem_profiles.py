@@ -35,7 +35,7 @@ def made(request: pytest.FixtureRequest, box: Any) -> Iterator[Link]:
         yield opened
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_shipped_profile_keeps_every_promise(made: Link, box: str) -> None:
     assert made.backend == (box if made.profile.needs_netem else "plain")
     assert made.profile.needs_netem == (made.profile.name in LINES)

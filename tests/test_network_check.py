@@ -81,7 +81,7 @@ BROKEN: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.parametrize(("name", "other"), BROKEN)
 def test_a_link_in_another_state_than_its_profile_breaks_the_promise(name: str, other: dict[str, Any]) -> None:
     with link(catalog.profile("ethernet-100m")) as made:
@@ -91,7 +91,7 @@ def test_a_link_in_another_state_than_its_profile_breaks_the_promise(name: str, 
     assert found["loss to-client"] is True
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.measures
 @pytest.mark.parametrize("name", ["ethernet", "ethernet-100m"])
 def test_a_bucket_that_lets_a_bulk_pass_at_once_is_found_out_though_it_keeps_the_rate(name: str) -> None:
@@ -210,7 +210,7 @@ def test_a_wire_that_nobody_watched_is_unavailable_and_not_zero(tmp_path: Path) 
     assert told["loss_ppm"] is None
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.measures
 def test_an_ordinary_user_proves_the_same_links() -> None:
     names = "keeps_every_promise and (loopback or ethernet) or watched_wire"

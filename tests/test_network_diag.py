@@ -8,7 +8,6 @@ import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-import pytest
 from pyroute2 import DiagSocket
 
 from ingest_bench.network.measure import diag, waits, wire
@@ -59,7 +58,6 @@ def test_connections_are_what_pyroute2_says_of_them() -> None:
             assert 0 <= one.sent_ms_ago - info["tcpi_last_data_sent"] + 1000 < 2000
 
 
-@pytest.mark.slow
 def test_a_receiver_that_reads_nothing_is_a_full_window_of_its_sender(tmp_path: Path) -> None:
     """A real connection, whose ends are looked at as the watchers of a link do it."""
     looks: list[dict[str, object]] = []

@@ -71,7 +71,7 @@ def test_a_line_that_is_longer_and_worse_than_promised_is_found_out(standing: Li
     assert "loss to-client" not in names
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.parametrize("rate_bps", [20 * 10**6, 200 * 10**6])
 def test_a_bucket_behind_a_delay_that_lets_a_bulk_pass_at_once_is_found_out(standing: Link, rate_bps: int) -> None:
     # 10 ms of the rate.

@@ -522,7 +522,7 @@ def test_a_second_fault_at_an_end_whose_child_is_busy_starts_its_own() -> None:
         assert waiting == []
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.netns
 def test_an_ordinary_user_has_the_same_faults() -> None:
     # One direction is as good as the others: whoever makes it, it is another number in the same rule.

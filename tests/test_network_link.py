@@ -256,6 +256,6 @@ def test_namespaces_do_not_see_each_other() -> None:
         assert "here0" not in second.run(("ip", "link"))
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_an_ordinary_user_gets_the_same_links() -> None:
     ordinary_user.repeat(__file__, promised="netns", limit_s=300)

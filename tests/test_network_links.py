@@ -180,7 +180,7 @@ def test_links_that_this_machine_cannot_make_are_told_before_anything_starts() -
         network.require(states(2, peers=(strange,)))
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_all_of_it_as_an_ordinary_user() -> None:
     ordinary_user.repeat(
         __file__, promised="netns", marks="netns and not netem", limit_s=300, names="not ordinary_user"

@@ -94,7 +94,6 @@ def test_a_share_at_an_end_of_the_interval_is_as_far_from_what_was_counted_as_99
     assert (ends[0] == 0, ends[1] == 1) == (lost == 0, lost == sent)
 
 
-@pytest.mark.slow
 def test_the_interval_holds_the_truth_in_about_99_of_100_samples() -> None:
     chance = random.Random(2)  # noqa: S311 - a repeatable simulation
     held = 0

@@ -97,7 +97,7 @@ def standing() -> Iterator[Link]:
         yield made
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_small_packets_wait_for_a_bulk_in_a_fifo_and_hardly_in_queues_of_their_own(standing: Link) -> None:
     found = {}
     for name in ("fifo", "fq_codel", "cake"):
@@ -121,7 +121,7 @@ def test_with_ecn_a_queue_marks_what_it_would_drop_and_the_ends_count_the_same(s
     assert 0 < marking.readings["ecn_marks"] <= marking.marks
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", STATES)
 def test_a_link_with_that_queue_keeps_every_promise(standing: Link, name: str) -> None:
     standing.change(state(STATES[name]))

@@ -272,7 +272,6 @@ def test_a_version_that_is_none_is_told_where_it_matters() -> None:
     assert not guest.has_too_wide_registers("User Mode\n", "processor\t: 0\n")
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the call has another number on other processors")
 def test_a_program_can_be_started_without_the_call_that_reads_wide_registers() -> None:
     # No process has this pid: without the filter each of the two calls would say so (ESRCH).
@@ -445,7 +444,7 @@ with link(Profile(name="x", to_server=Impairment(delay_ns=10**6)), netem="uml"):
         assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.netem
 @pytest.mark.usefixtures("_uml")
 def test_an_ordinary_user_gets_the_same_box() -> None:

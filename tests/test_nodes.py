@@ -39,13 +39,13 @@ NODES = [
     pytest.param(
         {"name": "opensearch", "allocator": "pooled", "gc": "parallel"},
         {"allocator": "pooled", "collectors": "PS MarkSweep, PS Scavenge"},
-        marks=[*opensearch, pytest.mark.long],
+        marks=[*opensearch, pytest.mark.nightly],
         id="opensearch-2-pooled-parallel",
     ),
     pytest.param(
         {"name": "opensearch", "version": "3.8.0", "gc": "zgc", "receive_predictor_bytes": (524288,)},
         {"version": "3.8.0", "receive_predictor": "524288b"},
-        marks=[*opensearch, pytest.mark.ordinary, pytest.mark.long],
+        marks=[*opensearch, pytest.mark.ordinary, pytest.mark.nightly],
         id="opensearch-3-zgc",
     ),
     pytest.param(
@@ -63,19 +63,19 @@ NODES = [
             "receive_predictor_bytes": (65536, 524288),
         },
         {"allocator": "pooled", "receive_predictor": "65536b..524288b"},
-        marks=[*elasticsearch, pytest.mark.long],
+        marks=[*elasticsearch, pytest.mark.nightly],
         id="elasticsearch-5-g1-adaptive",
     ),
     pytest.param(
         {"name": "elasticsearch", "version": "7.17.29", "allocator": "pooled"},
         {"version": "7.17.29", "allocator": "pooled"},
-        marks=[*elasticsearch, pytest.mark.ordinary, pytest.mark.long],
+        marks=[*elasticsearch, pytest.mark.ordinary, pytest.mark.nightly],
         id="elasticsearch-7-pooled",
     ),
     pytest.param(
         {"name": "elasticsearch", "version": "8.19.21", "allocator": "pooled", "heap_bytes": (1 << 30) + (64 << 20)},
         {"version": "8.19.21", "allocator": "elasticsearch_configured"},
-        marks=[*elasticsearch, pytest.mark.ordinary, pytest.mark.long],
+        marks=[*elasticsearch, pytest.mark.ordinary, pytest.mark.nightly],
         id="elasticsearch-8",
     ),
 ]
@@ -128,7 +128,7 @@ def skip_without_java(asked: TargetOptions) -> None:
         pytest.skip(str(error))
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("name", "version"),
     [
@@ -193,7 +193,7 @@ def options_of_the_script(java: Java, dist: Path, parser: str, heap_bytes: int) 
     return set(system.run(argv, timeout_s=120).split())
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.ordinary
 @pytest.mark.opensearch
 @pytest.mark.netns

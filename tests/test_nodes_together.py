@@ -7,7 +7,6 @@ import io
 
 import made_runs as made
 import made_summaries
-import pytest
 
 from ingest_bench.analysis.run import nodes
 from ingest_bench.analysis.run.columns import COLUMNS
@@ -185,7 +184,6 @@ def test_the_node_that_was_waited_for_is_the_one_that_stands_out() -> None:
     assert plots_nodes.longest_wait([]) is None
 
 
-@pytest.mark.slow
 def test_a_picture_shows_each_node_of_each_cell_and_nothing_where_there_is_one() -> None:
     waits = ({"waited_for_ms_mean": 0.5}, {"waited_for_ms_mean": 465.0}, {"waited_for_ms_mean": None})
     cells = [made_summaries.summary({"fault": fault}, nodes=waits) for fault in ("none", "paused")]

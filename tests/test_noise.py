@@ -21,7 +21,6 @@ from ingest_bench.experiment import order, spec
 from ingest_bench.report.tables import noise_table as shown
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("comparisons", [1, 20])
 @pytest.mark.parametrize("runs", [3, 5, 20])
 def test_a_change_that_is_called_detectable_is_found_four_times_of_five(runs: int, comparisons: int) -> None:
@@ -92,7 +91,6 @@ def test_each_run_has_its_twin_beside_it_and_either_is_the_first() -> None:
     assert {run.id for run in ordered.runs} >= {"network=loopback+receive_predictor=32KiB+side=A/1"}
 
 
-@pytest.mark.slow
 def test_an_experiment_without_factors_and_one_too_large() -> None:
     ordered = order.order(spec.load("quickstart", ["network=loopback", "receive_predictor=32KiB"], replicates=3))
     assert {run.id.partition("side=")[2] for run in order.against_itself(ordered).runs} == {
@@ -104,7 +102,6 @@ def test_an_experiment_without_factors_and_one_too_large() -> None:
         plans(What(experiment="quickstart", against_itself=3, replicates=3))
 
 
-@pytest.mark.slow
 def test_the_table_says_what_would_be_noise_and_nothing_where_there_are_no_sides() -> None:
     runs = [
         made.summary({"network": "ethernet", "side": side}, replicate, seed=seed)
@@ -125,7 +122,6 @@ def test_the_table_says_what_would_be_noise_and_nothing_where_there_are_no_sides
     assert shown.table([made.summary({"network": "ethernet"}, replicate) for replicate in (1, 2)]) == []
 
 
-@pytest.mark.slow
 def test_the_file_has_the_noise_of_every_column_that_can_be_compared() -> None:
     runs = [
         made.summary({"network": "ethernet", "side": side}, replicate, seed=seed)

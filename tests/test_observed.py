@@ -106,7 +106,7 @@ def remarks(measured: list[Measured]) -> list[str]:
     return [item.text for item in measured if isinstance(item, Remark)]
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @on_each_java
 def test_every_probe_sees_exactly_what_the_sink_counted_while_it_watched(
     server: Served, jvm: Attached, raw: Path
@@ -153,7 +153,7 @@ def test_every_probe_sees_exactly_what_the_sink_counted_while_it_watched(
         assert seen["kernel_reads"] == seen["reads_recorded"]
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_jvm_that_runs_already_is_recorded_for_profiling_too_and_also_without_a_probe(
     server: Served, jvm: Attached, raw: Path
 ) -> None:
@@ -166,7 +166,7 @@ def test_a_jvm_that_runs_already_is_recorded_for_profiling_too_and_also_without_
     assert "jdk.SocketRead" not in types or types["jdk.SocketRead"] < 40
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.parametrize("server", [25], indirect=True)
 def test_another_recording_of_the_jvm_hides_no_read(server: Served, jvm: Attached, raw: Path) -> None:
     jvm.ask("JFR.start", "name=other", "settings=default")
@@ -184,7 +184,7 @@ def test_another_recording_of_the_jvm_hides_no_read(server: Served, jvm: Attache
     assert seen["bytes_read"] == after["bytes_read"] - before["bytes_read"]
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_second_time_holds_nothing_of_the_first(server: Served, jvm: Attached, tmp_path: Path) -> None:
     seen, true = [], []
     for name in ("first", "second"):
@@ -201,7 +201,7 @@ def test_a_second_time_holds_nothing_of_the_first(server: Served, jvm: Attached,
     assert seen == true
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_failure_in_the_block_leaves_nothing_in_the_jvm(server: Served, jvm: Attached, raw: Path) -> None:
     before = switched_on(jvm)
     with pytest.raises(RunFailed, match="answered 404"), watched(["reads", "gc"], jvm, raw):
@@ -212,7 +212,7 @@ def test_a_failure_in_the_block_leaves_nothing_in_the_jvm(server: Served, jvm: A
     nothing_is_left()
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_nobody_else_can_observe_the_same_jvm(jvm: Attached, raw: Path) -> None:
     with (
         watched(["gc"], jvm, raw),
@@ -222,7 +222,7 @@ def test_nobody_else_can_observe_the_same_jvm(jvm: Attached, raw: Path) -> None:
         pytest.fail("it is taken")
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_time_limit_ends_all_of_it_and_is_told(jvm: Attached, raw: Path) -> None:
     before = switched_on(jvm)
     with (
@@ -232,7 +232,7 @@ def test_a_time_limit_ends_all_of_it_and_is_told(jvm: Attached, raw: Path) -> No
         wait_until(lambda: switched_on(jvm) == before)
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_whoever_ends_us_nothing_stays_in_the_jvm(number: signal.Signals, jvm: Attached, raw: Path) -> None:
     before = switched_on(jvm)
@@ -272,7 +272,7 @@ def test_a_refused_log_leaves_no_recording(jvm: Attached, raw: Path) -> None:
     assert switched_on(jvm) == before
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_jvm_that_ends_meanwhile_leaves_its_recording(tmp_path: Path, raw: Path) -> None:
     with visible(), served(tmp_path, TargetOptions(name="sink", heap_bytes=64 << 20)) as server:
         with watched(["reads", "gc"], attach(server.process.jvm_pid), raw):
@@ -283,7 +283,7 @@ def test_a_jvm_that_ends_meanwhile_leaves_its_recording(tmp_path: Path, raw: Pat
         assert ledger.show() == []
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_jvm_that_is_killed_meanwhile_is_no_error_of_the_probes(tmp_path: Path, raw: Path) -> None:
     with visible(), served(tmp_path, TargetOptions(name="sink", heap_bytes=64 << 20)) as server:
         jvm = attach(server.process.jvm_pid)

@@ -57,7 +57,6 @@ def test_handshakes_keep_break_or_leave_open_a_promise(
     assert kept(profile, before, now) == expected
 
 
-@pytest.mark.slow
 def test_a_name_of_ipv6_alone_is_asked_by_it_and_its_segments_are_shorter(monkeypatch: pytest.MonkeyPatch) -> None:
     known = socket.getaddrinfo
     monkeypatch.setattr(socket, "getaddrinfo", lambda _host, port, **words: known("::1", port, **words))
@@ -70,7 +69,6 @@ def test_a_name_of_ipv6_alone_is_asked_by_it_and_its_segments_are_shorter(monkey
     assert kept(Profile(name="plain"), NEAR, dataclasses.replace(NEAR, is_ipv6=True))["mss"] is False
 
 
-@pytest.mark.slow
 def test_who_refuses_is_not_flooded_and_another_address_of_the_name_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     known, tried = socket.getaddrinfo, []
     connect = socket.socket.connect

@@ -96,7 +96,6 @@ def test_an_error_in_unknown_words_is_of_another_kind(tmp_path: Path) -> None:
     assert found.kind == "other"
 
 
-@pytest.mark.slow
 def test_a_line_of_any_length_fits_into_memory_and_what_it_says_into_a_sentence(tmp_path: Path) -> None:
     log = tmp_path / "server.log"
     with log.open("wb") as file:

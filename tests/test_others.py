@@ -22,7 +22,6 @@ with others.marked(Path(sys.argv[1])):
 """
 
 
-@pytest.mark.slow
 def test_an_experiment_is_seen_by_others_while_it_runs_and_not_by_itself() -> None:
     path = Path("/somewhere/with a space") / ("long" * 40) / "results/links"
     assert not any(one.endswith("results/links") for one in others.experiments())
@@ -81,7 +80,6 @@ def test_the_cpu_time_of_others_is_what_is_not_ours(all_s: float, ours_s: float,
     assert others.cpu(before, before, 2) == ""
 
 
-@pytest.mark.slow
 def test_what_our_children_used_is_ours_once_they_have_ended() -> None:
     before = Used.now()
     subprocess.run([sys.executable, "-c", "for _ in range(3_000_000): pass"], check=True)

@@ -81,7 +81,6 @@ def test_a_plan_keeps_the_whole_server_so_that_nothing_else_is_measured_when_it_
     assert layout.open_results(folder).plan == found
 
 
-@pytest.mark.slow
 def test_a_key_of_the_file_is_a_factor(tmp_path: Path) -> None:
     found = planned(
         written(tmp_path), "server.protocol.format=array,lines", "network=loopback", "server.start.java=17,25"
@@ -268,7 +267,6 @@ def test_a_file_that_is_not_there_is_named() -> None:
         planned("/nowhere.toml")
 
 
-@pytest.mark.slow
 def test_a_track_is_for_servers_with_indices(tmp_path: Path) -> None:
     track = str(Path(__file__).parent / "data" / "track")
     fixed: dict[str, Any] = {"file": written(tmp_path), "track": {"path": track}}

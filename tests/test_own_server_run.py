@@ -74,7 +74,7 @@ def changed_absolute(place: Place) -> str:
 COUNT = ('[count]\npath = "/count"\njson = "documents.stored"\n', "")
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.parametrize("user", USERS)
 def test_a_jetty_behind_a_shaped_link_is_measured_as_one_of_ours(user: int | None) -> None:
     with commands.place(user) as place:
@@ -92,7 +92,7 @@ def test_a_jetty_behind_a_shaped_link_is_measured_as_one_of_ours(user: int | Non
     assert all(promise["kept"] for promise in record["promises"])
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.parametrize("wanted", ["single", "lines"])
 def test_another_form_of_the_requests_is_one_setting(here: Place, wanted: str) -> None:
     # The example reads arrays alone: of lines it takes the first, and of single documents none.
@@ -118,7 +118,7 @@ def test_another_form_of_the_requests_is_one_setting(here: Place, wanted: str) -
         assert int(found["documents_acked"]) >= int(found["requests"])
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_server_that_cannot_be_counted_says_so_in_every_summary(here: Place) -> None:
     code, said = ran(here, "--target", changed(here, COUNT), *SHORT)
     assert code == 0, said
@@ -130,7 +130,7 @@ def test_a_server_that_cannot_be_counted_says_so_in_every_summary(here: Place) -
         assert "cannot be counted" in (here.results[-1] / name).read_text()
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.parametrize("started", ["java", "exec java"])
 def test_a_command_that_starts_the_jvm_or_becomes_it_is_watched_like_any(here: Place, started: str) -> None:
     # The server's classes, as a start script of its own would have them.
@@ -160,7 +160,7 @@ def test_a_command_that_starts_the_jvm_or_becomes_it_is_watched_like_any(here: P
     assert (code, 'its output has no "NOTE: Picked up JDK_JAVA_OPTIONS"' in said) == (3, True), said
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_server_that_runs_already_is_one_of_your_own_too(here: Place, tmp_path: Path) -> None:
     options = spec.target_options({"file": changed_absolute(here)}, "target")
     with running(tmp_path, options) as (http, process):
@@ -174,7 +174,7 @@ def test_a_server_that_runs_already_is_one_of_your_own_too(here: Place, tmp_path
         assert found["bytes_read"] == found["bytes_sent"]
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("changes", "code", "said"),
     [

@@ -42,7 +42,6 @@ class Tags(HTMLParser):
         assert self.open.pop() == tag
 
 
-@pytest.mark.slow
 def test_the_page_is_well_formed_and_wants_only_files_that_the_reports_write() -> None:
     runs = [made.with_series(run) for run in FOUR]
     files = {name: content for report in REPORTS.values() for name, content in report(runs).items()}
@@ -60,7 +59,6 @@ def test_the_page_is_well_formed_and_wants_only_files_that_the_reports_write() -
     assert len([name for name in files if "time-" in name]) == 4
 
 
-@pytest.mark.slow
 def test_cells_that_differ_in_a_letter_that_no_file_name_has_both_have_a_picture_over_time() -> None:
     runs = [made.with_series(made.summary({"workload": name})) for name in ("my_docs", "my-docs")]
     names = sorted(name for name in REPORTS["pictures"](runs) if "time-" in name)
@@ -68,7 +66,6 @@ def test_cells_that_differ_in_a_letter_that_no_file_name_has_both_have_a_picture
     assert "report/time-workload=my-docs.png" in names
 
 
-@pytest.mark.slow
 def test_nothing_on_the_page_comes_from_elsewhere() -> None:
     text = page.index([made.with_series(run) for run in FOUR], {"reads.png": page.Picture(b"x", "x")})
     # The only address is the name of SVG for the script, which nobody asks anything.
@@ -77,7 +74,6 @@ def test_nothing_on_the_page_comes_from_elsewhere() -> None:
     ]
 
 
-@pytest.mark.slow
 def test_a_title_has_what_differs_between_the_cells_and_nothing_else() -> None:
     alike = [made.changed(run, cell=f"{run.cell}+heap=1g", levels={**run.levels, "heap": "1g"}) for run in FOUR]
     text = page.index(alike, {})
@@ -85,7 +81,6 @@ def test_a_title_has_what_differs_between_the_cells_and_nothing_else() -> None:
     assert "heap 1g" not in text
 
 
-@pytest.mark.slow
 def test_a_name_from_a_run_cannot_become_markup() -> None:
     bad = made.changed(FOUR[0], state="invalid", reason="<img src=x onerror=alert(1)>")
     text = page.index([bad, *FOUR[1:]], {})
@@ -93,21 +88,18 @@ def test_a_name_from_a_run_cannot_become_markup() -> None:
     assert "&lt;img src=x" in text
 
 
-@pytest.mark.slow
 def test_the_layers_are_drawn_only_when_allocations_were_measured() -> None:
     assert "report/layers.png" in REPORTS["pictures"](FOUR)
     without = [made.changed(run, values={"outside_tlab_network_bytes": None}) for run in FOUR]
     assert "report/layers.png" not in REPORTS["pictures"](without)
 
 
-@pytest.mark.slow
 def test_an_experiment_without_a_valid_run_still_has_a_page_that_says_so() -> None:
     files = REPORTS["pictures"]([made.changed(run, state="failed", reason="it died") for run in FOUR])
     assert "No valid run" in files["report/index.html"].decode()
     assert "it died" in files["report/index.html"].decode()
 
 
-@pytest.mark.slow
 def test_histograms_and_response_times_of_all_cells_share_an_axis() -> None:
     rows = cells.group(FOUR)
     drawn = distributions.reads(rows).split("<h3>")[1:]
@@ -150,7 +142,6 @@ def test_reads_of_one_byte_have_a_bar() -> None:
     assert (float(width) > 5, float(height)) == (True, 100)
 
 
-@pytest.mark.slow
 def test_a_long_run_keeps_its_peaks_and_what_is_no_number_is_left_out() -> None:
     run = made.with_series(FOUR[0])
     moments = tuple(made.START_NS + second * 10**9 for second in range(86_400))
@@ -203,7 +194,6 @@ def test_beside_response_times_stands_what_the_closed_loop_hides_of_them() -> No
     assert "closed loop" not in curve
 
 
-@pytest.mark.slow
 def test_each_stall_is_in_a_table_and_its_cause_is_on_the_axis_of_time() -> None:
     run = made.with_series(FOUR[0], fault=True)
     text = page.index([run, *FOUR[1:]], {})
@@ -221,7 +211,6 @@ def test_each_stall_is_in_a_table_and_its_cause_is_on_the_axis_of_time() -> None
     assert "20.00-31.00 s" not in text
 
 
-@pytest.mark.slow
 def test_the_finding_stands_first_on_the_page() -> None:
     body = page.index(FOUR, {}).partition("<body")[2].partition(">")[2]
     first, second = re.findall(r"<(?:h1|h2|p|table)[ >].*", body)[:2]

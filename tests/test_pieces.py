@@ -52,7 +52,6 @@ def on_disk(folder: Path, parts: Sequence[Samples]) -> SampleFiles:
     return SampleFiles(paths)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("is_open", [False, True])
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_load_that_is_read_in_pieces_has_the_same_summary(

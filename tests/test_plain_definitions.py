@@ -117,7 +117,6 @@ def test_who_waits_for_a_slow_answer_sends_nothing_meanwhile() -> None:
     assert row["idle_while_waiting_s"] == pytest.approx(idle_ns / 1e9 / len(users))
 
 
-@pytest.mark.slow
 def test_the_steps_of_waiting_and_the_answers_in_them() -> None:
     found = every()
     # Slow is what takes more than a second here: ten medians of 100 ms.
@@ -335,7 +334,6 @@ def test_the_most_that_a_machine_can_send_is_a_rate_and_a_little_more_is_none(un
         rates.check_rate(Rate(per_s=most + 0.5, unit=unit))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("percent", [10, 50, 90, 99, 99.9, 99.99])
 def test_a_percentile_has_exactly_the_place_that_its_share_says(percent: float) -> None:
     share = Fraction(str(percent)) / 100

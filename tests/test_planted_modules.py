@@ -52,14 +52,14 @@ def here(request: pytest.FixtureRequest) -> Iterator[Planted]:
         yield made
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.parametrize("words", [("doctor",), ("list",), ("plan", "quickstart"), ("net", "check", "ethernet")])
 def test_what_looks_at_the_machine_starts_nothing_of_the_folder(here: Planted, words: tuple[str, ...]) -> None:
     code, *said = here.does(*words)
     assert (code, here.ran) == (0, []), said
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_run_with_every_probe_and_what_is_made_of_it_start_nothing_of_the_folder(here: Planted) -> None:
     code, *said = here.does("run", "watched.toml", "--out", "out")
     assert (code, here.ran) == (0, []), said
@@ -71,19 +71,19 @@ def test_a_run_with_every_probe_and_what_is_made_of_it_start_nothing_of_the_fold
         assert (code, here.ran) == (0, []), said
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_run_with_forged_packets_starts_nothing_of_the_folder(here: Planted) -> None:
     code, *said = here.does("run", "reset.toml", "--out", "reset")
     assert (code, here.ran) == (0, []), said
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_calibration_starts_nothing_of_the_folder(here: Planted) -> None:
     code, *said = here.does("calibrate", "--set", "bulk=64KiB", "--set", "processes=2", "--out", "calibrated")
     assert (code, here.ran) == (0, []), said
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_worker_and_an_attached_jvm_start_nothing_of_the_folder(here: Planted) -> None:
     bind = f"127.0.0.1:{free_port()}"
     # Not below pytest's folder: a server that has to walk through a closed one lets no ordinary user attach.
@@ -112,7 +112,7 @@ def test_a_users_command_runs_as_typed_in_the_users_own_folder_and_environment(h
     (here.folder / "marks" / "uname, uid 0").unlink()
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.skipif(not system.is_root(), reason="this needs root")
 @pytest.mark.parametrize("end", ["its time is over", "restore", "SIGKILL"])
 def test_a_shaped_interface_is_put_back_by_nothing_of_the_folder(tmp_path: Path, end: str) -> None:

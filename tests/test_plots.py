@@ -87,7 +87,6 @@ PICTURES: dict[str, Callable[[], bytes | None]] = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", PICTURES)
 def test_no_text_of_a_picture_lies_on_another_or_leaves_the_page(name: str) -> None:
     with figures() as saved:
@@ -114,7 +113,6 @@ def assert_readable(figure: Figure) -> None:
         assert width < 1 or height < 1, (first, second)
 
 
-@pytest.mark.slow
 def test_bars_are_as_high_beneath_many_long_levels_and_each_is_beside_its_name() -> None:
     with figures() as saved:
         plots_layers.layers(FOUR)
@@ -133,12 +131,10 @@ def test_bars_are_as_high_beneath_many_long_levels_and_each_is_beside_its_name()
     assert heights[1] == pytest.approx(heights[0], rel=0.01)
 
 
-@pytest.mark.slow
 def test_the_same_summaries_give_the_same_bytes() -> None:
     assert plots.overview(FOUR) == plots.overview(FOUR)
 
 
-@pytest.mark.slow
 def test_an_invalid_run_is_not_in_the_picture_and_the_picture_says_so() -> None:
     bad = made.changed(FOUR[0], state="invalid", reason="bytes differ", values={"docs_per_s_mean": 9e8})
     with figures() as saved:
@@ -147,7 +143,6 @@ def test_an_invalid_run_is_not_in_the_picture_and_the_picture_says_so() -> None:
     assert "450,0" not in words(saved[0])
 
 
-@pytest.mark.slow
 def test_the_wire_has_a_panel_only_when_it_was_captured() -> None:
     with figures() as saved:
         plots.overview(FOUR)
@@ -156,7 +151,6 @@ def test_the_wire_has_a_panel_only_when_it_was_captured() -> None:
     assert "Wire frames" in words(saved[1])
 
 
-@pytest.mark.slow
 def test_a_picture_over_time_says_what_its_closed_loop_hides() -> None:
     run = made.with_series(FOUR[0])
     # Of 60 s: one is no news, eight are.
@@ -170,7 +164,6 @@ def test_a_picture_over_time_says_what_its_closed_loop_hides() -> None:
     assert "closed loop" not in words(saved[1])
 
 
-@pytest.mark.slow
 def test_a_cell_out_of_memory_says_so_in_its_row() -> None:
     oom = [made.changed(run, state="oom", values={"out_of_memory": "direct"}) for run in FOUR]
     runs = [gone if run.cell == FOUR[0].cell else run for run, gone in zip(FOUR, oom, strict=True)]
@@ -236,7 +229,6 @@ def test_the_headline_compares_what_differs_by_a_tenth(ratio: float, said: str |
         assert found.endswith(said)
 
 
-@pytest.mark.slow
 def test_a_run_with_failed_requests_shows_the_acknowledged_ones_too_and_says_how_many_failed() -> None:
     whole = made.changed(made.with_series(FOUR[0]), values={"response_ms_p99": 412.0, "response_ms_max": 900.0})
     some = made.changed(whole, values={"requests_failed": 48})
@@ -274,7 +266,6 @@ def test_conditions_break_between_their_parts_without_a_dot_at_either_end() -> N
     assert separated([]) == ""
 
 
-@pytest.mark.slow
 def test_a_matplotlibrc_of_the_current_folder_changes_no_picture() -> None:
     def picture() -> bytes:
         with plots_style.style():
@@ -287,7 +278,6 @@ def test_a_matplotlibrc_of_the_current_folder_changes_no_picture() -> None:
         assert picture() == plain
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("letter", ["x", "0", "W", "a ", "\\n"])
 def test_a_level_of_200_characters_stands_in_the_pictures_without_its_middle(letter: str) -> None:
     columns = {"outside_tlab_network_bytes": 5e9, "outside_tlab_total_bytes": 5e9}
@@ -316,7 +306,6 @@ def test_a_short_label_is_drawn_as_it_is() -> None:
         assert plots_style.text_width_in(drawn, long, 17) <= 4.0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("started", [0, -(2**62), 2**62, made.START_NS - 10**18])
 def test_a_fault_from_another_time_than_its_load_does_not_keep_a_picture_from_being_drawn(started: int) -> None:
     run = made.with_series(made.experiment(replicates=1, network=["ethernet"])[0])
@@ -325,7 +314,6 @@ def test_a_fault_from_another_time_than_its_load_does_not_keep_a_picture_from_be
     assert plots_time.timeline(made.changed(run, faults=faults))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gc_pause_ms", "large_allocation_bytes"])
 def test_what_was_before_the_load_does_not_scale_a_panel(name: str) -> None:
     run = made.with_series(FOUR[0])
@@ -358,7 +346,6 @@ def stall(begin_s: float, end_s: float, cause: str = "") -> Stall:
     )
 
 
-@pytest.mark.slow
 def test_stalls_are_hatched_and_named_where_their_name_has_room() -> None:
     run = made.with_series(made.experiment(replicates=1, network=["ethernet"])[0])
     end_s = ((run.measure_end_ns or 0) - made.START_NS) / 10**9
@@ -397,7 +384,6 @@ def with_large(run: Summary, largest: int, faults: int) -> Summary:
     return made.changed(run, series={**run.series, line.name: line}, faults=happened, values=values)
 
 
-@pytest.mark.slow
 def test_large_allocations_stand_beside_the_heap_of_the_same_run() -> None:
     runs = made.experiment(replicates=1, network=["loopback", "ethernet"])
     assert plots_large.large(runs) is None
@@ -410,7 +396,6 @@ def test_large_allocations_stand_beside_the_heap_of_the_same_run() -> None:
     assert said.count("256 MiB") == 2
 
 
-@pytest.mark.slow
 def test_the_lines_of_faults_beside_large_allocations_are_named_whichever_cell_has_them() -> None:
     runs = made.experiment(replicates=1, network=["loopback", "ethernet"])
     kinds = ("compact_memory", "memory_pressure", "partition", "flush")
@@ -425,7 +410,6 @@ def test_the_lines_of_faults_beside_large_allocations_are_named_whichever_cell_h
     assert_readable(drawn[0])
 
 
-@pytest.mark.slow
 def test_a_large_allocation_before_the_measurement_does_not_scale_those_within() -> None:
     run = with_large(FOUR[0], 8 << 20, 0)
     line = run.series["large_allocation_bytes"]
@@ -435,7 +419,6 @@ def test_a_large_allocation_before_the_measurement_does_not_scale_those_within()
     assert drawn[0].axes[1].get_ylim()[1] < 1 << 30
 
 
-@pytest.mark.slow
 def test_a_run_without_any_large_allocation_is_drawn_and_says_so() -> None:
     (run,) = made.experiment(replicates=1, network=["loopback"])
     empty = made.changed(
@@ -446,7 +429,6 @@ def test_a_run_without_any_large_allocation_is_drawn_and_says_so() -> None:
     assert "none of 1 MiB or more" in [text.get_text() for text in texts(drawn[0])]
 
 
-@pytest.mark.slow
 def test_a_fault_that_happens_again_and_again_is_named_once() -> None:
     (run,) = made.experiment(replicates=1, network=["loopback"])
     with figures() as drawn:

@@ -86,7 +86,7 @@ def run(raw: Path, java: Path, *arguments: str) -> str:
     return system.run(["env", "-C", str(raw.parent), str(java), *arguments], timeout_s=120, check=False)
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_million_reads_are_found_exactly_as_the_server_counted_them(java: Path, classes: Path, raw: Path) -> None:
     said = counted(system.run(serve(java, classes, raw, 700_000, "exit"), timeout_s=300))
     assert said["reads"] > 1_000_000
@@ -115,7 +115,7 @@ def test_reads_of_other_connections_and_outside_the_measurement_stay_out(java: P
     assert readings(measured)["bytes_read"] == said["bytes"]
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_killed_server_leaves_what_it_had_recorded_and_the_loss_is_said(java: Path, classes: Path, raw: Path) -> None:
     output = raw / "output"
     process = system.start(serve(java, classes, raw, 300_000, "wait"), stdout=output)
@@ -237,7 +237,7 @@ def test_a_server_that_ran_out_of_heap_leaves_its_recording(java: Path, classes:
     assert seen["heap_after_gc_max_bytes"] > 32 << 20
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_the_host_probe_sees_the_cpu_and_the_threads_of_a_jvm(java: Path, classes: Path, raw: Path) -> None:
     start_ns = time.time_ns()
     process = system.start(serve(java, classes, raw, 400_000, "wait"), stdout=raw / "output")

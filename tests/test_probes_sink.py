@@ -67,7 +67,7 @@ def histogram(measured: list[Measured], name: str) -> dict[int, int]:
     return next(item.counts for item in measured if isinstance(item, Histogram) and item.name == name)
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_more_than_a_million_reads_are_exactly_those_that_the_sink_counted(tmp_path: Path, raw: Path) -> None:
     with served(tmp_path, sink(17, 128), jvm_options(["reads", "gc"], raw, 17)) as server:
         bulks(server, 33, 1000)
@@ -83,7 +83,7 @@ def test_more_than_a_million_reads_are_exactly_those_that_the_sink_counted(tmp_p
     assert readings(measured)["bytes_read"] == truth["bytes_read"]
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.parametrize("java", [11, 17, 25])
 @pytest.mark.parametrize("buffers", ["heap", "direct"])
 def test_reads_are_exact_on_each_java_with_each_kind_of_buffer(
@@ -112,7 +112,7 @@ def test_buffers_that_the_sink_asked_for_are_the_network_layers_allocations(tmp_
     assert seen["outside_tlab_network_count"] >= counted["buffers_allocated"]
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.bpf
 @pytest.mark.parametrize(("java", "buffers"), [(11, "heap"), (17, "heap"), (17, "direct"), (25, "heap")])
 def test_the_kernel_sees_the_reads_that_the_sink_counted_and_their_room(
@@ -128,7 +128,7 @@ def test_the_kernel_sees_the_reads_that_the_sink_counted_and_their_room(
     assert seen["read_waste_bytes_mean"] == pytest.approx(1024 - bytes_read / reads)
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.bpf
 @pytest.mark.parametrize("java", [11, 17, 25])
 def test_reads_of_native_epoll_are_seen_by_the_kernel_alone_and_the_recording_says_so(

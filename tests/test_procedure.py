@@ -123,7 +123,6 @@ def test_nobody_asks_in_the_cell_that_those_who_ask_are_compared_with() -> None:
         assert sent(found, "load").plan.options.query_users == 0
 
 
-@pytest.mark.slow
 def test_a_track_is_done_step_by_step_and_counts_all_its_indices() -> None:
     found = track()
     assert [one.name for one in found.parts] == [
@@ -146,7 +145,6 @@ def test_a_track_is_done_step_by_step_and_counts_all_its_indices() -> None:
     assert len({rides.out, sent(found, "index-places").plan.out}) == 2
 
 
-@pytest.mark.slow
 def test_a_step_with_a_time_period_lasts_so_long() -> None:
     update = sent(track(challenge="update"), "update-rides").plan
     assert (update.until_sent, update.options.measure_ns) == (False, 60 * SECOND)
@@ -154,7 +152,6 @@ def test_a_step_with_a_time_period_lasts_so_long() -> None:
     assert update.options.action.pipeline == "clean"
 
 
-@pytest.mark.slow
 def test_the_first_error_ends_a_step_unless_the_track_lets_it_pass(tmp_path: Path) -> None:
     folder = Path(shutil.copytree(FOLDER, tmp_path / "track"))
     options = LoadOptions(track=TrackChoice(path=str(folder)), on_error="abort")
@@ -188,7 +185,6 @@ def test_an_index_is_created_filled_and_searched_by_the_same_name_whatever_is_in
     assert Bulk(path=path, action=BulkAction()).url_path == f"{encoded}/_bulk"
 
 
-@pytest.mark.slow
 def test_a_track_that_deletes_is_refused_on_a_server_that_is_not_ours() -> None:
     options = LoadOptions(track=TrackChoice(path=str(FOLDER)))
     with pytest.raises(SpecError, match=r"deletes what it declares \(delete-index\), on a server that is not ours"):
@@ -213,7 +209,6 @@ def test_faults_need_a_measurement_of_known_length() -> None:
         procedure.check(cell(LoadOptions(track=TrackChoice(path=str(FOLDER))), faults=(fault,)))
 
 
-@pytest.mark.slow
 def test_a_damaged_corpus_of_a_track_is_found_before_anything_starts(tmp_path: Path) -> None:
     folder = Path(shutil.copytree(FOLDER, tmp_path / "track"))
     (folder / "rides.json").write_text('{"n": 1}\n{"n": \n')
@@ -226,7 +221,6 @@ def ordered(*overrides: str) -> Plan:
     return order.order(spec.load("track", overrides, fixed=fixed))
 
 
-@pytest.mark.slow
 def test_the_plan_of_a_track_holds_all_that_repeats_it() -> None:
     again = records.from_json(Plan, json.loads(json.dumps(records.to_json(ordered("heap=1g,2g")))))
     assert again == ordered("heap=1g,2g")
@@ -235,7 +229,6 @@ def test_the_plan_of_a_track_holds_all_that_repeats_it() -> None:
     assert campaign.check(again) == ("skipped: recent (search)", "skipped: sleep")
 
 
-@pytest.mark.slow
 def test_a_parameter_of_a_track_may_be_a_factor() -> None:
     runs = ordered("track.parameters.bulk_size=10,20").runs
     sizes = {sent(procedure.check(run.cell), "index-rides").plan.options.bulk_documents for run in runs}
@@ -263,7 +256,6 @@ def test_a_load_that_ended_within_its_warm_up_is_measured_from_its_start() -> No
     assert reports.joined([short]).warm_up_end_ns == made_runs.START
 
 
-@pytest.mark.slow
 def test_every_workload_has_a_procedure_on_every_target() -> None:
     for name in ("geonames", "geopoint", "nyc_taxis", "percolator", "pmc"):
         for target in ("sink", "opensearch"):

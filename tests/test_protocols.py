@@ -376,7 +376,6 @@ def bodies(wire: Wire, corpus: Corpus | None = None, **options: Any) -> Iterator
     return source.open_source(workload, chosen, protocol, corpus=corpus, pool_bytes=1).for_user(0)
 
 
-@pytest.mark.slow
 def test_a_workload_goes_by_every_protocol(speech: Spoken) -> None:
     for body in itertools.islice(bodies(speech.wire, bulk_documents=7), 3):
         assert body.documents == len(speech.read(bytes(body.data))) == min(7, speech.protocol.most_documents or 7)
@@ -390,7 +389,7 @@ def test_a_file_goes_by_every_protocol(speech: Spoken, tmp_path: Path) -> None:
     assert body.documents == (speech.protocol.most_documents or 4)
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.processes
 def test_a_whole_load_is_accounted_for_whatever_the_server_does(speech: Spoken, tmp_path: Path) -> None:
     if speech.is_repeatable or speech.by_a_library:

@@ -142,7 +142,6 @@ REPLIES: dict[str, Callable[[bytes], bytes | None]] = {
 }
 
 
-@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     script=st.lists(st.sampled_from([*REPLIES, *["usual"] * 6]), min_size=1, max_size=12),
@@ -204,7 +203,6 @@ def test_a_body_that_the_kernel_does_not_take_at_once_is_sent_to_its_end() -> No
     assert read > 6_000_000
 
 
-@pytest.mark.slow
 def test_a_request_that_is_not_answered_in_time_times_out_and_the_next_one_goes_on() -> None:
     def reply(body: bytes, number: int) -> bytes:
         if number == 3:
@@ -218,7 +216,6 @@ def test_a_request_that_is_not_answered_in_time_times_out_and_the_next_one_goes_
     assert work.acked == 4
 
 
-@pytest.mark.slow
 def test_a_user_that_is_ended_while_the_loop_sends_leaves_its_ticket_cut_off() -> None:
     def reply(body: bytes, number: int) -> bytes:
         if number == 4:
@@ -270,7 +267,6 @@ def test_what_fails_while_an_answer_is_judged_is_raised_with_a_sample_of_its_req
     assert [OUTCOMES[one.outcome] for one in kept.samples] == ["ok", "ok", "cut-off"]
 
 
-@pytest.mark.slow
 def test_in_an_open_loop_requests_that_are_late_follow_at_once_and_the_others_wait_for_their_time() -> None:
     every_ns = 20 * 10**6
 
@@ -320,7 +316,6 @@ def test_a_server_that_hangs_up_beside_its_answers_is_found_out_at_the_next_requ
     assert user.work.acked == outcomes.count("ok")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("pumps", [False, True])
 @pytest.mark.parametrize("last_words", [b"", answer(b"", "408 Request Timeout", headers="connection: close\r\n")])
 def test_a_connection_that_the_server_ended_while_nothing_was_asked_is_not_used_any_more(

@@ -54,7 +54,7 @@ def counters(server: Served) -> dict[str, Any]:
     return target.counters((server.http,))
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.parametrize("sizes", [(64, 65536), (4096, 524288)])
 def test_the_adaptive_allocator_is_replayed_to_the_byte(sizes: tuple[int, int], tmp_path: Path) -> None:
     asked, reads, counted = run(tmp_path, *sizes)
@@ -66,7 +66,7 @@ def test_the_adaptive_allocator_is_replayed_to_the_byte(sizes: tuple[int, int], 
     assert cost.allocated_bytes == counted["buffer_bytes_allocated"]
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_fixed_buffers_really_cost_what_was_predicted_within_ten_percent(tmp_path: Path) -> None:
     candidates = [Fixed(size * KIB) for size in (4, 16, 32, 64)]
     _, reads, _ = run(tmp_path / "recorded", 256 * KIB)

@@ -214,7 +214,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("words")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("key", [key for key in KEYS if key in RIGHT or "loss" in key or "queue" in key])
 def test_what_is_right_is_taken_by_every_way(folder: Path, key: str) -> None:
     value = RIGHT.get(key) or OTHERS[key.partition(".")[2]]
@@ -224,7 +223,6 @@ def test_what_is_right_is_taken_by_every_way(folder: Path, key: str) -> None:
         check(profile)
 
 
-@pytest.mark.slow
 @examples(150)
 @given(key=st.sampled_from(KEYS), value=TEXTS_OF_A_KEY)
 def test_no_text_of_a_profile_is_a_word_of_a_command(folder: Path, key: str, value: str) -> None:
@@ -232,7 +230,6 @@ def test_no_text_of_a_profile_is_a_word_of_a_command(folder: Path, key: str, val
         check(profile)
 
 
-@pytest.mark.slow
 @examples(250)
 @given(key=st.sampled_from(KEYS), value=VALUES)
 def test_no_other_value_of_a_profile_is_one_either(key: str, value: Any) -> None:
@@ -240,7 +237,6 @@ def test_no_other_value_of_a_profile_is_one_either(key: str, value: Any) -> None
         check(chosen(table(key, value)))
 
 
-@pytest.mark.slow
 @examples(150)
 @given(name=TEXTS)
 def test_no_text_is_the_name_of_an_offload(name: str) -> None:
@@ -250,7 +246,6 @@ def test_no_text_is_the_name_of_an_offload(name: str) -> None:
         assert not re.fullmatch("[a-z0-9][a-z0-9_-]{0,30}", name)
 
 
-@pytest.mark.slow
 @examples(150)
 @given(text=TEXTS_OF_A_KEY)
 def test_an_interface_and_a_host_are_names_of_letters_and_digits(text: str) -> None:

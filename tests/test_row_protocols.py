@@ -120,7 +120,6 @@ def test_a_share_of_the_keys_was_given_before_where_that_is_asked_for(kind: Kind
     assert 50 < body.added() == len(kind.rows(bytes(body.data))) < 150
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", [CQL, THRIFT], ids=lambda kind: kind.name)
 @given(documents=st.lists(st.binary(max_size=300), min_size=1, max_size=20), indices=st.integers(1, 3))
 @settings(max_examples=30, deadline=None)

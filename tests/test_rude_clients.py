@@ -33,14 +33,12 @@ def program(
             yield listener, child
 
 
-@pytest.mark.slow
 def test_clients_that_nobody_answers_end_all_the_same() -> None:
     # Who is not accepted fills the backlog; whoever comes then waits, as in a partition.
     with program("connection-flood", 40, 0) as (_, child):
         assert '"opened": ' in child.rest(misbehaving._END_LIMIT_S / 2)
 
 
-@pytest.mark.slow
 def test_as_many_connections_as_were_asked_for_are_open_at_a_time() -> None:
     with program("slow-bodies", 100, 128, ("prlimit", "--nofile=40:1000")) as (listener, child):
         accepted = [listener.accept()[0] for _ in range(100)]
@@ -49,7 +47,6 @@ def test_as_many_connections_as_were_asked_for_are_open_at_a_time() -> None:
             one.close()
 
 
-@pytest.mark.slow
 def test_more_connections_than_this_process_may_open_are_an_error() -> None:
     with (
         program("slow-bodies", 100, 128, ("prlimit", "--nofile=40:60")) as (_, child),
@@ -58,7 +55,6 @@ def test_more_connections_than_this_process_may_open_are_an_error() -> None:
         misbehaving._ended("slow-bodies", child)
 
 
-@pytest.mark.slow
 def test_a_window_is_closed_by_answers_that_fill_it_and_not_by_a_server_that_stands_still() -> None:
     with program("zero-window", 2, 8) as (listener, child):
         still, filling = (listener.accept()[0] for _ in range(2))
@@ -93,7 +89,6 @@ def asked_again(one: socket.socket) -> bool:
     return one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 3)[2] > 0
 
 
-@pytest.mark.slow
 def test_whoever_vanished_answers_nothing_until_the_fault_ends() -> None:
     skip_without_filters()
     with program("half-open", 2, 8) as (listener, child):
@@ -113,7 +108,6 @@ def under_way(port: int) -> int:
     return sum(row[1].endswith(f":{port:04X}") and row[3] == "03" for row in rows)
 
 
-@pytest.mark.slow
 def test_handshakes_that_nobody_ends_stand_at_the_server_and_are_gone_afterwards() -> None:
     skip_without_filters()
     with program("syn-flood", 20, 64) as (listener, child):

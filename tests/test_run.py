@@ -76,7 +76,7 @@ def test_a_run_of_each_cell_is_measured_and_its_counts_agree(tmp_path: Path) -> 
     assert len((results.path / "summary.csv").read_text().splitlines()) == 3
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.jvm
 @pytest.mark.netns
 def test_a_recording_for_profiling_has_what_the_probes_need_too_and_a_note_says_that_it_cost_something(
@@ -93,7 +93,7 @@ def test_a_recording_for_profiling_has_what_the_probes_need_too_and_a_note_says_
     assert [remark.text for remark in found.remarks if "--jfr profile" in remark.text]
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.jvm
 @pytest.mark.netns
 def test_what_the_sink_allocated_stands_beside_what_its_reads_predict(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_what_the_sink_allocated_stands_beside_what_its_reads_predict(tmp_path: 
     assert answer.output.count("recommended: ") == 3
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.ordinary
 @pytest.mark.jvm
 @pytest.mark.netns
@@ -168,7 +168,7 @@ def test_a_fault_that_cannot_happen_is_refused_before_anything_starts(tmp_path: 
         campaign.preflight(order.order(spec.load(str(tmp_path / "x.toml"))), RunOptions())
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.jvm
 @pytest.mark.netns
 def test_a_measurement_begins_where_its_own_data_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,7 +209,7 @@ def test_a_measurement_begins_where_its_own_data_say(tmp_path: Path, monkeypatch
     assert evaluation.summaries(results) == [summary]
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.jvm
 @pytest.mark.netns
 @pytest.mark.parametrize(
@@ -238,7 +238,7 @@ def test_a_server_that_runs_out_of_memory_is_a_result_with_its_kind_and_its_numb
         assert value > 0
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.jvm
 @pytest.mark.netns
 def test_an_out_of_memory_error_that_a_server_survived_is_told_beside_what_was_measured(
@@ -261,7 +261,7 @@ def test_an_out_of_memory_error_that_a_server_survived_is_told_beside_what_was_m
     assert "the server had an OutOfMemoryError and lived on: direct: " in " ".join(answer.output.split())
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.ordinary
 @pytest.mark.jvm
 @pytest.mark.netns
@@ -298,7 +298,7 @@ def test_a_hopeless_run_is_aborted_while_it_runs_and_says_why_and_ends_with_thre
     assert not list(folder.rglob("*.broken-*"))
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.jvm
 @pytest.mark.netns
 def test_queries_beside_the_indexing_are_counted_apart_from_it(tmp_path: Path) -> None:
@@ -346,7 +346,7 @@ def of_track(folder: Path, choice: str, target: str) -> tuple[Results, Summary, 
     return results, summary, record
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.jvm
 @pytest.mark.netns
 def test_a_track_is_run_as_it_is_and_again_from_its_plan(tmp_path: Path) -> None:
@@ -361,7 +361,7 @@ def test_a_track_is_run_as_it_is_and_again_from_its_plan(tmp_path: Path) -> None
     assert (again.state, again.values["documents_counted"]) == ("measured", 1500)
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.opensearch
 @pytest.mark.netns
 def test_a_track_is_run_on_opensearch_by_two_processes(tmp_path: Path) -> None:
@@ -373,7 +373,7 @@ def test_a_track_is_run_on_opensearch_by_two_processes(tmp_path: Path) -> None:
 STREAMS = Path(__file__).parent / "data" / "streams"
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.opensearch
 @pytest.mark.netns
 def test_parallel_tasks_fill_a_data_stream_and_an_index_at_the_same_time_until_the_named_one_is_done(
@@ -397,7 +397,7 @@ def test_parallel_tasks_fill_a_data_stream_and_an_index_at_the_same_time_until_t
     assert rides["sent_ns"].min() < logs["done_ns"].max()
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.opensearch
 @pytest.mark.netns
 def test_ready_bulk_bodies_are_counted_in_their_own_indices_however_often_they_are_sent(tmp_path: Path) -> None:
@@ -416,7 +416,7 @@ def test_ready_bulk_bodies_are_counted_in_their_own_indices_however_often_they_a
     assert counted == 200 + acked / 2
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.ordinary
 @pytest.mark.opensearch
 @pytest.mark.netns
@@ -436,7 +436,7 @@ def test_an_opensearch_flushes_again_and_again_and_its_large_allocations_are_kno
     assert values["documents_counted"] == values["documents_acked"]
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.jvm
 @pytest.mark.netns
 def test_the_faults_of_a_run_that_ends_out_of_memory_are_kept(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ def explained(command: Command, place: Place) -> None:
     assert f"ingest-bench run --resume {results}" in said[0]
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "stage",
     [
@@ -109,7 +109,7 @@ def test_sigkill_leaves_no_process_and_what_was_measured(
     readable(here, capsys, stage)
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("name", "stage"),
     [
@@ -139,7 +139,7 @@ def test_ctrl_c_on_a_terminal_ends_the_run_in_order(here: Place, capsys: pytest.
     readable(here, capsys, "measure")
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_terminal_that_is_closed_ends_the_run(here: Place, capsys: pytest.CaptureFixture[str]) -> None:
     with nothing_left(), here.command(*LOOPBACK, terminal=True) as command:
         reach(command, "stop")
@@ -157,7 +157,7 @@ def test_ctrl_c_while_the_program_is_loading_is_no_traceback(here: Place, module
     assert "Traceback" not in command.text
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.parametrize("user", USERS)
 def test_an_interrupted_experiment_is_resumed_where_it_stopped(user: int | None) -> None:
     with commands.place(user) as place:

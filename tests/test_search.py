@@ -192,7 +192,6 @@ def step_of(samples: Samples, seconds: int) -> Summary:
 LOOSE = goals.parse("p99 < 2s, errors < 0.1%")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("per_s", "seconds", "outcome", "why"),
     [
@@ -211,7 +210,6 @@ def test_a_queue_that_grows_is_a_missed_goal(per_s: int, seconds: int, outcome: 
     assert (found.outcome, found.why) == (outcome, why)
 
 
-@pytest.mark.slow
 def test_a_loose_goal_finds_no_rate_above_what_the_server_can_do() -> None:
     def outcome(per_s: float) -> Outcome:
         samples = made.queued(round(per_s), 500, made.WARM_UP_S + 5)
@@ -222,7 +220,6 @@ def test_a_loose_goal_finds_no_rate_above_what_the_server_can_do() -> None:
     assert 0.95 * 500 <= found.per_s <= 1.02 * 500
 
 
-@pytest.mark.slow
 def test_a_stall_in_a_step_is_no_queue_that_grows() -> None:
     """Each second of ten in turn, the server does nothing for 1 s; then it answers what has waited at once."""
     due_s = np.arange(100 * 12) / 100
@@ -235,7 +232,6 @@ def test_a_stall_in_a_step_is_no_queue_that_grows() -> None:
         assert judge("ramp", 100, step_of(samples, 10), LOOSE).outcome == "met"
 
 
-@pytest.mark.slow
 def test_the_queue_of_a_busy_server_that_keeps_up_is_not_taken_for_one_that_grows() -> None:
     random, missed = np.random.default_rng(31), 0
     for _ in range(40):

@@ -6,7 +6,6 @@ import time
 
 import made_runs
 import numpy as np
-import pytest
 
 from ingest_bench.analysis.run.over_time import series
 from ingest_bench.analysis.run.sample_columns import Samples, measured, window_of
@@ -66,7 +65,6 @@ def test_who_waited_three_seconds_is_in_each_of_them_and_no_total_changes() -> N
     assert max(found["response_ms_max"].values) == measured(samples, window_of(made_runs.report()))["response_ms_max"]
 
 
-@pytest.mark.slow
 def test_a_day_of_samples_takes_seconds() -> None:
     samples = ended(np.linspace(0, DAY_S, 5 * DAY_S, endpoint=False), 900)
     end_ns = made_runs.START + DAY_S * SECOND

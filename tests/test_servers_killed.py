@@ -154,7 +154,7 @@ def test_processes_in_other_sessions_and_namespaces_end_with_their_server(tmp_pa
             assert float(said) < 5
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.ordinary
 @pytest.mark.netns
 def test_a_harness_killed_while_its_server_starts_leaves_no_process(tmp_path: Path) -> None:
@@ -213,7 +213,7 @@ def test_a_machine_without_process_namespaces_is_told_before_a_run(monkeypatch: 
     assert "systempaths=unconfined" in found.remedy
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGINT], ids=lambda sent: sent.name)
 @pytest.mark.parametrize(
     ("name", "version"),

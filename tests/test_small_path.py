@@ -61,7 +61,7 @@ def ran(place: Place, path: str | None, *arguments: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.parametrize("path", PATHS.values(), ids=PATHS.keys())
 def test_a_run_finds_its_programs_whatever_path_says(here: Place, path: str | None) -> None:
     with nothing_left():
@@ -73,7 +73,7 @@ def test_a_run_finds_its_programs_whatever_path_says(here: Place, path: str | No
     assert not (here.folder / "planted-program-ran").exists()
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_doctor_finds_the_same_programs_whatever_path_says(here: Place) -> None:
     said = {ran(here, path, "doctor") for path in (os.environ["PATH"], *PATHS.values())}
     assert len(said) == 1

@@ -103,7 +103,6 @@ def test_costly_probes_run_in_replicates_of_their_own(here: Path) -> None:
     assert len({run.id for run in runs}) == len(runs) == 8
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(data.files(catalog.EXPERIMENTS)))
 def test_every_shipped_experiment_can_be_planned(name: str) -> None:
     assert all(order.order(spec.load(each)).runs for each in spec.included(name))

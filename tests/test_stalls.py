@@ -120,7 +120,6 @@ def test_a_rate_that_falls_is_a_stall_without_slow_requests() -> None:
     assert not found(load([], 20), {"quota": [(8, 11)]})
 
 
-@pytest.mark.slow
 def test_of_200_stalls_at_random_moments_none_is_named_wrong_and_19_of_20_are_named() -> None:
     """One or two causes that may overlap, each seen with an error of 100 ms, among spans that mean nothing."""
     rng = random.Random(14)  # noqa: S311 - made-up runs
@@ -143,7 +142,6 @@ def test_of_200_stalls_at_random_moments_none_is_named_wrong_and_19_of_20_are_na
     assert explained >= 190
 
 
-@pytest.mark.slow
 def test_of_200_stalls_whose_cause_nobody_watched_no_bystander_is_named() -> None:
     """A second thing happens twice a run for half a second, whenever it likes."""
     rng = random.Random(15)  # noqa: S311 - made-up runs
@@ -330,7 +328,6 @@ def test_a_request_that_is_answered_when_the_measurement_begins_breaks_nothing()
     assert attribution.values(found)["stalled_s"] == pytest.approx(0, abs=0.02)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("longest_s", [0.19, 0.25])
 def test_one_slow_request_does_not_hide_that_the_rate_fell(longest_s: float) -> None:
     rows = []
@@ -470,7 +467,6 @@ def test_users_that_catch_up_slowly_after_a_stall_waited_for_what_stopped_them()
     assert one.unexplained_ns == 0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("users", [1, 4, 16, 64])
 @pytest.mark.parametrize("hit", ["all", "half", "one", "none"])
 def test_a_stall_of_a_second_is_named_right_with_1_to_64_users(hit: str, users: int) -> None:

@@ -154,7 +154,7 @@ def test_spans_that_were_left_out_and_a_lack_of_samples_are_said(tmp_path: Path)
     assert said[1].startswith("7 spans more")
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.jvm
 @pytest.mark.parametrize("version", JAVAS)
 def test_a_real_jvm_is_seen_to_flush_to_wait_for_locks_and_others_and_to_force_files(

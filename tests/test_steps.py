@@ -23,7 +23,6 @@ def found(lot: list[Made]) -> tuple[int, int, int]:
     return right, sum(len(made.places) for made in lot), said - right
 
 
-@pytest.mark.slow
 def test_of_made_up_histories_those_without_a_step_have_none_and_clear_steps_are_found() -> None:
     none = list(histories(200, 101, (0,)))
     assert sum(bool(level_changes.find(made.values).steps) for made in none) <= 10
@@ -37,7 +36,6 @@ def test_of_made_up_histories_those_without_a_step_have_none_and_clear_steps_are
     assert right >= 0.79 * there
 
 
-@pytest.mark.slow
 def test_the_interval_holds_the_size_of_the_step_nine_times_of_ten() -> None:
     from scipy import special  # noqa: PLC0415 - it takes half a second, and most others here nothing
 
@@ -52,7 +50,6 @@ def test_the_interval_holds_the_size_of_the_step_nine_times_of_ten() -> None:
     assert held >= 0.9 * seen
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("nights", "found_of_100"), [(6, 65), (8, 82), (12, 93), (15, 93), (20, 93)])
 def test_a_short_history_has_its_step_too_and_none_without(nights: int, found_of_100: int) -> None:
     random = np.random.default_rng(nights)
@@ -66,7 +63,6 @@ def test_a_short_history_has_its_step_too_and_none_without(nights: int, found_of
     assert right >= found_of_100
 
 
-@pytest.mark.slow
 def test_a_step_is_known_when_it_is_three_nights_old_and_one_odd_night_is_none() -> None:
     random = np.random.default_rng(5)
     for nights, at_least, at_most in ((1, 0, 1), (3, 48, 50), (5, 48, 50)):
@@ -103,7 +99,6 @@ def false_steps(histories: Iterable[np.ndarray[Any, np.dtype[np.float64]]]) -> f
 LENGTHS = (6, 8, 11, 15, 20, 30, 60)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("nights", LENGTHS)
 @pytest.mark.parametrize("place", [slice(None, 2), slice(-2, None)])
 @pytest.mark.parametrize("size", [4, 10])
@@ -116,7 +111,6 @@ def test_two_odd_nights_at_an_end_are_a_step_at_most_5_times_of_100(nights: int,
     assert share <= 0.09
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("nights", LENGTHS)
 @pytest.mark.parametrize("size", [4, 10])
 def test_a_straight_drift_is_a_step_at_most_7_times_of_100(nights: int, size: float) -> None:
@@ -126,7 +120,6 @@ def test_a_straight_drift_is_a_step_at_most_7_times_of_100(nights: int, size: fl
     assert share <= 0.115
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("nights", "most"), [(8, 0.1), (15, 0.1), (20, 0.25), (30, 0.25), (60, 0.25)])
 def test_correlated_nights_have_no_more_false_steps_than_the_page_says(nights: int, most: float) -> None:
     noise = np.random.default_rng(nights).normal(0, 1, (nights + 50, 120))

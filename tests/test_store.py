@@ -86,7 +86,6 @@ def test_a_full_disk_leaves_the_old_file_whole_and_no_half_of_the_new_one(
     assert (results.path / "summary.csv").read_bytes() == b"old"
 
 
-@pytest.mark.slow
 def test_two_that_write_the_same_report_at_once_both_write_it_whole(results: layout.Results) -> None:
     program = (
         "import sys; from pathlib import Path; from ingest_bench.results.layout import Results\n"

@@ -349,7 +349,6 @@ def test_seconds_between_the_answers_of_huge_bulks_have_no_document() -> None:
     assert row.values["stalls"] == 0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("due_per_s", [400, 500, 595, 1000, 5000])
 @pytest.mark.parametrize("answered_per_s", [500, 450])
 def test_throughput_is_what_the_server_answered_however_much_waits_there(due_per_s: int, answered_per_s: int) -> None:
@@ -535,7 +534,6 @@ def test_a_load_that_stood_still_before_a_fault_does_not_come_back_to_that() -> 
     assert recovery.recovery_s(still, [fault], begin, begin + 10 * made.SECOND) is None
 
 
-@pytest.mark.slow
 def test_bulks_of_a_million_documents_that_take_hours_have_their_rate() -> None:
     slow = made.samples([made.sample(0, 10_000, documents=10**6, documents_acked=10**6)])
     values = load.measured(slow, Window(made.START, made.START + 20_000 * made.SECOND))

@@ -48,7 +48,6 @@ def test_histograms_csv_counts_every_read_of_the_valid_runs_once() -> None:
     assert sum(int(row["reads"]) for row in found) == sum(FOUR[0].histograms["read_bytes"].values())
 
 
-@pytest.mark.slow
 def test_summary_json_keeps_the_exact_counts() -> None:
     first = json.loads(text_tables.summary_json(FOUR))[0]
     assert {int(size): count for size, count in first["histograms"]["read_bytes"].items()} == FOUR[0].histograms[

@@ -137,7 +137,6 @@ def test_what_is_no_answer_is_a_broken_one(broken: bytes) -> None:
     assert (found.outcome, found.sample.documents_acked, found.sample.attempts) == ("broken-answer", 0, 1)
 
 
-@pytest.mark.slow
 @given(data=st.binary(max_size=200))
 @settings(max_examples=200, deadline=None)
 def test_no_bytes_of_a_server_do_more_than_break_its_answer(data: bytes) -> None:

@@ -334,7 +334,7 @@ def test_what_waits_goes_on_at_once_when_all_is_killed_and_no_rule_is_left(tmp_p
 
 
 @pytest.mark.netem
-@pytest.mark.long
+@pytest.mark.nightly
 def test_it_is_the_same_of_version_2_of_cgroups(tmp_path: Path) -> None:
     if inside_uml.INSIDE:
         pytest.skip("this is inside")

@@ -49,7 +49,7 @@ def test_requests_that_hang_and_are_reset_are_in_the_percentiles_as_a_second_sto
     assert found["response_ok_ms_max"] == pytest.approx(acknowledged[-1] / 1e6, abs=200)
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.parametrize("arrivals", ["closed", "200/s"])
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_request_that_hangs_from_the_warm_up_until_after_the_measurement_is_its_longest(
@@ -139,7 +139,7 @@ def is_slow(_server: BulkServer) -> Reply:
     return reply
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("behaviour", "seen"),
     [
@@ -175,7 +175,7 @@ def test_each_ticket_of_a_schedule_is_in_the_numbers_once_whatever_the_server_do
     assert (decided[answered] == samples["documents"][answered]).all()
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_requests_that_are_under_way_when_the_load_ends_are_cut_off_and_keep_their_time(tmp_path: Path) -> None:
     over = threading.Event()
 

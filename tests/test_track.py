@@ -127,7 +127,6 @@ def test_another_procedure_can_be_chosen_and_a_parallel_search_is_skipped() -> N
     )
 
 
-@pytest.mark.slow
 def test_the_test_mode_sends_a_thousand_documents_without_warm_up_or_rate(folder: Path) -> None:
     rides = step(tracks.read(folder, test_mode=True), "index-rides")
     assert (rides.warm_up_ns, rides.rate, rides.files[0].documents) == (0, None, 1000)
@@ -165,7 +164,6 @@ def test_all_documents_of_a_step_are_sent_once_with_their_index() -> None:
         assert {line["index"]["_index"] for line in lines[0::2]} == {name.removeprefix("index-")}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2, 3, 4, 7])
 def test_a_share_of_a_corpus_is_the_same_documents_however_many_workers_send_it(folder: Path, workers: int) -> None:
     # As large as they come: a third of the bytes is not a third of the documents.

@@ -98,7 +98,6 @@ def test_a_bulk_sends_only_to_the_data_streams_that_it_names(tmp_path: Path) -> 
         tracks.read(written(tmp_path, [A, B], {"data-streams": ["logs-x"]}))
 
 
-@pytest.mark.slow
 def test_parameters_and_timeout_of_a_bulk_are_those_of_each_request(tmp_path: Path) -> None:
     asks = {"timeout": "5m", "request-params": {"require_alias": False, "wait_for_active_shards": 2}}
     sends = plan(written(tmp_path, [A], {**asks, "request-timeout": 7200}))
@@ -134,13 +133,11 @@ def test_parameters_that_no_request_can_have_are_refused(
     assert message in str(error.value)
 
 
-@pytest.mark.slow
 def test_hostile_text_in_request_params_stays_one_parameter(tmp_path: Path) -> None:
     sends = plan(written(tmp_path, [A], {"request-params": {"a&b": "1 HTTP/1.1\r\nX: y"}}))
     assert sends.wire.keys["path"] == "/logs-a/_bulk?a%26b=1+HTTP%2F1.1%0D%0AX%3A+y"
 
 
-@pytest.mark.slow
 def test_parameters_of_a_request_are_refused_where_there_is_no_http(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match='"request-params" and "timeout" are of a bulk API over HTTP'):
         plan(written(tmp_path, [A], {"timeout": "5m"}), "kafka")

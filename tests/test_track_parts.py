@@ -86,7 +86,6 @@ def test_streams_templates_and_pipelines_are_made_in_the_order_of_the_track() ->
     assert found.steps[-1].requests[0].path == "/logs-app/_refresh?ignore_unavailable=true"
 
 
-@pytest.mark.slow
 def test_a_data_stream_is_filled_by_create_and_an_index_by_index() -> None:
     logs, rides = sends(tracks.read(STREAMS))
     assert (logs.files[0].index, logs.files[0].stream, rides.files[0].stream) == ("logs-app", True, False)
@@ -135,7 +134,6 @@ def test_an_operation_that_cannot_be_done_is_named(tmp_path: Path, operation: di
         tracks.read(written(tmp_path, [{"operation": operation}, {"operation": "bulk"}]))
 
 
-@pytest.mark.slow
 def test_what_is_made_on_a_foreign_server_carries_the_mark_and_goes_in_an_order_that_can_be_deleted() -> None:
     found = of(STREAMS, mark="only-mine")
     touched = borrowed.write_set(found)
@@ -154,7 +152,6 @@ def test_what_is_made_on_a_foreign_server_carries_the_mark_and_goes_in_an_order_
     assert all("only-mine" in json.dumps(body) for body in bodies.values())
 
 
-@pytest.mark.slow
 def test_an_index_that_a_track_deletes_and_does_not_declare_must_not_be_there(tmp_path: Path) -> None:
     deletion = {"operation-type": "delete-index", "index": "somebodys"}
     touched = borrowed.write_set(of(written(tmp_path, [{"operation": deletion}, {"operation": "bulk"}])))
@@ -162,7 +159,6 @@ def test_an_index_that_a_track_deletes_and_does_not_declare_must_not_be_there(tm
     assert Thing("index", "somebodys") not in touched.deleted
 
 
-@pytest.mark.slow
 def test_a_pipeline_with_processors_is_refused_where_the_server_has_none(tmp_path: Path) -> None:
     put = {"operation-type": "put-pipeline", "id": "p", "body": {"processors": [{"set": {}}]}}
     folder = written(tmp_path, [{"operation": put}, {"operation": "bulk"}])
@@ -184,7 +180,6 @@ def task(name: str, **more: Any) -> dict[str, Any]:
     return {"name": name, "operation": "bulk", **more}
 
 
-@pytest.mark.slow
 def test_parallel_tasks_are_one_part_and_the_named_one_ends_it(tmp_path: Path) -> None:
     folder = written(tmp_path, parallel(task("a", clients=2), task("b"), **{"completed-by": "b"}))
     (together,) = of(folder).parts
@@ -196,7 +191,6 @@ def test_parallel_tasks_are_one_part_and_the_named_one_ends_it(tmp_path: Path) -
     assert [step.completes_group for step in sends(tracks.read(either))] == [True, True]
 
 
-@pytest.mark.slow
 def test_two_parallel_elements_in_a_row_are_two_parts(tmp_path: Path) -> None:
     rows = [*parallel(task("a"), task("b")), *parallel(task("c"), task("d")), {"operation": "bulk"}]
     assert [part.name for part in of(written(tmp_path, rows)).parts] == ["a + b", "c + d", "bulk"]
@@ -219,7 +213,6 @@ def test_searches_and_refreshes_beside_a_bulk_are_skipped_and_named(tmp_path: Pa
         tracks.read(written(tmp_path / "x", parallel(task("a"), search, **{"completed-by": "lok"})))
 
 
-@pytest.mark.slow
 def test_clients_of_parallel_tasks_ramp_up_together_as_in_rally(tmp_path: Path) -> None:
     times = {"ramp-up-time-period": 40, "warmup-time-period": 60}
     folder = written(tmp_path, parallel(task("a", clients=3), task("b", clients=1), **times))
@@ -232,7 +225,6 @@ def test_clients_of_parallel_tasks_ramp_up_together_as_in_rally(tmp_path: Path) 
         tracks.read(written(tmp_path / "x", parallel(task("a", **times), task("b"))))
 
 
-@pytest.mark.slow
 def test_a_target_rate_grows_with_the_clients_that_ramp_up(tmp_path: Path) -> None:
     times = {"ramp-up-time-period": 10, "warmup-time-period": 10, "target-throughput": 100, "clients": 4}
     (part,) = of(written(tmp_path, [task("a", **times)])).parts
@@ -244,7 +236,6 @@ def test_a_target_rate_grows_with_the_clients_that_ramp_up(tmp_path: Path) -> No
     assert len([when for when in due if 10 <= when < 11]) == 100
 
 
-@pytest.mark.slow
 def test_a_poisson_schedule_is_kept_and_a_schedule_that_is_code_is_refused(tmp_path: Path) -> None:
     (part,) = of(written(tmp_path, [task("a", schedule="poisson", **{"target-throughput": 5})])).parts
     assert isinstance(part, Send)
@@ -266,7 +257,6 @@ def test_a_looped_bulk_goes_on_until_its_time_is_over_and_needs_one(tmp_path: Pa
         tracks.read(written(tmp_path / "z", parallel(task("a"), other)))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("pool_bytes", [1, 10**6])
 def test_a_loop_over_several_files_sends_each_again_and_again(tmp_path: Path, pool_bytes: int) -> None:
     documents = []
@@ -449,7 +439,6 @@ def test_the_child_that_renders_a_track_gets_no_credentials(tmp_path: Path, monk
     assert "geheim" not in str(error.value)
 
 
-@pytest.mark.slow
 def test_corpora_of_both_tools_are_found_where_their_users_have_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -470,7 +459,6 @@ def test_a_track_is_the_same_read_apart() -> None:
     assert track_steps.read(TrackChoice(path=str(STREAMS))) == tracks.read(STREAMS, downloads=downloads.folder())
 
 
-@pytest.mark.slow
 def test_what_a_worker_is_told_of_a_step_is_what_it_gets(tmp_path: Path) -> None:
     times = {"ramp-up-time-period": 10, "warmup-time-period": 10, "target-throughput": 100, "clients": 4}
     (part,) = of(written(tmp_path, [task("a", **times)])).parts

@@ -99,7 +99,6 @@ def test_a_choice_that_matches_nothing_is_refused(
     assert message in str(error.value)
 
 
-@pytest.mark.slow
 def test_the_tasks_that_are_typed_are_those_of_each_run(folder: Path) -> None:
     others = ["delete-index", "create-index", "second", "force-merge"]
     for chosen, names in (

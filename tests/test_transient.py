@@ -23,7 +23,6 @@ def is_right(found: int | None, truth_s: float | None, value_s: float) -> bool:
     return abs(found * value_s - truth_s) <= 1
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("family", made.FAMILIES)
 def test_the_end_is_within_one_second_of_the_truth_in_95_of_100(family: str) -> None:
     random = np.random.default_rng(zlib.crc32(family.encode()))

@@ -226,7 +226,6 @@ def test_nights_of_10_and_of_11_pauses_are_no_step() -> None:
     assert [change.place for change in history.changes] == [5]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("mean", [1, 10, 50])
 def test_random_counts_have_a_step_at_most_5_times_of_100(mean: int) -> None:
     random, said = np.random.default_rng(mean), 0
@@ -237,7 +236,6 @@ def test_random_counts_have_a_step_at_most_5_times_of_100(mean: int) -> None:
     assert said <= 4
 
 
-@pytest.mark.slow
 def test_of_tables_in_which_nothing_changed_few_say_that_something_did() -> None:
     random, columns = np.random.default_rng(8), ("docs_per_s_mean", "response_ms_p99", "gc_pauses")
     said = 0
@@ -265,7 +263,6 @@ def test_of_tables_in_which_nothing_changed_few_say_that_something_did() -> None
     assert said <= 4
 
 
-@pytest.mark.slow
 def test_page_and_picture_show_every_history_and_others_text_as_text() -> None:
     nights = [
         night(
@@ -290,7 +287,6 @@ def test_page_and_picture_show_every_history_and_others_text_as_text() -> None:
     assert plots_trend.trend(Trend(histories=(), notes=())).startswith(b"\x89PNG")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("size", [1.2e-4, 21_000.0, 4.2e8, 1.6e10, 3e13])
 def test_the_numbers_beside_an_axis_of_any_size_have_room(size: float) -> None:
     column = "heap_after_gc_max_bytes"
@@ -326,7 +322,6 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Pa
     return write
 
 
-@pytest.mark.slow
 def test_the_command_reads_folders_and_ends_as_compare_does(
     tmp_path: Path, written: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -352,7 +347,6 @@ def test_the_command_reads_folders_and_ends_as_compare_does(
     assert 'unknown column "docs_per_s"; did you mean' in capsys.readouterr().err
 
 
-@pytest.mark.slow
 def test_what_is_no_result_or_cannot_be_read_is_left_out_with_its_reason(
     tmp_path: Path, written: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -107,7 +107,7 @@ def indices(node: Http) -> set[str]:
     return set(node.expect("GET", "/_all/_settings"))
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.parametrize("user", USERS)
 def test_a_sink_that_runs_already_is_measured_as_it_is(sink: Http, user: int | None) -> None:
     with commands.place(user) as place:
@@ -123,7 +123,7 @@ def test_a_sink_that_runs_already_is_measured_as_it_is(sink: Http, user: int | N
             assert found["sink_reads"] == found["mss"] == found["gc_pauses"] == ""
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.opensearch
 @pytest.mark.parametrize("user", USERS)
 def test_a_node_is_measured_and_nothing_is_left_in_it(node: Http, user: int | None) -> None:
@@ -144,7 +144,7 @@ def test_a_node_is_measured_and_nothing_is_left_in_it(node: Http, user: int | No
     assert indices(node) == {"somebodys"}
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_server_behind_a_path_of_a_proxy_is_measured_there(sink: Http, here: Place) -> None:
     with front(sink.origin, FRONT_PREFIX="/search/a%20b") as port:
         url = f"http://127.0.0.1:{port}/search/a%20b"
@@ -203,7 +203,7 @@ def test_a_track_does_not_write_through_an_alias_of_others(node: Http, here: Pla
     assert indices(node) == set()
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.opensearch
 def test_ctrl_c_leaves_no_index_and_the_rest_can_be_resumed(node: Http, here: Place) -> None:
     with nothing_left(), here.command("run", "--url", node.origin, "--out", "out", terminal=True) as command:
@@ -220,7 +220,7 @@ def test_ctrl_c_leaves_no_index_and_the_rest_can_be_resumed(node: Http, here: Pl
     assert indices(node) == set()
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.opensearch
 def test_what_a_killed_run_left_is_named_by_the_next_one(node: Http, here: Place) -> None:
     with nothing_left(), here.command("run", "--url", node.origin, "--out", "out") as command:
@@ -234,7 +234,7 @@ def test_what_a_killed_run_left_is_named_by_the_next_one(node: Http, here: Place
     assert f"curl -X DELETE {node.origin}/nyc_taxis" in said
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.opensearch
 def test_a_run_that_fails_leaves_no_index(node: Http, here: Place) -> None:
     code, said = ran(here, "--url", node.origin, "--set", "load.action.pipeline=nobody-made-it", *SHORT)
@@ -243,7 +243,7 @@ def test_a_run_that_fails_leaves_no_index(node: Http, here: Place) -> None:
     assert indices(node) == set()
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.opensearch
 def test_a_track_deletes_only_by_the_users_word(node: Http, here: Place) -> None:
     folder = Path(__file__).with_name("data") / "track"
@@ -261,7 +261,7 @@ STREAMS = Path(__file__).with_name("data") / "streams"
 MADE = ("_data_stream/logs-app", "_index_template/logs", "_component_template/logs-settings", "_template/old-rides")
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.opensearch
 def test_what_a_track_makes_beside_indices_is_deleted_and_what_is_there_is_not_touched(node: Http, here: Place) -> None:
     track = ("--track", str(STREAMS), "--url", node.origin, "--allow-delete", "--out", "out")
@@ -279,7 +279,7 @@ def test_what_a_track_makes_beside_indices_is_deleted_and_what_is_there_is_not_t
         assert node.request("GET", f"/{place}").status == 404, place
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_credentials_go_over_tls_and_are_written_nowhere(
     sink: Http, made: Certificates, here: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -312,7 +312,7 @@ def test_an_api_key_is_as_good(sink: Http, here: Place, monkeypatch: pytest.Monk
     assert not [path for path in here.folder.rglob("*") if path.is_file() and KEY.encode() in path.read_bytes()]
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_load_goes_to_all_addresses_of_a_cluster_and_one_that_is_dead_is_named(sink: Http, here: Place) -> None:
     dead = f"127.0.0.1:{free_port()}"
     with front(sink.origin) as one, front(sink.origin) as two:
@@ -332,7 +332,7 @@ def test_a_load_goes_to_all_addresses_of_a_cluster_and_one_that_is_dead_is_named
     assert (samples["attempts"] > 1).sum() == 2
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_the_first_address_may_be_the_dead_one_but_not_all_may_be(sink: Http, here: Place) -> None:
     dead, other = (f"http://127.0.0.1:{free_port()}" for _ in range(2))
     code, said = ran(here, "--url", dead, "--url", sink.origin, "--set", "users=2", *SHORT)
@@ -355,7 +355,7 @@ def test_the_addresses_of_two_clusters_are_refused(sink: Http, here: Place) -> N
     assert (code, "or none is" in said) == (2, True), said
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_server_that_demands_a_certificate_of_ours_gets_it_and_the_key_is_written_nowhere(
     sink: Http, made: Certificates, here: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -399,7 +399,7 @@ def test_a_server_that_demands_a_certificate_of_ours_gets_it_and_the_key_is_writ
     assert not [path for path in files if secret in path.read_bytes()]
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_what_is_wrong_with_a_url_is_said_before_anything_is_made(
     sink: Http, made: Certificates, here: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

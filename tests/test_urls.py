@@ -112,7 +112,6 @@ def of_url(*overrides: str, experiment: str = "running", **fixed: Any) -> Plan:
     return order.order(spec.load(experiment, overrides, running={"url": URL}, fixed=fixed))
 
 
-@pytest.mark.slow
 def test_the_plan_keeps_the_url_and_takes_the_place_of_target_and_network() -> None:
     kept = records.from_json(Plan, json.loads(json.dumps(records.to_json(of_url(experiment="workloads")))))
     assert len(kept.runs) == 5
@@ -361,14 +360,12 @@ BULK = {"operation-type": "bulk", "bulk-size": 10}
 CREATE = {"operation-type": "create-index"}
 
 
-@pytest.mark.slow
 def test_the_footprint_is_every_index_that_is_made_deleted_or_written(tmp_path: Path) -> None:
     found = borrowed.write_set(of_track(tmp_path, [{"operation-type": "delete-index"}, CREATE, BULK]))
     assert found.things == (Thing("index", "mine"),)
     assert found.made == found.deleted == {Thing("index", "mine")}
 
 
-@pytest.mark.slow
 def test_an_index_of_a_foreign_server_carries_the_mark_of_its_run(tmp_path: Path) -> None:
     asked = of_track(tmp_path, [CREATE, BULK]).parts[0]
     assert isinstance(asked, Ask)
@@ -376,21 +373,18 @@ def test_an_index_of_a_foreign_server_carries_the_mark_of_its_run(tmp_path: Path
     assert asked.requests[0].body["mappings"]["_meta"]["run"] == "only-mine"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["*", "logs-*", "_all", "<x-{now}>", "-x", ".security", "UPPER"])
 def test_a_name_that_may_mean_other_indices_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(SpecError, match=r"no plain name|no index can be called"):
         borrowed.write_set(of_track(tmp_path, [{"operation-type": "delete-index"}, BULK], (name,)))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("operation", ["refresh", "force-merge"])
 def test_what_concerns_all_indices_is_refused(tmp_path: Path, operation: str) -> None:
     with pytest.raises(SpecError, match="more than the indices of this run"):
         borrowed.write_set(of_track(tmp_path, [BULK, {"operation-type": operation, "index": "_all"}]))
 
 
-@pytest.mark.slow
 def test_a_track_that_deletes_needs_the_users_word(tmp_path: Path) -> None:
     of_track(tmp_path, [{"operation-type": "delete-index"}, CREATE, BULK])
     ordered = of_url(experiment="track", track=str(tmp_path))

@@ -33,7 +33,6 @@ from ingest_bench.model.target import Endpoint, Place
 from ingest_bench.model.workload import BulkAction
 from ingest_bench.protocols import Protocol
 from ingest_bench.protocols.bulk import Bulk
-from ingest_bench.protocols.http1.http_user import request_head
 from ingest_bench.protocols.queries import Search
 from ingest_bench.protocols.way import way_to
 
@@ -46,6 +45,7 @@ with pytest.MonkeyPatch.context() as patched:
     from ingest_bench.load.users.ingest import IngestUser
     from ingest_bench.load.users.query_user import SearchUser
     from ingest_bench.load.users.tries import Sender
+    from ingest_bench.protocols.http1.http_user import request_head
 
 ITEMS = 10
 BULK = Body(b"".join(b'{"index":{}}\n{"n":%d}\n' % number for number in range(ITEMS)), ITEMS, lines=2)

@@ -147,7 +147,6 @@ def ranges(hint: Any) -> Iterator[Between]:
             yield from ranges(inner)
 
 
-@pytest.mark.slow
 @examples(1000)
 @given(field=st.sampled_from(KEYS), value=VALUES)
 def test_any_value_is_taken_and_kept_or_refused_in_one_sentence(field: tuple[Any, str], value: Any) -> None:
@@ -163,7 +162,6 @@ def test_any_value_is_taken_and_kept_or_refused_in_one_sentence(field: tuple[Any
     assert records.from_json(record, kept) == made
 
 
-@pytest.mark.slow
 @examples(60)
 @given(key=TEXTS, value=VALUES)
 def test_any_unknown_key_is_refused_in_one_sentence(key: str, value: Any) -> None:
@@ -187,7 +185,6 @@ SET = [
 ]
 
 
-@pytest.mark.slow
 @examples(400)
 @given(key=st.sampled_from(SET), value=TEXTS)
 def test_any_level_is_taken_or_refused_in_one_sentence(experiment: str, key: str, value: str) -> None:
@@ -201,7 +198,6 @@ def test_any_level_is_taken_or_refused_in_one_sentence(experiment: str, key: str
         json.dumps(records.to_json(cell)).encode("utf-8")
 
 
-@pytest.mark.slow
 @examples(50)
 @given(key=TEXTS, value=VALUES)
 def test_any_top_level_value_is_taken_or_refused_in_one_sentence(experiment: str, key: str, value: Any) -> None:
@@ -273,7 +269,6 @@ REFUSED = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("command", ["plan", "run"])
 @pytest.mark.parametrize("level", REFUSED)
 def test_plan_and_run_refuse_the_same_with_the_key_and_what_is_allowed(

@@ -58,7 +58,6 @@ def unseen(text: str) -> set[str]:
     return {letter for letter in text if letter != "\n" and unicodedata.category(letter) in ("Cc", "Cf", "Cs")}
 
 
-@pytest.mark.slow
 def test_each_character_that_nobody_sees_is_written_out() -> None:
     assert visible(NASTY) == SHOWN
     assert one_line("a\nb\tc") == r"a\nb\tc"
@@ -101,7 +100,6 @@ def test_a_table_too_wide_is_a_line_for_each_value_and_none_for_what_is_missing(
     assert capsys.readouterr().out.splitlines() == lines
 
 
-@pytest.mark.slow
 def test_on_a_terminal_its_commands_are_ours_alone() -> None:
     program = (
         "import sys, time; from ingest_bench.cli import screen\n"
@@ -123,7 +121,6 @@ def test_on_a_terminal_its_commands_are_ours_alone() -> None:
     assert not any(part in said for part in ("\x1b]", "\x1b[2J", "\x9b", "\u202e", "\u2066", "\x07"))
 
 
-@pytest.mark.slow
 def test_on_a_narrow_terminal_the_end_of_a_cells_name_is_cut_off_and_nothing_that_changes() -> None:
     program = (
         "from ingest_bench.cli import screen; from ingest_bench.load import Progress; screen._OUT.width = 80\n"
@@ -201,7 +198,6 @@ def test_what_an_experiment_or_a_profile_says_is_shown_as_text(typed: Typed, tmp
     assert r"\x1b[31m\udcff.toml" in said
 
 
-@pytest.mark.slow
 def test_list_shows_descriptions_as_text(typed: Typed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("netem", "workloads/experiments"):
         shutil.copytree(data.folder(name), tmp_path / "data" / name)
@@ -212,7 +208,6 @@ def test_list_shows_descriptions_as_text(typed: Typed, tmp_path: Path, monkeypat
     assert r"  \x1b[31m " in said
 
 
-@pytest.mark.slow
 def test_a_run_that_failed_with_a_servers_words_is_reported_as_text(typed: Typed, tmp_path: Path) -> None:
     (tmp_path / "x.toml").write_text("")
     results = layout.create(tmp_path / "results", order.order(spec.load(str(tmp_path / "x.toml"))), {})
@@ -249,7 +244,6 @@ def test_no_byte_of_a_stack_is_lost_where_two_look_alike_on_one_line() -> None:
     assert lines.decode().splitlines() == ["a b;</script> 5", "a.Main.x\\ny;byte[] 7"]
 
 
-@pytest.mark.slow
 def test_a_picture_takes_every_name_for_text() -> None:
     row = made.summary({"network": "ethernet", "x": "$x^{$"}, cell="$x^{$", run="$x^{$/1")
     with warnings.catch_warnings(action="error"):
@@ -257,7 +251,6 @@ def test_a_picture_takes_every_name_for_text() -> None:
     assert files["report/reads.png"].startswith(b"\x89PNG")
 
 
-@pytest.mark.slow
 def test_only_the_screen_prints() -> None:
     own = Path(screen.__file__)
     for path in own.parents[1].rglob("*.py"):

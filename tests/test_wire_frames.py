@@ -69,7 +69,7 @@ def median(counts: Counter[int], share: float = 0.5) -> int:
     raise AssertionError(counts)
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["ethernet-100m", "loopback"])
 def test_the_sampled_sizes_have_the_distribution_of_all_frames(name: str, tmp_path: Path) -> None:
     path = tmp_path / "all.pcap"

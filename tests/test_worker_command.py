@@ -58,7 +58,7 @@ def test_it_sends_what_it_is_told_and_ends_with_the_experiment_and_leaves_no_fil
     assert not list((tmp_path / "there").iterdir())
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.parametrize("busy", [True, False], ids=["in a load", "between loads"])
 def test_ctrl_c_ends_it_in_order_and_the_supervisor_is_told(tmp_path: Path, busy: bool) -> None:
     port = free_port()
@@ -86,7 +86,7 @@ def test_ctrl_c_ends_it_in_order_and_the_supervisor_is_told(tmp_path: Path, busy
         sender_in(tmp_path / "there")
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_the_death_of_the_supervisor_ends_it_with_an_error(tmp_path: Path) -> None:
     port = free_port()
     code = f"""
