@@ -215,6 +215,7 @@ def test_a_coordinate_of_maven_is_a_jar_that_is_checked_when_it_says_how() -> No
             r"mine: start: env\.JAVA_TOOL_OPTIONS: .* start\.jvm",
         ),
         (PROTOCOL + JAR + 'env = {LD_PRELOAD = "/x.so"}\n', r"mine: start: env\.LD_PRELOAD: .* which may be root"),
+        (PROTOCOL + JAR + 'env = {GCONV_PATH = "/x"}\n', r"mine: start: env\.GCONV_PATH: .* which may be root"),
         (PROTOCOL + JAR + 'env = {PATH = "/x"}\n', r"mine: start: env\.PATH: .* which may be root"),
         (
             PROTOCOL + """[start]\ncommand = ["x"]\njvm = ["-Da=\\"b'c"]\n""",

@@ -98,7 +98,7 @@ class Start:
     jvm: Annotated[tuple[JvmOption, ...], Several(0, 200)] = ()
     """Options of its JVM."""
     env: Annotated[dict[VariableName, Argument], Several(0, 200)] = field(default_factory=dict)
-    """Variables of its environment, without PATH and LD_…."""
+    """Environment variables of the server, without those by which other programs load code (PATH, LD_…, LOCPATH …)."""
     port: Port = 9200
     """Where it listens, at {host}."""
     heap_bytes: Heap = GIB

@@ -38,6 +38,15 @@ _LOG_BYTES = 16 << 20
 _UNKNOWN = ("version", "replicas", "receive_predictor_bytes", "allocator", "socket_receive_buffer_bytes", "setting")
 # The JVM's own way in for options, where a program starts it (JDK 9 and later).
 _OPTIONS_VARIABLE = "JDK_JAVA_OPTIONS"
+# Variables by which the helpers that start a server, as root perhaps, load code or files: those that glibc ignores in
+# set-user-ID programs (sysdeps/generic/unsecvars.h in glibc 2.40), and those of the shell.
+_TRUSTED_BY_HELPERS = frozenset(
+    (
+        *("GCONV_PATH", "GETCONF_DIR", "GLIBC_TUNABLES", "HOSTALIASES", "LOCALDOMAIN", "LOCPATH", "MALLOC_TRACE"),
+        *("NIS_PATH", "NLSPATH", "RESOLV_HOST_CONF", "RES_OPTIONS", "TMPDIR", "TZDIR"),
+        *("BASH_ENV", "ENV", "IFS", "PATH", "PS4", "SHELLOPTS"),
+    )
+)
 # What the java command says when it does (JLI_AddArgsFromEnvVar in args.c of the JDK).
 _TAKEN = f"NOTE: Picked up {_OPTIONS_VARIABLE}"
 
@@ -103,7 +112,7 @@ class Own(Plain):
         for variable in start.env:
             if variable in (_OPTIONS_VARIABLE, "JAVA_TOOL_OPTIONS", "_JAVA_OPTIONS"):
                 raise SpecError(f"{self.name}: start: env.{variable}: options of the JVM stand in start.jvm")
-            if variable == "PATH" or variable.startswith("LD_"):
+            if variable in _TRUSTED_BY_HELPERS or variable.startswith(("LD_", "BASH_FUNC_")):
                 raise SpecError(
                     f"{self.name}: start: env.{variable}: it would hold for what starts the server, too, which may be "
                     'root; set it in a command, such as command = ["env", "NAME=value", "java", …]'
