@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +16,8 @@ from ingest_bench import targets
 from ingest_bench.jvm.process import Launch, ServerProcess, serve
 from ingest_bench.model.target import Endpoint, TargetOptions
 from ingest_bench.targets.http import Http, ask
+
+_NUMBERS = itertools.count()
 
 
 @contextmanager
@@ -35,5 +40,12 @@ def running(tmp_path: Path, asked: TargetOptions) -> Iterator[tuple[Http, Server
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
+    """Return a free TCP port on loopback that no test in another process gets.
+
+    It is below the ephemeral range: the kernel gives it to no connection meanwhile.
+    """
+    for number in _NUMBERS:
+        port = 10_000 + (os.getpid() * 997 + number) % 20_000
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise AssertionError

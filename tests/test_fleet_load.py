@@ -22,6 +22,7 @@ import certificates
 import numpy as np
 import pytest
 from bulk_server import bulk_server
+from running import free_port
 from test_load_process import plan_for, samples_of
 
 from ingest_bench.errors import RunFailed
@@ -54,11 +55,6 @@ try:
 except RunFailed as error:
     sys.exit(str(error))
 """
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 def keys_in(folder: Path) -> Path:
@@ -286,7 +282,7 @@ def test_the_name_of_a_worker_is_one_plain_line(tmp_path: Path) -> None:
     told: list[str] = []
     name = "\x1b[2J\nok: all is well\u202e" + "x" * 1000
     key = keys_in(tmp_path) / "worker-1.key"
-    argv = [sys.executable, "-c", JOIN, str(port), str(key), str(tmp_path / "there"), name, ""]
+    argv = [sys.executable, "-c", JOIN, str(port), str(key), str(tmp_path / "there"), name, "", ""]
     with bulk_server() as server, subprocess.Popen(argv, stdout=subprocess.DEVNULL) as one:
         with joined(remote, told.append) as there:
             report = start(plan_for(server.address, tmp_path), fleet=there).wait(lambda _: None)
