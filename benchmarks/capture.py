@@ -137,7 +137,7 @@ def words(process: psutil.Process) -> str:
 
 
 def seen(sent: sample_columns.Samples, looked: Look) -> Seen:
-    """What was done in that time: a document counts when it is acknowledged."""
+    """Return the work done in that time: a document counts when it is acknowledged."""
     documents = float(sample_columns.acked_per_second(sent, looked.start_ns, looked.seconds).sum())
     server, sender, kept = (1e6 * each / documents for each in (looked.server_s, looked.load_s, looked.capture_s))
     return Seen(documents / looked.seconds, server, sender, server + sender + kept)

@@ -195,7 +195,7 @@ def look(
 
 
 def seen(sent: sample_columns.Samples, pauses: Sequence[gclog.LogPause], looked: Look) -> Seen:
-    """The documents that were acknowledged in that time, and the pauses that ended in it."""
+    """Return the documents that were acknowledged in that time, and the pauses that ended in it."""
     documents = float(sample_columns.acked_per_second(sent, looked.start_ns, looked.seconds).sum())
     realtime_ns = time.time_ns() - time.monotonic_ns()
     within = [

@@ -77,7 +77,7 @@ def steady() -> Samples:
 
 
 def queued(due_per_s: int, answered_per_s: int, seconds: int) -> Samples:
-    """An open loop against a server with a queue, which answers one document after the other at its own rate."""
+    """Return an open loop against a server with a queue, which answers one document after the other at its own rate."""
     due_s = np.arange(due_per_s * seconds) / due_per_s
     answer_s = 1 / answered_per_s
     # Each is answered a service time after the one before it, or after it was due: the later of the two.

@@ -104,7 +104,7 @@ def visible() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(system, "contained", tuple)
         patch.setattr(server_user, "drop_privileges", lambda plan: (*drop_privileges(plan), *system.with_us(())))
-        patch.setattr(process, "_jvm_pid", lambda one: one.popen.pid)
+        patch.setattr(process, "_jvm_pid", lambda started: started.popen.pid)
         yield
 
 

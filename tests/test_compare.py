@@ -44,9 +44,9 @@ def test_both_ends_of_a_relative_change_are_where_scipy_sees_no_difference() -> 
     before: list[float] = [70, 100, 130]
     tried: tuple[list[float], ...] = ([1000, 1000, 1000], [10, 10, 10], [90, 180, 120, 105])
     for now in tried:
-        found = compared(before, now)
-        low, high = found.relative_interval or (0, 0)
-        assert low < (found.relative or 0) < high
+        change = compared(before, now)
+        low, high = change.relative_interval or (0, 0)
+        assert low < (change.relative or 0) < high
         for end in (low, high):
             scaled = [(1 + end) * value for value in before]
             assert stats.ttest_ind(scaled, now, equal_var=False).pvalue == pytest.approx(0.05, abs=1e-6)
@@ -60,7 +60,7 @@ def test_both_ends_of_a_paired_change_are_where_scipy_sees_no_difference() -> No
     before: list[float] = [100, 90, 80, 120]
     now: list[float] = [210, 190, 150, 260]
     for end in compared(before, now, paired=True).relative_interval or ():
-        assert stats.ttest_rel([(1 + end) * each for each in before], now).pvalue == pytest.approx(0.05, abs=1e-6)
+        assert stats.ttest_rel([(1 + end) * value for value in before], now).pvalue == pytest.approx(0.05, abs=1e-6)
 
 
 @pytest.mark.parametrize("noise", [0.02, 0.1, 0.3])
@@ -105,25 +105,25 @@ def test_a_relative_interval_agrees_with_the_verdict_and_stays_above_minus_100_p
     ones: list[float], others: list[float], paired: bool, event: float
 ) -> None:
     sides = (("a", dict(enumerate(ones))), ("b", dict(enumerate(others))))
-    found = comparison.numbers("x", *sides, paired=paired, floor=comparison.Floor(event=event))
-    assert found is not None
-    if found.relative_interval is None:
-        assert found.first_mean <= found.second_mean * 1e-12
+    change = comparison.numbers("x", *sides, paired=paired, floor=comparison.Floor(event=event))
+    assert change is not None
+    if change.relative_interval is None:
+        assert change.first_mean <= change.second_mean * 1e-12
         return
-    low, high = found.relative_interval
-    assert -1 <= low <= (found.relative or 0) + 1e-9 * (1 + high)
-    assert high >= (found.relative or 0) * (1 - 1e-9) - 1e-9
+    low, high = change.relative_interval
+    assert -1 <= low <= (change.relative or 0) + 1e-9 * (1 + high)
+    assert high >= (change.relative or 0) * (1 - 1e-9) - 1e-9
     # At 5% itself the ends are rounded, and so is a difference of 1e-9 of the numbers.
-    if abs((found.p_value or 0) - 0.05) > 1e-6 and abs(found.relative or 0) > 1e-6:
-        assert found.is_distinct == (not low <= 0 <= high)
+    if abs((change.p_value or 0) - 0.05) > 1e-6 and abs(change.relative or 0) > 1e-6:
+        assert change.is_distinct == (not low <= 0 <= high)
 
 
 def test_a_baseline_that_may_be_nothing_has_no_upper_end() -> None:
-    found = compared([10, 100, 300], [100_000, 100_100, 99_900])
-    low, high = found.relative_interval or (0, 0)
+    change = compared([10, 100, 300], [100_000, 100_100, 99_900])
+    low, high = change.relative_interval or (0, 0)
     assert 100 < low < high == float("inf")
-    assert changes_table.interval(found).endswith("% or more")
-    assert changes_table.ends(found) == (low, "")
+    assert changes_table.interval(change).endswith("% or more")
+    assert changes_table.ends(change) == (low, "")
 
 
 def test_runs_of_the_same_cell_are_rarely_called_distinct() -> None:
@@ -159,8 +159,8 @@ def test_a_number_is_known_no_better_than_its_events_and_its_requests_let_it(
     runs = []
     for replicate, pair in enumerate(values, 1):
         for side, value in zip("AB", pair, strict=True):
-            known = {"requests_answered": 156, "gc_pauses": int(value > 0), column: value}
-            runs.append(made.changed(made.summary({"side": side}, replicate), values=known))
+            numbers = {"requests_answered": 156, "gc_pauses": int(value > 0), column: value}
+            runs.append(made.changed(made.summary({"side": side}, replicate), values=numbers))
     (found,) = comparison.table(runs, [column])
     assert found.is_distinct == is_distinct
     # Without what it is made of, all four are certain.

@@ -148,8 +148,8 @@ def test_an_indented_document_is_a_document(tmp_path: Path) -> None:
 
 def test_indices_and_pipelines_of_action_lines_are_kept(tmp_path: Path) -> None:
     text = '{"index": {"_index": "a", "pipeline": "p"}}\n{"n": 1}\n{"delete": {"_index": "b", "_id": "1"}}\n'
-    found = check(write(tmp_path / "bulk.json", text))
-    assert (found.indices, found.pipelines, found.unnamed) == (("a", "b"), ("p",), False)
+    corpus = check(write(tmp_path / "bulk.json", text))
+    assert (corpus.indices, corpus.pipelines, corpus.unnamed) == (("a", "b"), ("p",), False)
 
 
 def test_a_flag_beats_the_first_line(tmp_path: Path) -> None:
@@ -249,16 +249,16 @@ def test_a_bad_file_is_refused_with_line_and_remedy(tmp_path: Path, content: byt
 
 
 def zipped(*members: tuple[str, bytes]) -> bytes:
-    out = io.BytesIO()
-    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in members:
             archive.writestr(name, content)
-    return out.getvalue()
+    return buffer.getvalue()
 
 
 def tarred(*members: tuple[str, bytes]) -> bytes:
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w") as archive:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
         folder = tarfile.TarInfo("docs")
         folder.type = tarfile.DIRTYPE
         archive.addfile(folder)
@@ -266,7 +266,7 @@ def tarred(*members: tuple[str, bytes]) -> bytes:
             member = tarfile.TarInfo(name)
             member.size = len(content)
             archive.addfile(member, io.BytesIO(content))
-    return out.getvalue()
+    return buffer.getvalue()
 
 
 ARCHIVES: dict[str, Callable[..., bytes]] = {
@@ -303,18 +303,20 @@ def test_an_archive_of_none_or_several_files_is_refused_by_their_names(tmp_path:
 
 @pytest.mark.parametrize("name", ARCHIVES)
 def test_a_damaged_archive_is_one_sentence(tmp_path: Path, name: str) -> None:
-    whole = ARCHIVES[name](("docs.json", "".join(f"{text}\n" for text in DOCUMENTS).encode()))
+    intact = ARCHIVES[name](("docs.json", "".join(f"{text}\n" for text in DOCUMENTS).encode()))
     chosen = random.Random(1)  # noqa: S311 - a sample, not a secret
     for _ in range(40):
-        damaged = bytearray(whole)
+        damaged = bytearray(intact)
         damaged[chosen.randrange(4, len(damaged))] ^= 1 << chosen.randrange(8)
-        path = write(tmp_path / name, bytes(damaged[: chosen.choice((len(whole), chosen.randrange(600, len(whole))))]))
+        path = write(
+            tmp_path / name, bytes(damaged[: chosen.choice((len(intact), chosen.randrange(600, len(intact))))])
+        )
         with contextlib.suppress(SpecError):
             check(path)
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (lzma.compress(b'{"n": 1}\n'), "is xz, which is not read"),
         (b"7z\xbc\xaf\x27\x1c\0\4", "is 7-Zip, which is not read"),
@@ -324,8 +326,8 @@ def test_a_damaged_archive_is_one_sentence(tmp_path: Path, name: str) -> None:
         (zipped(("a.json", b'{"n": 1}\n')).replace(b"\0\0\x08\0", b"\1\0\x08\0"), "encrypted"),
     ],
 )
-def test_what_is_not_read_is_named_and_not_called_damaged(tmp_path: Path, content: bytes, said: str) -> None:
-    with pytest.raises(SpecError, match=said) as caught:
+def test_what_is_not_read_is_named_and_not_called_damaged(tmp_path: Path, content: bytes, message: str) -> None:
+    with pytest.raises(SpecError, match=message) as caught:
         check(write(tmp_path / "documents.ndjson", content))
     assert "damaged" not in str(caught.value)
     assert "cut off" not in str(caught.value)

@@ -423,7 +423,7 @@ def test_a_raw_file_that_is_not_what_the_run_left_makes_it_invalid_by_name(
 
 @pytest.fixture
 def watched(results: Results) -> Results:
-    """A run with a stall, as it left what was seen of its load, its link, its server and its machine."""
+    """Write a run with a stall: the measurements of its load, its link, its server and its machine."""
     run = next(run for run in results.plan.runs if run.id == "only/1")
     change(results.path / "plan.json", ("runs",), [json.loads(json.dumps(records.to_json(run)))])
     change(results.path / "plan.json", ("runs", 0, "cell", "probes"), ["gc", "host", "kernel-reads"])
@@ -437,11 +437,11 @@ def watched(results: Results) -> Results:
     stood.tofile(folder.load / "standstills-0.bin")
     again = {"local_port": 40000, "remote_port": 9200, "send_mss_bytes": 1448, "rtt_us": 300, "sent_ms_ago": 900}
     again |= {"received_ms_ago": 950, "receiver_full_us": 0, "send_buffer_full_us": 0}
-    asked = [
+    tcp = [
         {"at_ns": start_ns + ahead_ns + at * 250_000_000, "connections": [again | {"retransmits": at, "timeouts": 1}]}
         for at in range(28)
     ]
-    end = {"frames": {"1514": 70}, "looked_at": 70, "lost": 0, "seconds": 7.0, "tcp": asked}
+    end = {"frames": {"1514": 70}, "looked_at": 70, "lost": 0, "seconds": 7.0, "tcp": tcp}
     (folder.raw / "wire.json").write_text(json.dumps({"to-server": end, "to-client": end}))
     (folder.raw / "gc.log").write_text(
         "[2026-11-22T07:38:46.274+0000][0.004s][info][gc] Using G1\n"
@@ -461,7 +461,7 @@ def watched(results: Results) -> Results:
 
 
 def damages(content: bytes, chosen: random.Random) -> Iterator[bytes]:
-    """The content cut off, overwritten, and where it is JSON with another type, without a key and with one more."""
+    """Yield the content cut off, overwritten, and if it is JSON: with another type, without a key, with one more."""
     yield from (b"", content[: len(content) // 2], content[:-1], content + b"\xff" * 7, chosen.randbytes(len(content)))
     yield from (b"\xff" * len(content), b"\x7f" * len(content), b"\x80" * len(content))
     try:
@@ -488,7 +488,7 @@ def look(folder: Path) -> list[Summary]:
 
 
 def trouble(folder: Path) -> str:
-    """The sentence about it; empty where the folder can be read."""
+    """Return the sentence about it; empty where the folder can be read."""
     try:
         look(folder)
     except SpecError as error:
@@ -503,13 +503,13 @@ def test_each_file_with_any_damage_is_read_or_named_in_one_sentence(watched: Res
     paths = [path for path in (watched.path / "only" / "1").rglob("*") if path.is_file()]
     assert len(paths) == 11
     for path in paths:
-        whole = path.read_bytes()
-        for content in damages(whole, chosen):
+        intact = path.read_bytes()
+        for content in damages(intact, chosen):
             path.write_bytes(content)
-            said = trouble(watched.path)
-            assert not said or str(path) in said or "or load/load.json" in said
-            assert len(said.splitlines()) <= 1
-        path.write_bytes(whole)
+            message = trouble(watched.path)
+            assert not message or str(path) in message or "or load/load.json" in message
+            assert len(message.splitlines()) <= 1
+        path.write_bytes(intact)
 
 
 @pytest.mark.parametrize("name", ["standstills-0.bin", "cpu-0.bin", "samples-0.bin", "queries-0.bin"])

@@ -1,4 +1,4 @@
-"""To which servers a worker gives the credentials of its machine, whatever `run` says about them."""
+"""Credentials of a worker's machine: the worker alone decides which servers get them, not `run`."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ def plan(tmp_path: Path, **changes: Any) -> LoadPlan:
 
 
 def test_ca_host_and_certificate_name_are_the_workers_own(tmp_path: Path) -> None:
-    asked = plan(tmp_path, others=(Place(endpoint=HERE, tls=Tls(name="thief", ca_pem="thief", client_cert="/file")),))
-    allowed = consent.with_credentials(asked, NAMED, "the CA of the worker")
+    requested = plan(
+        tmp_path, others=(Place(endpoint=HERE, tls=Tls(name="thief", ca_pem="thief", client_cert="/file")),)
+    )
+    allowed = consent.with_credentials(requested, NAMED, "the CA of the worker")
     assert allowed.places == (
         Place(endpoint=HERE, host_header="localhost:9200", tls=Tls(name="localhost", ca_pem="the CA of the worker")),
         Place(
@@ -34,11 +36,11 @@ def test_ca_host_and_certificate_name_are_the_workers_own(tmp_path: Path) -> Non
             tls=Tls(name="localhost", ca_pem="the CA of the worker", client_cert="/file"),
         ),
     )
-    assert consent.with_credentials(asked, URL, "").tls == Tls(name="127.0.0.1")
+    assert consent.with_credentials(requested, URL, "").tls == Tls(name="127.0.0.1")
 
 
 def test_without_a_url_credentials_go_nowhere(tmp_path: Path) -> None:
-    with pytest.raises(RunFailed, match=r"this worker gives its own to nobody; .*--credentials-to"):
+    with pytest.raises(RunFailed, match=r"this worker may not send its own; .*--credentials-to"):
         consent.with_credentials(plan(tmp_path), None, "")
 
 

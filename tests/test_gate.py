@@ -99,27 +99,27 @@ def test_so_many_replicates_as_it_asks_for_tell_four_times_of_five(runs: int, li
     # Standard deviations of 6 and of 9, and a change of -4%.
     noise = np.linspace(-1, 1, runs) / np.linspace(-1, 1, runs).std(ddof=1)
     ones, others = (dict(enumerate((mean + spread * noise).tolist())) for mean, spread in ((100, 6), (96, 9)))
-    found = comparison.numbers("docs_per_s_mean", ("before", ones), ("now", others), paired=False)
-    assert found is not None
-    enough = comparison.replicates(found, limits)
+    change = comparison.numbers("docs_per_s_mean", ("before", ones), ("now", others), paired=False)
+    assert change is not None
+    enough = comparison.replicates(change, limits)
     assert enough is not None
     assert enough > runs
     random = np.random.default_rng(enough)
     before, now = random.normal(100, 6, (4000, enough)), random.normal(96, 9, (4000, enough))
     # A limit is beyond the interval where Welch tells the runs from the baseline's, times the limit.
-    p_values = [stats.ttest_ind(before * (1 + each), now, axis=1, equal_var=False).pvalue for each in limits]
-    told = (np.array(p_values) < 0.05).all(axis=0).mean()
-    print(f"{runs} runs, limits {limits}: {enough} replicates, {told:.1%}")  # noqa: T201 - pytest -s
+    p_values = [stats.ttest_ind(before * (1 + limit), now, axis=1, equal_var=False).pvalue for limit in limits]
+    power = (np.array(p_values) < 0.05).all(axis=0).mean()
+    print(f"{runs} runs, limits {limits}: {enough} replicates, {power:.1%}")  # noqa: T201 - pytest -s
     # The noise of so few runs may be larger than it seems: more than 80% where it is not.
-    assert 0.79 <= told <= 0.97
+    assert 0.79 <= power <= 0.97
 
 
 def test_the_gate_itself_tells_with_the_replicates_that_it_asks_for() -> None:
     text = '[[threshold]]\ncolumn = "docs_per_s_mean"\nmay_fall = "10%"\n'
-    asked = judged(with_docs(90, 96, 102), text, with_docs(94, 100, 106))
-    found = re.search("about ([0-9]+) replicates a side would tell", asked.checks[0].text)
-    assert found is not None
-    enough, random = int(found[1]), np.random.default_rng(5)
+    verdict = judged(with_docs(90, 96, 102), text, with_docs(94, 100, 106))
+    match = re.search("about ([0-9]+) replicates a side would tell", verdict.checks[0].text)
+    assert match is not None
+    enough, random = int(match[1]), np.random.default_rng(5)
     verdicts = [
         judged(with_docs(*random.normal(96, 6, enough)), text, with_docs(*random.normal(100, 6, enough))).outcome
         for _ in range(40)

@@ -127,8 +127,8 @@ def test_a_server_that_tells_nothing_is_a_remark(tmp_path: Path) -> None:
 
 def test_names_of_collectors_are_bounded(tmp_path: Path) -> None:
     many = {f"{number}{'x' * 10_000}": {"collection_count": 1, "collection_time_in_millis": 1} for number in range(99)}
-    found = read(tmp_path, *((at * S, {"a": {**jvm(1), "gc": {"collectors": many}}}) for at in (10, 12)))
-    assert len(said(found)) < 5000
+    readings = read(tmp_path, *((at * S, {"a": {**jvm(1), "gc": {"collectors": many}}}) for at in (10, 12)))
+    assert len(said(readings)) < 5000
 
 
 @pytest.mark.parametrize(

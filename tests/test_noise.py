@@ -36,10 +36,12 @@ def test_a_change_that_is_called_detectable_is_found_four_times_of_five(runs: in
     kept = ranked <= 0.05 / (comparisons - np.arange(comparisons))
     # Holm: the smallest p values, up to the first one that is not kept.
     distinct = np.minimum.accumulate(kept, axis=1).sum(axis=1)
-    found = p_values[:, 0] < np.take_along_axis(np.c_[ranked, np.full(histories, np.inf)], distinct[:, None], 1)[:, 0]
-    print(f"{runs} runs a side, {comparisons} comparisons: {found.mean():.1%}")  # noqa: T201 - pytest -s
+    detected = (
+        p_values[:, 0] < np.take_along_axis(np.c_[ranked, np.full(histories, np.inf)], distinct[:, None], 1)[:, 0]
+    )
+    print(f"{runs} runs a side, {comparisons} comparisons: {detected.mean():.1%}")  # noqa: T201 - pytest -s
     # Two standard errors of 4,000 histories are 1.3%.
-    assert 0.787 <= found.mean() <= 0.82
+    assert 0.787 <= detected.mean() <= 0.82
 
 
 def test_the_power_of_the_planned_test_is_that_of_the_noncentral_t() -> None:
@@ -72,8 +74,8 @@ def test_the_comparisons_are_those_that_compare_makes_by_default() -> None:
     before, now = ([run for run in runs if run.levels["side"] == side] for side in "AB")
     between = changes.between(Results(summaries=before), Results(summaries=now))
     for columns in (comparison.COMPARED, shown.ALL):
-        assert {each.comparisons for each in noise.noise(runs, columns)} == {len(between.found)}
-    assert {each.comparisons for each in noise.noise(runs, ["gc_pauses_per_gb"])} == {2}
+        assert {quantity.comparisons for quantity in noise.noise(runs, columns)} == {len(between.found)}
+    assert {quantity.comparisons for quantity in noise.noise(runs, ["gc_pauses_per_gb"])} == {2}
 
 
 def test_each_run_has_its_twin_beside_it_and_either_is_the_first() -> None:

@@ -178,10 +178,10 @@ def test_another_recording_of_the_jvm_hides_no_read(server: Served, jvm: Attache
     finally:
         jvm.ask("JFR.stop", "name=other")
     ports = {int(port) for port in after["by_peer_port"]}
-    seen = readings(probes.Started.read(probes.chosen(["reads"]), context(jvm, raw, ports)))
+    numbers = readings(probes.Started.read(probes.chosen(["reads"]), context(jvm, raw, ports)))
     # The other one records at most 100 of them in a second.
-    assert seen["reads_recorded"] == after["reads"] - before["reads"] > 600
-    assert seen["bytes_read"] == after["bytes_read"] - before["bytes_read"]
+    assert numbers["reads_recorded"] == after["reads"] - before["reads"] > 600
+    assert numbers["bytes_read"] == after["bytes_read"] - before["bytes_read"]
 
 
 @pytest.mark.nightly
@@ -348,11 +348,11 @@ def test_only_plain_files_of_a_jvm_of_another_user_are_kept(
     folders: list[Path] = []
     chown = os.chown
 
-    def given(folder: Path, uid: int, group: int, **how: Any) -> None:
+    def record_chown(folder: Path, uid: int, group: int, **how: Any) -> None:
         folders.append(folder)
         chown(folder, uid, group, **how)
 
-    monkeypatch.setattr(os, "chown", given)
+    monkeypatch.setattr(os, "chown", record_chown)
 
     def observe() -> None:
         with observed(theirs, raw, settings=None, logs=(), limit_s=60):

@@ -389,10 +389,10 @@ def test_a_server_at_a_url_is_what_its_file_says(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 def test_counts_of_several_addresses_are_added_as_far_as_they_answer(tmp_path: Path) -> None:
-    with speaking({"/count": (200, b'{"n": 7}')}) as one, speaking({"/count": (200, b'{"n": 5}')}) as two:
+    with speaking({"/count": (200, b'{"n": 7}')}) as first, speaking({"/count": (200, b'{"n": 5}')}) as second:
         closed = free_port()
-        more = [f"http://{two}", f"http://127.0.0.1:{closed}"]
-        (run,) = planned(written(tmp_path, PROTOCOL + COUNTED), url=f"http://{one}").runs
+        more = [f"http://{second}", f"http://127.0.0.1:{closed}"]
+        (run,) = planned(written(tmp_path, PROTOCOL + COUNTED), url=f"http://{first}").runs
         options = dataclasses.replace(run.cell.target, more_urls=tuple(map(urls.parse, more)))
         with running_server.reached(options) as server:
             assert server.count(()) == 12

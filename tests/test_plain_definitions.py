@@ -65,28 +65,28 @@ def test_what_is_within_the_measurement_and_what_was_under_way_in_it() -> None:
 def test_the_numbers_of_a_measurement_are_sums_over_its_tickets() -> None:
     found = every()
     row = load.measured(found, WINDOW)
-    mine = [one for one in found if one["planned_ns"] < WINDOW.end_ns and one["done_ns"] >= WINDOW.start_ns]
+    mine = [ticket for ticket in found if ticket["planned_ns"] < WINDOW.end_ns and ticket["done_ns"] >= WINDOW.start_ns]
     assert row["requests"] == len(mine)
-    assert row["requests_failed"] == sum(one["outcome"] != 0 for one in mine)
-    assert row["attempts"] == sum(one["attempts"] for one in mine)
+    assert row["requests_failed"] == sum(ticket["outcome"] != 0 for ticket in mine)
+    assert row["attempts"] == sum(ticket["attempts"] for ticket in mine)
     unknown = OUTCOMES.index("timeout")
     assert row["bytes_measured"] == sum(
-        one["bytes_sent"]
-        for one in found
-        if WINDOW.start_ns <= one["done_ns"] < WINDOW.end_ns and one["outcome"] != unknown
+        ticket["bytes_sent"]
+        for ticket in found
+        if WINDOW.start_ns <= ticket["done_ns"] < WINDOW.end_ns and ticket["outcome"] != unknown
     )
-    ended = [one for one in found if WINDOW.start_ns <= one["done_ns"] < WINDOW.end_ns]
-    assert row["requests_answered"] == sum(one["outcome"] != unknown for one in ended)
-    assert row["docs_per_s_mean"] == pytest.approx(sum(int(one["documents_acked"]) for one in ended) / 3)
-    response_ms = sorted((one["done_ns"] - one["planned_ns"]) / 1e6 for one in mine)
-    acked_ms = sorted((one["done_ns"] - one["planned_ns"]) / 1e6 for one in mine if one["outcome"] == 0)
+    ended = [ticket for ticket in found if WINDOW.start_ns <= ticket["done_ns"] < WINDOW.end_ns]
+    assert row["requests_answered"] == sum(ticket["outcome"] != unknown for ticket in ended)
+    assert row["docs_per_s_mean"] == pytest.approx(sum(int(ticket["documents_acked"]) for ticket in ended) / 3)
+    response_ms = sorted((ticket["done_ns"] - ticket["planned_ns"]) / 1e6 for ticket in mine)
+    acked_ms = sorted((ticket["done_ns"] - ticket["planned_ns"]) / 1e6 for ticket in mine if ticket["outcome"] == 0)
     for name, times in (("response", response_ms), ("response_ok", acked_ms)):
         assert row[f"{name}_ms_max"] == times[-1]
         assert row[f"{name}_ms_p50"] == times[-(-len(times) // 2) - 1]
     seconds = load.acked_per_second(found, WINDOW.start_ns, 3)
     for second in range(3):
         start_ns = WINDOW.start_ns + second * SECOND
-        own = [int(one["documents_acked"]) for one in found if start_ns <= one["done_ns"] < start_ns + SECOND]
+        own = [int(ticket["documents_acked"]) for ticket in found if start_ns <= ticket["done_ns"] < start_ns + SECOND]
         assert seconds[second] == sum(own)
     hole = found[(found["done_ns"] < WINDOW.start_ns + SECOND) | (found["done_ns"] >= WINDOW.start_ns + 2 * SECOND)]
     assert load.measured(hole, WINDOW)["silent_s"] == 1

@@ -209,13 +209,13 @@ def test_allocations_are_told_by_kind_and_layer(tmp_path: Path) -> None:
 def test_the_network_layer_of_a_server_without_netty_is_unknown_and_not_zero(
     tmp_path: Path, frame: str, count: int | None
 ) -> None:
-    made = allocated(allocations={"outside rest": sizes_of(4, 1000)})
-    made["stacks"]["names"][1] = frame
-    seen = readings(list(PROBES["allocations"].read(lay_out(tmp_path, made))))
-    assert seen["outside_tlab_rest_bytes"] == 4000
+    recording = allocated(allocations={"outside rest": sizes_of(4, 1000)})
+    recording["stacks"]["names"][1] = frame
+    numbers = readings(list(PROBES["allocations"].read(lay_out(tmp_path, recording))))
+    assert numbers["outside_tlab_rest_bytes"] == 4000
     network = [f"{kind}_network_{unit}" for kind in ("outside_tlab", "tlab") for unit in ("bytes", "count")]
-    assert [seen[name] for name in network] == [count] * 4
-    assert seen["outside_tlab_lucene_count"] == 0
+    assert [numbers[name] for name in network] == [count] * 4
+    assert numbers["outside_tlab_lucene_count"] == 0
 
 
 def test_stacks_are_whole_from_the_outermost_frame_to_the_class_and_a_full_tree_is_said(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What bodies of requests may make a borrowed server do: nothing to indices of others."""
+"""Request bodies for a borrowed server: none may change indices of others."""
 
 from __future__ import annotations
 

@@ -178,7 +178,7 @@ def test_a_run_without_the_number_misses_the_goal() -> None:
 
 
 def step_of(samples: Samples, seconds: int) -> Summary:
-    """The summary of a load that measured so long, after its warm-up."""
+    """Return the summary of a load that measured *seconds*, after its warm-up."""
     report = made.report(measure_end_ns=made.START + (made.WARM_UP_S + seconds) * made.SECOND, is_open=True)
     return dataclasses.replace(
         run(),
@@ -206,8 +206,8 @@ LOOSE = goals.parse("p99 < 2s, errors < 0.1%")
 )
 def test_a_queue_that_grows_is_a_missed_goal(per_s: int, seconds: int, outcome: Outcome, why: str) -> None:
     samples = made.queued(per_s, 500, made.WARM_UP_S + seconds)
-    found = judge("ramp", per_s, step_of(samples, seconds), LOOSE)
-    assert (found.outcome, found.why) == (outcome, why)
+    verdict = judge("ramp", per_s, step_of(samples, seconds), LOOSE)
+    assert (verdict.outcome, verdict.why) == (outcome, why)
 
 
 def test_a_loose_goal_finds_no_rate_above_what_the_server_can_do() -> None:
@@ -215,9 +215,9 @@ def test_a_loose_goal_finds_no_rate_above_what_the_server_can_do() -> None:
         samples = made.queued(round(per_s), 500, made.WARM_UP_S + 5)
         return judge("ramp", per_s, step_of(samples, 5), LOOSE).outcome
 
-    found, _ = searched(outcome, estimate=500)
-    assert found.per_s is not None
-    assert 0.95 * 500 <= found.per_s <= 1.02 * 500
+    result, _ = searched(outcome, estimate=500)
+    assert result.per_s is not None
+    assert 0.95 * 500 <= result.per_s <= 1.02 * 500
 
 
 def test_a_stall_in_a_step_is_no_queue_that_grows() -> None:

@@ -107,9 +107,9 @@ print(time.monotonic() - began, flush=True)
 
 
 def sleepers(number: int) -> list[psutil.Process]:
-    """The living processes of that family, whoever is their parent now."""
+    """Return the living processes of that family, also those with another parent now."""
     names = [str(number * 10 + place) for place in (1, 2, 3)]
-    return [one for one in psutil.process_iter() if lives(one) and sleeps(one, names)]
+    return [process for process in psutil.process_iter() if lives(process) and sleeps(process, names)]
 
 
 def sleeps(process: psutil.Process, names: list[str]) -> bool:
@@ -129,8 +129,8 @@ def family_of(folder: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
         finally:
             harness.kill()
             left = sleepers(number)
-            for one in left:
-                one.kill()
+            for process in left:
+                process.kill()
 
 
 @pytest.mark.ordinary
@@ -148,10 +148,10 @@ def test_processes_in_other_sessions_and_namespaces_end_with_their_server(tmp_pa
             harness.kill()
             all_gone_within(family, seconds=10)
         else:
-            said, _ = harness.communicate("end\n", timeout=60)
-            assert [one for one in family if lives(one)] == []
+            output, _ = harness.communicate("end\n", timeout=60)
+            assert [member for member in family if lives(member)] == []
             # A process that ignores SIGTERM does not use up the time that a JVM has for its recording.
-            assert float(said) < 5
+            assert float(output) < 5
 
 
 @pytest.mark.nightly
@@ -183,7 +183,7 @@ def test_a_namespace_whose_holder_died_before_the_death_signal_runs_nothing() ->
 def test_a_contained_command_has_its_own_proc_and_keeps_its_exit_status() -> None:
     with sandbox() as opened:
         place = opened.add()
-        # Its pid is in its /proc, no process of ours is, and it is not the first one, which ignores signals.
+        # Its /proc has its own pid and none of the test's processes. It is not pid 1, which ignores signals.
         script = "[ $$ -gt 1 ] && read -r pid _ < /proc/self/stat && [ $pid = $$ ] && [ ! -e /proc/$0 ] && kill -9 $$"
         argv = place.command(system.contained(("sh", "-c", script, str(os.getpid()))))
         assert subprocess.run(argv, check=False).returncode == 128 + signal.SIGKILL
@@ -196,9 +196,9 @@ def test_two_contained_commands_never_have_the_same_pid() -> None:
         argv = place.command(system.contained(("sh", "-c", "echo $$; read -r _")))
         pipe = subprocess.PIPE
         several = [subprocess.Popen(argv, stdin=pipe, stdout=pipe, text=True) for _ in range(4)]
-        pids = [one.stdout.readline() for one in several if one.stdout is not None]
-        for one in several:
-            one.communicate("\n", timeout=60)
+        pids = [command.stdout.readline() for command in several if command.stdout is not None]
+        for command in several:
+            command.communicate("\n", timeout=60)
         assert len(set(pids)) == 4
 
 
@@ -208,9 +208,9 @@ def test_a_machine_without_process_namespaces_is_told_before_a_run(monkeypatch: 
     monkeypatch.setattr(system, "_FIRST", system._FIRST.replace("--mount-proc", "--mount-proc=/nonexistent"))
     with pytest.raises(MissingCapability, match=r"^process namespaces: unshare: .*/nonexistent"):
         network.require({})
-    (found,) = [one for one in network.capabilities() if one.name == "process namespaces"]
-    assert not found.present
-    assert "systempaths=unconfined" in found.remedy
+    (namespaces,) = [capability for capability in network.capabilities() if capability.name == "process namespaces"]
+    assert not namespaces.present
+    assert "systempaths=unconfined" in namespaces.remedy
 
 
 @pytest.mark.nightly

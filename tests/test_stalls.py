@@ -396,7 +396,7 @@ def test_what_several_connections_had_at_once_is_one_cause_and_of_one_it_says_wh
 def timed_out(
     rng: random.Random, lost_on: frozenset[int], users: int, paused: bool = False
 ) -> tuple[Samples, list[Watched]]:
-    """A closed loop of 12 s in which these users' packets are lost, or the server pauses, for a second.
+    """Return a closed loop of 12 s in which these users' packets are lost, or the server pauses, for a second.
 
     TCP sends again after 0.2, 0.4 and 0.8 s. It is looked at each 250 ms, and its timeouts are told as
     `network.measure.waits` tells them. Garbage collections and a quota are bystanders.
@@ -462,9 +462,9 @@ def test_users_that_catch_up_slowly_after_a_stall_waited_for_what_stopped_them()
     )
     window = Window(made.START, made.START + 12 * SECOND)
     watched_ = [Watched(network.LOST, lost, error_ns=SECOND // 4)]
-    (one,) = attribution.find(made.samples(rows), window, SERVICE_S * 1000, watched_, made.OFFSET)
-    assert named(one) == {network.LOST}
-    assert one.unexplained_ns == 0
+    (stall,) = attribution.find(made.samples(rows), window, SERVICE_S * 1000, watched_, made.OFFSET)
+    assert named(stall) == {network.LOST}
+    assert stall.unexplained_ns == 0
 
 
 @pytest.mark.parametrize("users", [1, 4, 16, 64])

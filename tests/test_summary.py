@@ -377,12 +377,12 @@ def test_spreading_loses_and_invents_no_document(seed: int) -> None:
     begin, took = random.uniform(0, 50, 200), random.exponential(3, 200)
     rows = made.samples([made.sample(at, at + long) for at, long in zip(begin, took, strict=True)])
     last = int(np.ceil((begin + took).max()))
-    found = load.spread_acked(rows, made.START, last, made.SECOND)
-    assert found.sum() == pytest.approx(200 * 100)
+    per_second = load.spread_acked(rows, made.START, last, made.SECOND)
+    assert per_second.sum() == pytest.approx(200 * 100)
     middle = [
         np.clip(min(end, 21) - max(at, 20), 0, 1) / (end - at) for at, end in zip(begin, begin + took, strict=True)
     ]
-    assert found[20] == pytest.approx(100 * sum(middle))
+    assert per_second[20] == pytest.approx(100 * sum(middle))
     at_once = made.samples([made.sample(3.5, 3.5)])
     assert load.spread_acked(at_once, made.START, 5, made.SECOND).tolist() == [0, 0, 0, 100, 0]
 

@@ -1,4 +1,4 @@
-"""What `tc -j` and `ip -j` print is read also where it is not quite JSON."""
+"""Output of `tc -j` and `ip -j` is read also where it is not quite JSON."""
 
 from __future__ import annotations
 

@@ -230,9 +230,9 @@ def test_a_corpus_may_be_behind_a_link_and_nowhere_else_outside(tmp_path: Path) 
     folder = small(tmp_path / "t", [])
     disk = (folder / "docs.json").rename(tmp_path / "on-a-large-disk.json")
     (folder / "docs.json").symlink_to(disk)
-    found = tracks.read(folder)
-    tracks.check(found)
-    assert found.steps[0].files[0].path == str(folder / "docs.json")
+    track = tracks.read(folder)
+    tracks.check(track)
+    assert track.steps[0].files[0].path == str(folder / "docs.json")
     for name in ("../on-a-large-disk.json", str(disk)):
         documents = [{"source-file": name, "document-count": 10}]
         with pytest.raises(SpecError, match="is outside the folder of the track"):
@@ -247,8 +247,8 @@ def test_a_corpus_that_rally_downloaded_is_found_when_it_is_whole(tmp_path: Path
     )
 
     def path() -> Path:
-        found = tracks.read(folder, downloads=tmp_path / "ours", tool_caches=caches)
-        return Path(found.steps[0].files[0].path)
+        track = tracks.read(folder, downloads=tmp_path / "ours", tool_caches=caches)
+        return Path(track.steps[0].files[0].path)
 
     assert path().is_relative_to(tmp_path / "ours")
     for cache in caches:
@@ -269,8 +269,8 @@ def test_no_corpus_is_looked_for_outside_the_cache_of_a_tool(tmp_path: Path, cor
     (tmp_path / "secret.json").write_text("{}")
     documents = [{"source-file": name, "document-count": 1}]
     folder = small(tmp_path / "t", [], corpora=[{"name": corpus, "documents": documents}])
-    found = tracks.read(folder, tool_caches=[tmp_path / "cache"])
-    assert found.steps[0].files[0].path == str(folder / name)
+    track = tracks.read(folder, tool_caches=[tmp_path / "cache"])
+    assert track.steps[0].files[0].path == str(folder / name)
 
 
 def test_a_track_may_be_one_json_file_of_any_name(tmp_path: Path) -> None:
@@ -349,7 +349,7 @@ def test_a_helper_of_the_tools_does_what_they_document(folder: Path, template: s
 
 
 def test_a_helper_that_is_used_wrongly_is_told_with_its_line(folder: Path) -> None:
-    for template, said in [
+    for template, message in [
         ("{{ '2.x' | version_between('1.0', '3.0') }}", "cannot be rendered: invalid literal for int"),
         ("{{ version | version_between('1.0', '3.0') }}", 'the parameter "version" has no value'),
         ("{{ 1e300 | get_start_date }}", "cannot be rendered: "),
@@ -360,7 +360,7 @@ def test_a_helper_that_is_used_wrongly_is_told_with_its_line(folder: Path) -> No
         (folder / "track.json").write_text(f'{{"version": 2,\n"description": "{template}"}}')
         with pytest.raises(SpecError) as error:
             tracks.read(folder)
-        assert said in str(error.value)
+        assert message in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -420,10 +420,10 @@ BAD_LINES = [
 ]
 
 
-@pytest.mark.parametrize(("line", "said"), BAD_LINES)
+@pytest.mark.parametrize(("line", "reason"), BAD_LINES)
 @pytest.mark.parametrize("way", ["collect", "computed", "include", "nested"])
 def test_an_error_in_a_fragment_is_told_with_the_fragment_and_its_line(
-    tmp_path: Path, way: str, line: str, said: str
+    tmp_path: Path, way: str, line: str, reason: str
 ) -> None:
     folder = small(tmp_path / "t", [])
     (folder / "ops").mkdir()
@@ -444,8 +444,8 @@ def test_an_error_in_a_fragment_is_told_with_the_fragment_and_its_line(
     with pytest.raises(SpecError) as error:
         tracks.read(folder)
     message = str(error.value)
-    assert said in message
-    if "cannot be read" not in said:
+    assert reason in message
+    if "cannot be read" not in reason:
         # Python's reader finds a missing comma in the next line.
         assert message.startswith((f"{folder}/ops/b.json: line 6: ", f"{folder}/ops/b.json: line 7: "))
 

@@ -52,7 +52,7 @@ DOCUMENTED: list[tuple[keys.Keys, str]] = [
 def written(
     folder: Path, documents: list[dict[str, Any]], operation: dict[str, Any] | None = None, **task: Any
 ) -> Path:
-    """A track of two data streams whose one task sends these document sets."""
+    """Write a track of two data streams whose one task sends these document sets."""
     bulk = {"operation-type": "bulk", "bulk-size": 5, **(operation or {})}
     streams = [{"name": "logs-a"}, {"name": "logs-b"}]
     corpora = [{"name": "c", "documents": documents}]
@@ -71,8 +71,8 @@ def document_set(name: str, stream: str = "logs-a", **more: Any) -> dict[str, An
 A, B = document_set("a.json"), document_set("b.json", "logs-b")
 
 
-def files(found: Track) -> list[str]:
-    return [Path(file.path).name for file in found.steps[0].files]
+def files(track: Track) -> list[str]:
+    return [Path(file.path).name for file in track.steps[0].files]
 
 
 def plan(folder: Path, target: str = "sink") -> LoadPlan:
@@ -160,9 +160,9 @@ def test_keys_that_are_not_used_are_named_once_with_what_happens_instead(tmp_pat
 
 def test_documents_in_another_format_than_bulk_are_left_out_and_named(tmp_path: Path) -> None:
     hdf5 = document_set("vectors.hdf5", **{"source-format": "hdf5"})
-    found = tracks.read(written(tmp_path, [A, hdf5]))
-    assert files(found) == ["a.json"]
-    assert found.notes == ("corpus c: vectors.hdf5 is left out: its \"source-format\" is 'hdf5'",)
+    track = tracks.read(written(tmp_path, [A, hdf5]))
+    assert files(track) == ["a.json"]
+    assert track.notes == ("corpus c: vectors.hdf5 is left out: its \"source-format\" is 'hdf5'",)
     with pytest.raises(SpecError, match="has nothing to send"):
         tracks.read(written(tmp_path, [hdf5]))
 
@@ -182,17 +182,17 @@ def test_a_source_url_is_the_address_of_the_file_itself(tmp_path: Path) -> None:
 
 def test_a_file_in_parts_has_no_address_and_says_what_to_do(tmp_path: Path) -> None:
     parts: dict[str, Any] = {"base-url": "https://example.org", "source-file-parts": [{"name": "e1", "size": 5}]}
-    found = tracks.read(written(tmp_path, [document_set("e.json.bz2", **parts)]))
-    assert found.steps[0].files[0].origin.url == ""
-    assert "join the parts yourself, and put the whole file into the folder of the track" in found.notes[0]
+    track = tracks.read(written(tmp_path, [document_set("e.json.bz2", **parts)]))
+    assert track.steps[0].files[0].origin.url == ""
+    assert "join the parts yourself, and put the whole file into the folder of the track" in track.notes[0]
     with pytest.raises(SpecError, match=r"e\.json\.bz2 of its corpora is not there; put it into the folder"):
-        tracks.check(found)
+        tracks.check(track)
 
 
 def test_a_key_that_no_tool_reads_may_have_a_parameter_without_a_value(tmp_path: Path) -> None:
     documents = [document_set("a.json", owner="{{ owner }}", meta={"team": "{{ team }}"})]
-    found = tracks.read(written(tmp_path, documents, {"wish": "{{ wish }}"}, **{"{{ odd }}x": 1}))
-    assert found.notes == (
+    track = tracks.read(written(tmp_path, documents, {"wish": "{{ wish }}"}, **{"{{ odd }}x": 1}))
+    assert track.notes == (
         'bulk: "wish" is not used: the key is unknown here',
         'bulk: "x" is not used: the key is unknown here',
         'corpus c: a.json: "owner" is not used: the key is unknown here',

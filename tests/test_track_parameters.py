@@ -55,7 +55,7 @@ path = "/t"
     return [dict(cell.load.track.parameters) for cell in spec.cells(experiment) if cell.load.track]
 
 
-@pytest.mark.parametrize(("text", "value"), [one for one in VALUES if one[0] and len(one[0]) < 100])
+@pytest.mark.parametrize(("text", "value"), [pair for pair in VALUES if pair[0] and len(pair[0]) < 100])
 def test_text_of_a_toml_file_and_of_set_is_typed_the_same(tmp_path: Path, text: str, value: Any) -> None:
     assert parameters(tmp_path, f"x = {json.dumps(text)}", f"track.parameters.y={text}") == [{"x": value, "y": value}]
 

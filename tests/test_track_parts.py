@@ -330,9 +330,9 @@ def test_a_parameter_without_a_value_prints_nothing_in_what_a_track_tells(tmp_pa
     search = {"name": "find-{{ kind }}", "operation-type": "search"}
     code = {"name": "own", "operation-type": "bulk", "param-source": "{{ kind }}"}
     rows = [{"operation": search}, {"operation": code}, {"operation": "bulk", "{{ kind }}": 1}]
-    found = tracks.read(written(tmp_path, rows, description="of {{ kind }}"))
-    assert (found.description, found.notes) == ("of ", ('bulk: "" is not used: the key is unknown here',))
-    assert found.skipped == ("find- (search)", 'own (bulk; its documents are made by code of the track, "")')
+    track = tracks.read(written(tmp_path, rows, description="of {{ kind }}"))
+    assert (track.description, track.notes) == ("of ", ('bulk: "" is not used: the key is unknown here',))
+    assert track.skipped == ("find- (search)", 'own (bulk; its documents are made by code of the track, "")')
 
 
 def test_a_parameter_without_a_value_prints_nothing_in_a_name_and_in_the_index_of_a_health_check(

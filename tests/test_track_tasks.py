@@ -34,7 +34,7 @@ ROWS: list[Any] = [
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A track with tasks alone and in parallel, some with tags."""
+    """Write a track with tasks alone and in parallel, some with tags."""
     (tmp_path / "docs.json").write_text('{"n": 1}\n')
     corpora = [{"name": "c", "documents": [{"source-file": "docs.json", "document-count": 1}]}]
     table = {"indices": [{"name": "i"}], "corpora": corpora, "operations": [BULK], "schedule": ROWS}
@@ -75,9 +75,9 @@ def test_a_choice_without_a_bulk_is_refused(folder: Path) -> None:
 
 
 def test_a_task_that_is_not_chosen_is_neither_skipped_nor_ends_others(folder: Path) -> None:
-    found = tracks.read(folder, exclude_tasks=["second", "look"])
-    assert found.skipped == ()
-    assert [(step.name, step.group) for step in found.steps if step.operation == "bulk"] == [("first", 0), ("third", 0)]
+    track = tracks.read(folder, exclude_tasks=["second", "look"])
+    assert track.skipped == ()
+    assert [(step.name, step.group) for step in track.steps if step.operation == "bulk"] == [("first", 0), ("third", 0)]
 
 
 @pytest.mark.parametrize(

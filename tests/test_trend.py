@@ -206,7 +206,7 @@ def test_nights_without_a_number_and_cells_that_come_late_are_named_and_experime
 
 
 def counted(counts: Sequence[Sequence[int]]) -> list[Night]:
-    """Nights whose runs have so many pauses, each of one GB."""
+    """Return nights whose runs have these numbers of pauses, each of one GB."""
     nights = []
     for place, of_runs in enumerate(counts):
         rows = runs(1.0, count=len(of_runs))
@@ -228,12 +228,12 @@ def test_nights_of_10_and_of_11_pauses_are_no_step() -> None:
 
 @pytest.mark.parametrize("mean", [1, 10, 50])
 def test_random_counts_have_a_step_at_most_5_times_of_100(mean: int) -> None:
-    random, said = np.random.default_rng(mean), 0
+    random, alarms = np.random.default_rng(mean), 0
     for length in [8, 11, 20] * 30:
         nights = counted(random.poisson(mean, (length, 3)).tolist())
-        said += bool(seen(nights, "gc_pauses").histories[0].changes)
-    print(f"{said} of 90")  # noqa: T201 - pytest -s
-    assert said <= 4
+        alarms += bool(seen(nights, "gc_pauses").histories[0].changes)
+    print(f"{alarms} of 90")  # noqa: T201 - pytest -s
+    assert alarms <= 4
 
 
 def test_of_tables_in_which_nothing_changed_few_say_that_something_did() -> None:

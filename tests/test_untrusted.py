@@ -1,4 +1,4 @@
-"""Folders that another user can write: what is refused, taken and handed over."""
+"""Folders that another user can write: which files are refused, taken and handed over."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_nothing_is_read_or_changed_behind_links_that_come_and_go(theirs: Path, 
     for folder in (tmp_path, *tmp_path.parents):
         if folder.stat().st_mode & 0o077 == 0:
             folder.chmod(0o711)
-    seen = set()
+    contents = set()
     for attempt in range(20):
         folder, ours = theirs / str(attempt), tmp_path / f"ours-{attempt}"
         folder.mkdir()
@@ -142,16 +142,16 @@ def test_nothing_is_read_or_changed_behind_links_that_come_and_go(theirs: Path, 
             for _ in range(200):
                 try:
                     with untrusted.open_file(folder / "gc.log") as file:
-                        seen.add(file.read())
+                        contents.add(file.read())
                 except OSError as error:
-                    seen.add(type(error).__name__.encode())
+                    contents.add(type(error).__name__.encode())
             try:
                 untrusted.move_files(folder, ours, depth=2)
             finally:
                 swapping.kill()
-        seen |= {file.read_bytes() for file in ours.rglob("*.log")}
-    assert b"of the server" in seen
-    assert b"of root" not in seen
+        contents |= {file.read_bytes() for file in ours.rglob("*.log")}
+    assert b"of the server" in contents
+    assert b"of root" not in contents
     assert {(path.stat().st_uid, path.stat().st_mode & 0o777) for path in (victim, victim / "gc.log")} == {
         *((0, 0o700), (0, 0o600))
     }
@@ -199,21 +199,21 @@ def test_root_makes_and_opens_no_results_that_another_user_can_replace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(system, "is_root", lambda: True)
-    out = tmp_path / "out"
-    out.mkdir()
-    layout.check_writable(out / "new")
+    results = tmp_path / "out"
+    results.mkdir()
+    layout.check_writable(results / "new")
     layout.check_writable(Path("/tmp"))  # noqa: S108 - it is sticky
-    (out / layout.PLAN).write_text("{}")
-    raw = out / "cell" / "1" / "raw"
+    (results / layout.PLAN).write_text("{}")
+    raw = results / "cell" / "1" / "raw"
     raw.mkdir(parents=True)
-    layout.open_results(out, to_write=True)
-    for folder in (raw, out):
+    layout.open_results(results, to_write=True)
+    for folder in (raw, results):
         folder.chmod(0o777)
         with pytest.raises(SpecError, match=f"{folder}: another user can replace files here while root writes them"):
-            layout.open_results(out, to_write=True)
-        layout.open_results(out)
+            layout.open_results(results, to_write=True)
+        layout.open_results(results)
     with pytest.raises(SpecError, match=r"another user can replace files here .* choose a folder of root's by --out"):
-        layout.check_writable(out / "new")
+        layout.check_writable(results / "new")
 
 
 def test_a_jvm_folder_of_any_depth_ends_with_a_note(tmp_path: Path, secret: Path) -> None:

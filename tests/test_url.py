@@ -148,11 +148,11 @@ def test_a_node_is_measured_and_nothing_is_left_in_it(node: Http, user: int | No
 def test_a_server_behind_a_path_of_a_proxy_is_measured_there(sink: Http, here: Place) -> None:
     with front(sink.origin, FRONT_PREFIX="/search/a%20b") as port:
         url = f"http://127.0.0.1:{port}/search/a%20b"
-        code, said = ran(here, "--url", f"{url}/", *SHORT)
-        assert code == 0, said
+        code, output = ran(here, "--url", f"{url}/", *SHORT)
+        assert code == 0, output
         assert row(here)["documents_counted"] == row(here)["documents_acked"] != "0"
-        code, said = ran(here, "--url", url.removesuffix("b"), *SHORT)
-        assert (code, "GET / was answered 404" in said) == (2, True), said
+        code, output = ran(here, "--url", url.removesuffix("b"), *SHORT)
+        assert (code, "GET / was answered 404" in output) == (2, True), output
 
 
 @pytest.mark.opensearch
@@ -170,9 +170,9 @@ def test_an_action_line_with_two_indices_writes_to_none(node: Http, here: Place,
     node.expect("PUT", "/prod/_doc/1?refresh=true", b'{"theirs":1}')
     line = f'{{"{action}":{{"_index":"prod","_id":"1"}},"{action}":{{"_index":"mine","_id":"1"}}}}\n'
     (here.folder / "bulk.json").write_text(line + ('{"ours":1}\n' if action == "index" else ""))
-    code, said = ran(here, "--url", node.origin, "--documents", "bulk.json", *SHORT)
-    assert (code, here.results) == (2, []), said
-    assert f"line 1 is not JSON (the key '{action}' stands twice" in said
+    code, output = ran(here, "--url", node.origin, "--documents", "bulk.json", *SHORT)
+    assert (code, here.results) == (2, []), output
+    assert f"line 1 is not JSON (the key '{action}' stands twice" in output
     assert node.expect("GET", "/prod/_doc/1")["_source"] == {"theirs": 1}
     assert indices(node) == {"prod"}
 
@@ -193,12 +193,12 @@ def test_a_track_does_not_write_through_an_alias_of_others(node: Http, here: Pla
         "schedule": [{"operation": "create-index"}, {"operation": {"operation-type": "bulk", "bulk-size": 1}}],
     }
     (folder / "track.json").write_text(json.dumps(table))
-    code, said = ran(here, "--url", node.origin, "--track", str(folder), "--out", "out")
-    assert (code, here.results) == (2, []), said
-    assert 'there is an index "all" already; it is not touched' in said
+    code, output = ran(here, "--url", node.origin, "--track", str(folder), "--out", "out")
+    assert (code, here.results) == (2, []), output
+    assert 'there is an index "all" already; it is not touched' in output
     node.expect("DELETE", "/prod")
-    code, said = ran(here, "--url", node.origin, "--track", str(folder), "--out", "out")
-    assert code == 0, said
+    code, output = ran(here, "--url", node.origin, "--track", str(folder), "--out", "out")
+    assert code == 0, output
     assert row(here)["documents_counted"] == "1"
     assert indices(node) == set()
 

@@ -224,8 +224,8 @@ def test_a_server_whose_heap_is_no_number_is_named(heap: bytes) -> None:
         running.described(asked, recognised(ELASTICSEARCH))
 
 
-def asked(**answers: Any) -> Any:
-    """A server that answers so, by the last part of the path."""
+def server_answering(**answers: Any) -> Any:
+    """Return a server that gives these answers, by the last part of the path."""
 
     def request(_method: str, path: str, **_more: Any) -> Answer:
         return Answer(200, json.dumps(answers[path.rpartition("/")[2]]).encode())
@@ -237,26 +237,26 @@ COMPATIBLE = {"version": {"number": "7.10.2"}, "tagline": "The OpenSearch Projec
 
 
 def test_opensearch_in_compatibility_mode_is_not_taken_for_elasticsearch() -> None:
-    http = asked(**{"": COMPATIBLE, "_local": {"nodes": {"a": {"version": "2.19.6"}}}})
-    found = running.found(http, targets.TARGETS)
-    assert (found.name, found.number, found.version, found.notes) == ("opensearch", "2.19.6", "2.19.6", ())
+    http = server_answering(**{"": COMPATIBLE, "_local": {"nodes": {"a": {"version": "2.19.6"}}}})
+    target = running.found(http, targets.TARGETS)
+    assert (target.name, target.number, target.version, target.notes) == ("opensearch", "2.19.6", "2.19.6", ())
 
 
 @pytest.mark.parametrize("nodes", [{}, {"a": 1}, {"a": {}}, {"a": {"version": "2"}, "b": {"version": "2"}}])
 def test_opensearch_that_hides_its_version_everywhere_is_named(nodes: Any) -> None:
     with pytest.raises(SpecError, match=r"set compatibility\.override_main_response_version to false"):
-        running.found(asked(**{"": COMPATIBLE, "_local": {"nodes": nodes}}), targets.TARGETS)
+        running.found(server_answering(**{"": COMPATIBLE, "_local": {"nodes": nodes}}), targets.TARGETS)
 
 
 def test_texts_that_a_server_says_about_itself_are_bounded() -> None:
-    said = running.bounded({"java": "x" * 5_000_000, "collectors": "G1", "heap_bytes": 1})
-    assert len(said["java"]) < 20_000
-    assert (said["collectors"], said["heap_bytes"]) == ("G1", 1)
+    bounded = running.bounded({"java": "x" * 5_000_000, "collectors": "G1", "heap_bytes": 1})
+    assert len(bounded["java"]) < 20_000
+    assert (bounded["collectors"], bounded["heap_bytes"]) == ("G1", 1)
     jvm = {"version": "x" * 5_000_000, "gc_collectors": ["y" * 5_000_000], "mem": {"heap_max_in_bytes": 1}}
     plugins: dict[str, Any] = {"nodes": {"a": {"modules": [], "plugins": []}}}
     answers = {"": OPENSEARCH, "jvm": {"nodes": {"a": {"jvm": jvm}}}, "plugins": plugins}
-    told = running.identified(asked(**answers), TargetOptions(), targets.TARGETS).told
-    assert len(json.dumps(told)) < 50_000
+    description = running.identified(server_answering(**answers), TargetOptions(), targets.TARGETS).told
+    assert len(json.dumps(description)) < 50_000
 
 
 @pytest.mark.parametrize("body", [b"{}", b"[]", b'{"count": "x"}', b'{"count": 1e999}', b'{"count": -1}'])

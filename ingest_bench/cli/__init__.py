@@ -62,7 +62,7 @@ def _say_interrupted() -> None:
     try:
         os.write(2, b"interrupted\n")
     except OSError:
-        # Closed, or a pipe that nobody reads.
+        # stderr is closed, or it is a pipe without a reader.
         return
 
 

@@ -39,7 +39,7 @@ Documents = Annotated[
     str | None,
     typer.Option(
         metavar="N|FILE",
-        help="Measure until so many documents are indexed; or send this file of them (NDJSON, also packed).",
+        help="Measure until N documents are indexed; or send this file of them (NDJSON, also packed).",
     ),
 ]
 Track = Annotated[
@@ -128,7 +128,7 @@ class What:
                 )
             return None
         # The plan keeps it: a run may be resumed from another folder.
-        path, parameters = whole_paths.whole(self.track), track_parameters.parse(self.track_params)
+        path, parameters = whole_paths.absolute(self.track), track_parameters.parse(self.track_params)
         return TrackChoice(
             path=path,
             parameters=parameters,
@@ -158,15 +158,15 @@ class What:
             )
         elif self.documents is not None:
             # Absolute, as the track's: --resume may be called from another folder.
-            found["documents"] = whole_paths.whole(self.documents)
+            found["documents"] = whole_paths.absolute(self.documents)
         if (choice := self.choice) is not None:
             found["track"] = {key: value for key, value in records.to_json(choice).items() if value not in (None, [])}
         if self.target is not None:
             is_file = self.target.endswith(".toml")
-            found["file" if is_file else "target"] = whole_paths.whole(self.target) if is_file else self.target
+            found["file" if is_file else "target"] = whole_paths.absolute(self.target) if is_file else self.target
         for key in ("ca_file", "client_cert", "client_key"):
             path: Path | None = getattr(self, key)
-            found[key] = whole_paths.whole(path) if path else None
+            found[key] = whole_paths.absolute(path) if path else None
         return found
 
 
@@ -181,8 +181,8 @@ def _listed(text: str) -> tuple[str, ...]:
 
 
 def _folder_name(track: Path) -> str:
-    """The track's name, as it may be a folder's of results: the JVM's options take no path with a space in it."""
-    name = track_files.name_of(Path(whole_paths.whole(track)).resolve())
+    """Return the track's name as the name of a result folder: JVM options take no path with a space in it."""
+    name = track_files.name_of(Path(whole_paths.absolute(track)).resolve())
     return re.sub(r"[^A-Za-z0-9=._-]+", "_", name)
 
 
@@ -192,11 +192,11 @@ def _plan(experiment: str | None, what: What) -> Plan:
     if len(what.attach) > 1:
         raise SpecError(f"--attach {', '.join(map(str, what.attach))}: one JVM can be attached; give one pid")
     attach = what.attach[0] if what.attach else None
-    asked: dict[str, Any] = {"url": first, "more_urls": more or None, "attach": attach}
-    asked["interface"] = what.flows.table(what.interface) or None
-    if asked["interface"] and not (what.url or what.attach):
+    options: dict[str, Any] = {"url": first, "more_urls": more or None, "attach": attach}
+    options["interface"] = what.flows.table(what.interface) or None
+    if options["interface"] and not (what.url or what.attach):
         raise SpecError("--interface: it leads to a server that runs already; give --url too")
-    running = {key: value for key, value in asked.items() if value is not None}
+    running = {key: value for key, value in options.items() if value is not None}
     if experiment == "track" and what.track is None:
         raise SpecError("the experiment track sends a track: give it by --track DIR")
     if experiment is None and what.track is None and not running and "file" not in fixed:
@@ -206,10 +206,10 @@ def _plan(experiment: str | None, what: What) -> Plan:
     if what.against_itself is not None and what.replicates is not None:
         raise SpecError("--aa says already how often each side runs; take --replicates out")
     often = what.against_itself or what.replicates
-    found = spec.load(experiment or usual, what.sets, fixed=fixed, running=running or None, replicates=often)
+    experiment_plan = spec.load(experiment or usual, what.sets, fixed=fixed, running=running or None, replicates=often)
     if experiment is None and what.track is not None:
-        found = dataclasses.replace(found, name=_folder_name(what.track))
-    ordered = order.order(found)
+        experiment_plan = dataclasses.replace(experiment_plan, name=_folder_name(what.track))
+    ordered = order.order(experiment_plan)
     if what.against_itself is not None:
         ordered = order.against_itself(ordered)
     layout.check_names(ordered)

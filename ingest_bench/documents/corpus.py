@@ -13,8 +13,8 @@ from ingest_bench.documents.lines import chunks, is_plain, lines
 from ingest_bench.errors import SpecError
 from ingest_bench.inputs.user_json import parse_json
 
-# So many bytes and lines are parsed before anything starts, at about 150 MB/s and 400,000 lines/s. Of a longer plain
-# file the last line is parsed too.
+# Most bytes and lines parsed before anything starts, at about 150 MB/s and 400,000 lines/s. The last line of a longer
+# plain file is parsed too.
 CHECK_BYTES = 256 * 1024**2
 _CHECK_LINES = 2_000_000
 _TAIL_BYTES = 64 * 1024**2

@@ -49,7 +49,7 @@ def packing(name: str) -> str:
 
 
 def is_plain(path: Path) -> bool:
-    """True if the file itself is the text, so that a byte range of it can be read. SpecError if it cannot be read."""
+    """Return True if the file is plain text, so that a byte range can be read. SpecError if it cannot be read."""
     try:
         files.check(path)
         return _opener(path) is None
@@ -246,19 +246,19 @@ def _inside(pieces: Iterator[bytes], path: Path) -> Iterator[bytes]:
 
 
 def _untarred(pieces: Iterator[bytes], path: Path) -> Iterator[bytes]:
-    found: list[str] = []
+    names: list[str] = []
     stream = io.BufferedReader(_Stream(pieces), CHUNK_BYTES)
     with tarfile.open(fileobj=stream, mode="r|", bufsize=CHUNK_BYTES) as archive:
         for member in archive:
             if not member.isfile() or _is_beside(member.name):
                 continue
-            found.append(member.name)
-            if len(found) > 1:
+            names.append(member.name)
+            if len(names) > 1:
                 break
             if file := archive.extractfile(member):
                 yield from _range(file)
-    if len(found) != 1:
-        raise _not_one(path, found)
+    if len(names) != 1:
+        raise _not_one(path, names)
 
 
 class _Stream(io.RawIOBase):
@@ -268,7 +268,7 @@ class _Stream(io.RawIOBase):
         self._pieces, self._rest = pieces, memoryview(b"")
 
     def readable(self) -> bool:
-        """Always."""
+        """Return True."""
         return True
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
@@ -281,7 +281,7 @@ class _Stream(io.RawIOBase):
 
 
 def _is_beside(name: str) -> bool:
-    """True for what macOS packs next to a file: its attributes, as ._NAME."""
+    """Return True for the attributes that macOS packs next to a file, as ._NAME."""
     return PurePosixPath(name).name.startswith("._")
 
 
@@ -312,7 +312,7 @@ _FORMATS = (
 
 
 def _format(head: bytes) -> _Format | None:
-    return next((each for each in _FORMATS if each.start.match(head)), None)
+    return next((file_format for file_format in _FORMATS if file_format.start.match(head)), None)
 
 
 def _is_tar(head: bytes) -> bool:
@@ -320,13 +320,13 @@ def _is_tar(head: bytes) -> bool:
 
 
 def _opener(path: Path) -> Callable[[Path], Iterator[bytes]] | None:
-    """Return what unpacks the file, by its first bytes; None: it is plain. SpecError for what is not read."""
+    """Return the opener for the file, by its first bytes; None for plain text. SpecError for an unsupported format."""
     with path.open("rb") as file:
         head = file.read(_HEAD_BYTES)
-    found = _format(head)
-    if found and found.opener is None:
+    file_format = _format(head)
+    if file_format and file_format.opener is None:
         raise SpecError(
-            f"{path}: is {found.name}, which is not read; give the documents as plain text, as .gz, .bz2 or .zst, or "
-            "alone in a .zip or .tar"
+            f"{path}: is {file_format.name}, which is not read; give the documents as plain text, as .gz, .bz2 or "
+            ".zst, or alone in a .zip or .tar"
         )
-    return found.opener if found else _plain if _is_tar(head) else None
+    return file_format.opener if file_format else _plain if _is_tar(head) else None

@@ -62,7 +62,7 @@ def _parsed(path: Path, text: str) -> dict[str, Any]:
         raise SpecError(f"{path}: this file is too large: {len(text):,} characters, at most {_LONGEST_TOML:,} are read")
     if too_long := _LONG_KEY.search(text):
         line = text.count("\n", 0, too_long.start()) + 1
-        raise SpecError(f"{path}: line {line}: a key of more than {_MOST_PARTS} parts; no key here has so many")
+        raise SpecError(f"{path}: line {line}: a key of more than {_MOST_PARTS} parts; every key here has fewer")
     try:
         return tomllib.loads(text)
     except ValueError as error:

@@ -65,7 +65,7 @@ def _given(value: Any, key: str = "") -> Iterator[Path]:
 
 
 def _of_track(path: Path) -> Iterator[Path]:
-    """Its folder; of a track in one file each file that it may read."""
+    """Yield the folder of a track; for a track in one file, each file that it may read."""
     return track_files.files_of(path) if path.is_file() else iter((path,))
 
 

@@ -105,7 +105,7 @@ def set_at(tables: dict[str, Any], path: Sequence[str], value: Any) -> dict[str,
 
 
 def typed(path: Sequence[str], value: Any) -> Any:
-    """The value at that path. Text of a track's parameter is parsed as Rally parses it: "False" is false."""
+    """Return the value at that path. Text of a track's parameter is parsed as Rally parses it: "False" is false."""
     is_text = tuple(path[:3]) == _TRACK_PARAMETERS and isinstance(value, str)
     return track_parameters.parse_value(value) if is_text else value
 

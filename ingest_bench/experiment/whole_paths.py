@@ -25,7 +25,7 @@ def from_anywhere(cell: Cell) -> Cell:
             load,
             workload=_named(load.workload),
             documents=_whole(load.documents),
-            track=dataclasses.replace(track, path=whole(track.path)) if track else None,
+            track=dataclasses.replace(track, path=absolute(track.path)) if track else None,
             arrivals=dataclasses.replace(load.arrivals, file=_whole(load.arrivals.file)),
             query_arrivals=dataclasses.replace(load.query_arrivals, file=_whole(load.query_arrivals.file)),
         ),
@@ -36,16 +36,16 @@ def from_anywhere(cell: Cell) -> Cell:
     )
 
 
-def whole(path: str | Path) -> str:
-    """The absolute path; a tilde that the shell left, as in `--track=~/geonames`, is the home folder."""
+def absolute(path: str | Path) -> str:
+    """Return the absolute path; a tilde that the shell left, as in `--track=~/geonames`, is the home folder."""
     # Path.expanduser raises for an unknown user, whose name with the tilde may be a folder's.
     return str(Path(os.path.expanduser(path)).absolute())  # noqa: PTH111
 
 
 def _whole(path: str | None) -> str | None:
-    return None if path is None else whole(path)
+    return None if path is None else absolute(path)
 
 
 def _named(name: str) -> str:
     """What is shipped by name has no path (`catalog.find`)."""
-    return whole(name) if name.endswith(".toml") else name
+    return absolute(name) if name.endswith(".toml") else name

@@ -104,7 +104,7 @@ def pieces(path: Path) -> Iterator[str]:
 
 
 def pieces_of(file: io.BufferedReader) -> Iterator[str]:
-    """The same of an open one."""
+    """Yield the pieces of an open log, as `pieces` does."""
     with io.TextIOWrapper(file, encoding="utf-8", errors="replace") as text:
         while line := text.readline(_LONGEST_LINE):
             yield line

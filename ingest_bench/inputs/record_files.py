@@ -23,11 +23,11 @@ def read(path: Path, record: np.dtype[Any], start: int = 0, most: int | None = N
         files.check(path)
         count = max(0, path.stat().st_size // record.itemsize - start)
         count = count if most is None else min(most, count)
-        found = np.fromfile(path, dtype=record, count=count, offset=start * record.itemsize)
+        records = np.fromfile(path, dtype=record, count=count, offset=start * record.itemsize)
     except OSError as error:
         raise SpecError(f"{path}: this file cannot be read ({error.strerror})") from None
     for name in record.names or ():
-        times_ns = found[name]
+        times_ns = records[name]
         if name.endswith("_ns") and ((times_ns > _LATEST_NS) | (times_ns < -_LATEST_NS)).any():
             raise SpecError(f"{path}: this file is damaged: no clock shows what stands there as {name}")
-    return found
+    return records

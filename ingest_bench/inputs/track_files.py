@@ -1,4 +1,4 @@
-"""What a track is called, and which files it may read: it is a folder, or one .json file of any name."""
+"""Name of a track and the files that it may read. A track is a folder, or one .json file of any name."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Folders that another user can write: whether one is on a path, and how to read, take and hand over what is in one.
+"""Folders that another user can write: find one on a path; read, take and hand over the files in one.
 
-A server of root's runs as another user and writes its logs and its recording itself. Whoever can write a folder can put
-a link or a named pipe there at any moment, also between a check and an open.
+A server of root's runs as another user and writes its logs and its recording itself. A user who can write a
+folder can put a link or a named pipe there at any moment, also between a check and an open.
 """
 
 from __future__ import annotations

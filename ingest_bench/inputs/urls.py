@@ -25,7 +25,7 @@ _FAR_ENDS = (
 
 
 def parse(text: str) -> Url:
-    """Scheme, host, port and path prefix; ValueError says what is wrong, and never what stood before an @."""
+    """Return scheme, host, port and path prefix; ValueError names the fault, but never the text before an @."""
     text = text.strip()
     if not text.isprintable():
         # `urlsplit` would drop line feeds and tabs.

@@ -221,15 +221,15 @@ def _jvm_pid(one: _Started) -> int:
     return jvms[0]
 
 
-def _jvms(one: _Started) -> list[int]:
-    family = ending.children_of(one.popen)
-    if one.launch.plan.pid_is_jvm:
+def _jvms(started: _Started) -> list[int]:
+    family = ending.children_of(started.popen)
+    if started.launch.plan.pid_is_jvm:
         # The server is the first child of the namespace's first process, which later adopts orphans.
         adopted = [process for process in family if process.ppid() == family[0].pid]
         return [min(adopted, key=lambda process: process.create_time()).pid] if adopted else []
-    found = {process.pid: process.ppid() for process in family if process.name() == "java"}
+    parents = {process.pid: process.ppid() for process in family if process.name() == "java"}
     # Where a launcher is one too (Elasticsearch 8) the server is its child.
-    return [pid for pid in found if pid not in found.values()]
+    return [pid for pid in parents if pid not in parents.values()]
 
 
 def _ending(status: int) -> str:

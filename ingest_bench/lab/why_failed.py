@@ -15,11 +15,11 @@ from ingest_bench.results.run_folder import NodeFolder, RunFolder
 def out_of_memory(folder: RunFolder, server: RunningServer, *, lived_on: bool = False) -> OutOfMemory | None:
     """The first OutOfMemoryError that any of its nodes had; None without one."""
     nodes = folder.nodes(len(server.nodes))
-    # Files of a JVM of ours move to the raw ones once it has ended.
+    # The files of a JVM that the run started move to the raw files once it has ended.
     folders = [node.jvm if server.is_ours else node.raw for node in nodes]
-    logs = (_log(node, seen, lived_on=lived_on) for node, seen in zip(nodes, folders, strict=True))
-    found = filter(None, map(probes.find_oom, folders, logs))
-    return min(found, key=lambda one: one.at_ns, default=None)
+    logs = (_log(node, jvm_folder, lived_on=lived_on) for node, jvm_folder in zip(nodes, folders, strict=True))
+    kills = filter(None, map(probes.find_oom, folders, logs))
+    return min(kills, key=lambda kill: kill.at_ns, default=None)
 
 
 def reason(folder: RunFolder, server: RunningServer, error: RunFailed) -> str:
@@ -33,10 +33,10 @@ def reason(folder: RunFolder, server: RunningServer, error: RunFailed) -> str:
     return reason
 
 
-def _log(node: NodeFolder, seen: Path, *, lived_on: bool) -> Path | None:
+def _log(node: NodeFolder, folder: Path, *, lived_on: bool) -> Path | None:
     """Its own log, where that is to be believed: of a JVM that lives on the exceptions log has every exception.
 
     What a server writes is anybody's words, a document's too. An exceptions log that was rotated may have lost one.
     """
-    exceptions = list(seen.glob("exceptions.log*"))
+    exceptions = list(folder.glob("exceptions.log*"))
     return None if lived_on and len(exceptions) == 1 else node.log

@@ -81,11 +81,11 @@ class Ledger:
     @classmethod
     def create(cls, path: Path, header: Header) -> Ledger:
         """Write a journal's header to disk, into a new file or the watchdog's empty one."""
-        made = cls(path, open_file(path))
+        ledger = cls(path, open_file(path))
         try:
-            made._append({"header": to_json(header)})
+            ledger._append({"header": to_json(header)})
         except BaseException:
-            made.close()
+            ledger.close()
             path.unlink()
             raise
         folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
@@ -93,7 +93,7 @@ class Ledger:
             os.fsync(folder)
         finally:
             os.close(folder)
-        return made
+        return ledger
 
     def change(self, step: Step, on_stage: Stage) -> None:
         """Note the undo, then make the change.
@@ -121,11 +121,11 @@ class Ledger:
         return bool(os.fstat(self.descriptor).st_mode & _CLOSED)
 
     def is_put_back(self) -> bool:
-        """True if everything that this process knows of was put back."""
+        """Return True if everything that this process knows of was put back."""
         return bool(os.fstat(self.descriptor).st_mode & _PUT_BACK) and not self._is_changed()
 
     def is_lost(self) -> bool:
-        """True if another program deleted, moved, replaced or changed the file of a session that is not closed."""
+        """Return True if another program deleted, moved, replaced or changed the file of an open session."""
         is_there = self._is_at_its_path()
         return not self.is_closed() and (not is_there or self._is_changed())
 
@@ -208,7 +208,7 @@ def finish(
             on_stage("closed")
             undone, failed = _undo_all(book, on_stage)
             if not in_time:
-                # Somebody is stopped in the middle of a change. Everything else is back; wait, and undo that one too.
+                # A process is stopped in the middle of a change. Everything else is restored. Wait, then undo that one.
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
                 undone, failed = _undo_all(book, on_stage)
             if failed:
@@ -282,8 +282,8 @@ def lines_of(path: Path) -> list[Noted]:
 
 def _parsed(path: Path, text: bytes) -> list[Noted]:
     try:
-        whole, _, _ = text.rpartition(b"\n")
-        return [from_json(Noted, json.loads(line)) for line in whole.splitlines()]
+        complete_lines, _, _ = text.rpartition(b"\n")
+        return [from_json(Noted, json.loads(line)) for line in complete_lines.splitlines()]
     except (ValueError, RecursionError) as error:
         raise _unreadable(path, error) from None
 

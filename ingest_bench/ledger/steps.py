@@ -79,7 +79,7 @@ class Undo:
         return replace(self, action=action, look=tuple(word.replace("{name}", name) for word in self.look))
 
     def _moved(self) -> Undo | None:
-        """The same in the network namespace to which the interface was moved; None when it is gone."""
+        """Return the undo for the network namespace to which the interface was moved; None when it is gone."""
         there = namespaces.interface_elsewhere(self.index or 0, self.address) if self.address else None
         if there is None:
             return None

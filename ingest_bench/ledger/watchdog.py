@@ -111,7 +111,7 @@ def main(arguments: Sequence[str], on_stage: Stage = lambda _: None) -> int:
         signal.signal(number, signal.SIG_IGN)
     asked, ask = os.pipe()
     signal.signal(signal.SIGTERM, lambda _number, _frame: (os.write(ask, b"!"), None)[1])
-    # Made here, so that there is no moment at which a file is there and nobody who removes it.
+    # Created by the watchdog itself, so that the file never exists without a process that removes it.
     opened = book.Ledger(path, book.open_file(path))
     with contextlib.suppress(BrokenPipeError):
         os.write(ready, b"!")
@@ -145,7 +145,7 @@ def _sleep_until(until_boottime_ns: int, wakers: Sequence[int]) -> None:
 
 @contextlib.contextmanager
 def _watched(path: Path, header: book.Header, locks: tuple[int, ...], on_stage: Stage) -> Iterator[book.Ledger]:
-    """A journal with a watchdog that is ready; at the end of the block it has done its work and is gone."""
+    """Open a journal whose watchdog is ready; at the end of the block it has finished its work and exited."""
     ledger = None
     pipe_read, pipe_write = os.pipe()
     ready_read, ready_write = os.pipe()

@@ -141,7 +141,7 @@ class LoadOptions:
     workload: FilePath = "nyc_taxis"
     """A workload by name, or a file."""
     documents: FilePath | None = None
-    """A file of documents or ready bulk bodies (NDJSON, also .gz .bz2 .zst .zip .tar) in place of synthetic ones."""
+    """A file of documents or ready bulk bodies (NDJSON, also .gz .bz2 .zst .zip .tar) instead of synthetic ones."""
     track: TrackChoice | None = None
     """A track in place of a workload: it then says everything that is sent, and how."""
     users: Users | None = None

@@ -115,9 +115,9 @@ class Step:
     bulk_documents: int = 0
     action: BulkAction = field(default_factory=BulkAction)
     query: str = ""
-    """The query string of each bulk, beside the fields of `action`."""
+    """The query string of each bulk, in addition to the fields of `action`."""
     timeout_ns: int = 0
-    """How long a bulk may take; 0: what the load says."""
+    """Time limit of a bulk; 0: that of the load."""
     ignores_errors: bool = False
     """Whether requests may fail also where `on_error` of the load is "abort"."""
     files: tuple[TrackFile, ...] = ()

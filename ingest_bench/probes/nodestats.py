@@ -159,8 +159,8 @@ def _collections(first: Sample, last: Sample) -> Iterator[Measured]:
     yield Reading("gc_young_collections", counts.get("young"))
     yield Reading("gc_old_collections", counts.get("old"))
     yield Reading("gc_collection_ms", spent_ms)
-    told = ", ".join(f"{spelled(collector)}: {count}" for collector, count in itertools.islice(counts.items(), 20))
-    yield Remark(probe="gc", text=f"collections by the server's stats API: {told}; pauses are unknown")
+    summary = ", ".join(f"{spelled(collector)}: {count}" for collector, count in itertools.islice(counts.items(), 20))
+    yield Remark(probe="gc", text=f"collections by the server's stats API: {summary}; pauses are unknown")
 
 
 def _direct(samples: list[Sample]) -> Iterator[Reading]:

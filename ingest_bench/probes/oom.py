@@ -112,7 +112,7 @@ def _found(paths: Iterable[Path], pattern: re.Pattern[str]) -> Iterator[OutOfMem
 
 
 def _written_ns(path: Path) -> int:
-    """When it was written last; 0 for one that the JVM has renamed meanwhile."""
+    """Return the time of the last write; 0 for a file that the JVM has renamed meanwhile."""
     try:
         return path.lstat().st_mtime_ns
     except FileNotFoundError:

@@ -107,7 +107,7 @@ def create(base: Path, plan: Plan, facts: Mapping[str, Any]) -> Results:
 
 
 def _check_trusted(path: Path) -> None:
-    """SpecError where we are root and another user can replace what is at *path*, or will be."""
+    """Raise SpecError if we are root and another user can replace *path*, or a file created there later."""
     if system.is_root() and (place := untrusted.swappable(path)):
         raise SpecError(
             f"{place}: another user can replace files here while root writes them; choose a folder of root's by --out, "
@@ -132,7 +132,7 @@ def check_writable(base: Path, *, by_jvm: bool = False) -> None:
 
 
 def open_results(path: Path, *, to_write: bool = False) -> Results:
-    """The results of that folder; SpecError when there are none, or when a link in it leads out of it.
+    """Return the results of that folder; SpecError when there are none, or when a link in it leads out of it.
 
     With `to_write` also where we are root and another user can replace a folder of it.
     """

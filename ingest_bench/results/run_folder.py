@@ -39,7 +39,7 @@ class NodeFolder:
         self.raw = self.path / "raw"
         self.home = self.path / "home"
         self.jvm = self.path / "jvm"
-        """Where its JVM writes recording and logs: its user may write there, and in `raw` we alone. Then they move."""
+        """Recording and logs of its JVM, whose user may write here. They move to `raw`, where only we may write."""
         self.log = self.path / "server.log"
         self.delivered_file = self.raw / "delivered.bin"
         """Which documents it has, by their numbers (`analysis.run.delivery`); not there where nobody can tell."""
@@ -115,26 +115,26 @@ class RunFolder(NodeFolder):
             _remove(home)
 
     def keep_jvm_files(self) -> list[str]:
-        """Move what the JVMs wrote into `raw`, where nobody else can change it; a sentence for what is not kept.
+        """Move the files of the JVMs to `raw`, where only this user can change them. Return a note for files not kept.
 
         Call it when no server of the run is left.
         """
-        said = []
+        sentences = []
         for folder in self._of_servers("jvm"):
             try:
                 left = untrusted.move_files(folder, folder.with_name("raw"), depth=_JVM_DEPTH)
             except OSError as error:
-                said.append(
+                sentences.append(
                     f"what the JVM wrote stays in {folder.relative_to(self.path)}/, and was not read ({error.strerror})"
                 )
                 continue
             names = ", ".join(folder_names.shown(str(path.relative_to(self.path))) for path in left[:_MOST_NAMES])
-            said += [f"left out, not a plain file of the JVM's: {names}"] if left else []
+            sentences += [f"left out, not a plain file of the JVM's: {names}"] if left else []
             _remove(folder)
-        return said
+        return sentences
 
     def _of_servers(self, name: str) -> Iterator[Path]:
-        """The folders of that name of all servers of the run."""
+        """Yield the folders of that name of all servers of the run."""
         for node in ("", "node-*/", "earlier/", "earlier/node-*/"):
             yield from self.path.glob(f"{node}{name}")
 

@@ -81,15 +81,17 @@ def identified(http: Http, options: TargetOptions, targets: Mapping[str, Target]
     it = found(http, targets)
     spoken_with = spoken(http, it, targets)
     asked = replace(options, name=it.name, version=it.version)
-    told = bounded(described(http, it)) | replaced(spoken_with, asked)
-    return Identified(target=spoken_with, asked=asked, told=told, notes=it.notes, cluster=it.root.get("cluster_uuid"))
+    description = bounded(described(http, it)) | replaced(spoken_with, asked)
+    return Identified(
+        target=spoken_with, asked=asked, told=description, notes=it.notes, cluster=it.root.get("cluster_uuid")
+    )
 
 
-def bounded(told: Mapping[str, Any]) -> dict[str, Any]:
+def bounded(description: Mapping[str, Any]) -> dict[str, Any]:
     """Shorten the texts that a server says about itself: they go into the record of each run."""
     return {
         key: f"{value[:_LONGEST_TEXT]}…" if isinstance(value, str) and len(value) > _LONGEST_TEXT else value
-        for key, value in told.items()
+        for key, value in description.items()
     }
 
 
@@ -157,7 +159,7 @@ def _real_number(http: Http) -> str:
 
 
 def recognised(answer: Answer, origin: str, targets: Mapping[str, Target], hidden_number: str | None = None) -> Found:
-    """What said this about itself; SpecError when that is none of the targets. Pure.
+    """Return the target that sent this answer; SpecError if it is none of the targets. Pure.
 
     `hidden_number` is the version of OpenSearch in compatibility mode, which says another one in this answer.
     """

@@ -60,7 +60,7 @@ class Floor:
     """The least variance of the number of a run, as far as events make it: `event * mean + constant`."""
 
     event: float = 0.0
-    """What one event adds to a count; its variance is as many of these as its mean (Poisson)."""
+    """Amount that one event adds to a count; its variance is as many of these as its mean (Poisson)."""
     constant: float = 0.0
 
 
@@ -76,9 +76,11 @@ class Sides:
     def error(self, ratio: float = 1.0) -> tuple[float, float | None]:
         """Return the standard error of `second - ratio * first` and its degrees of freedom; None with one run."""
         if self.paired:
-            found = variance([other - ratio * one for one, other in zip(self.ones, self.others, strict=True)])
+            sample_variance = variance(
+                [second - ratio * first for first, second in zip(self.ones, self.others, strict=True)]
+            )
             # The difference of two runs has the variance of both.
-            return (max(found, sum(self._floors(ratio))) / len(self.ones)) ** 0.5, len(self.ones) - 1
+            return (max(sample_variance, sum(self._floors(ratio))) / len(self.ones)) ** 0.5, len(self.ones) - 1
         if len(self.ones) < 2 or len(self.others) < 2:
             return 0.0, None
         runs = len(self.ones), len(self.others)
@@ -89,7 +91,7 @@ class Sides:
         return spread**0.5, spread**2 / weighed if weighed else min(freedom for _, freedom in parts)
 
     def variances(self, ratio: float) -> tuple[float, float]:
-        """Return what a run of each side adds to the variance of `second - ratio * first`."""
+        """Return the variance that a run of each side adds to that of `second - ratio * first`."""
         first, second = self._floors(ratio)
         return max(ratio**2 * _variance(self.ones), first), max(_variance(self.others), second)
 
@@ -133,10 +135,10 @@ class Comparison:
     freedom: float | None = None
     """Its degrees of freedom; None with fewer than two runs on a side: nothing is known then of its error."""
     relative_interval: tuple[float, float] | None = None
-    """Of the relative change, at 95%. None without an interval, or without a first mean above 0; the upper end is
+    """95% interval of the relative change. None without an interval, or without a first mean above 0; the upper end is
     infinite where the first mean cannot be told from 0."""
     sides: Sides | None = None
-    """What it was computed from; None for a step of a history."""
+    """The numbers that it was computed from; None for a step of a history."""
     is_distinct: bool | None = None
     """Whether runs of one cell would hardly do this, as one of all comparisons of a table; None where nobody knows."""
 
@@ -231,9 +233,9 @@ def table(summaries: Sequence[Summary], columns: Sequence[str]) -> list[Comparis
 
 
 def detectable(spread: float, runs: int, comparisons: int) -> float:
-    """Return the least difference that *runs* a side show four times of five, as one of so many comparisons.
+    """Return the least difference that *runs* a side show four times of five, as one of *comparisons*.
 
-    *spread* is the standard deviation of a run, as two sides of so many runs show it.
+    *spread* is the standard deviation of a run, as two sides of *runs* show it.
     """
     return student.least_effect(_planned(runs, comparisons, 2 * runs - 2), _POWER) * spread * math.sqrt(2)
 
@@ -251,19 +253,19 @@ def replicates_for(spread: float, runs: int, comparisons: int, difference: float
     return _fewest(is_enough)
 
 
-def replicates(found: Comparison, limits: Sequence[float]) -> int | None:
+def replicates(change: Comparison, limits: Sequence[float]) -> int | None:
     """Return how many runs a side tell four times of five whether the relative change keeps these limits.
 
     The change is taken to be as it is here, and the noise as these runs show it. None where that is more than 1,000.
     """
-    sides = found.sides
+    sides = change.sides
     if sides is None:
         return None
-    freedom = found.first_runs + found.second_runs - 2
+    freedom = change.first_runs + change.second_runs - 2
     wanted = []
     for limit in limits:
         first, second = sides.variances(1 + limit)
-        distance = abs(found.second_mean - (1 + limit) * found.first_mean)
+        distance = abs(change.second_mean - (1 + limit) * change.first_mean)
         wanted.append((distance / math.sqrt(first + second), first / (first + second)))
 
     def is_enough(count: int) -> bool:
@@ -274,7 +276,7 @@ def replicates(found: Comparison, limits: Sequence[float]) -> int | None:
 
 
 def _planned(runs: int, comparisons: int, noise_freedom: int, first_share: float = 0.5) -> student.WelchTest:
-    """Return the test of one of so many comparisons, when none of the others is distinct (Holm)."""
+    """Return the test of one of *comparisons*, when none of the others is distinct (Holm)."""
     level = (1 - CONFIDENCE) / comparisons
     return student.WelchTest(runs=runs, level=level, noise_freedom=noise_freedom, first_share=first_share)
 
@@ -320,6 +322,6 @@ _variance = lru_cache(maxsize=64)(variance)
 
 
 def _mean(column: str, rows: Sequence[CellRuns]) -> float:
-    """Of all runs of these cells; 0 without any."""
-    found = [number for row in rows for number in row.numbers(column)]
-    return fmean(found) if found else 0.0
+    """Return the mean of all runs of these cells; 0 without any."""
+    numbers = [number for row in rows for number in row.numbers(column)]
+    return fmean(numbers) if numbers else 0.0

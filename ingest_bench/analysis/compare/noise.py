@@ -28,7 +28,7 @@ class Noise:
     sides: Comparison
     """B beside A; what is distinct of it is so by chance, or the runs have a drift."""
     comparisons: int = 1
-    """How many `compare` makes of such results: a change must be distinct among these."""
+    """Number of comparisons that `compare` makes of such results: a change must be distinct among these."""
 
     @property
     def runs(self) -> int:
@@ -53,7 +53,7 @@ class Noise:
         return None if self.spread is None else comparison.detectable(self.spread, self.runs, self.comparisons)
 
     def replicates(self, change: float) -> int | None:
-        """How many would show that change four times of five; None where that would be more than 1,000."""
+        """Return how many runs a side would show that change four times of five; None where more than 1,000 would."""
         if self.spread is None:
             return None
         return comparison.replicates_for(self.spread, self.runs, self.comparisons, change)
@@ -73,6 +73,8 @@ def noise(summaries: Sequence[Summary], columns: Sequence[str]) -> list[Noise]:
                 compared = comparison.of_cells(column, one, other, paired=False)
                 if compared is not None:
                     found.append(Noise(levels=dict(levels), sides=compared))
-    judged = comparison.judged([each.sides for each in found])
-    comparisons = sum(each.sides.column in comparison.COMPARED for each in found) or len(found)
-    return [replace(each, sides=sides, comparisons=comparisons) for each, sides in zip(found, judged, strict=True)]
+    judged = comparison.judged([quantity.sides for quantity in found])
+    comparisons = sum(quantity.sides.column in comparison.COMPARED for quantity in found) or len(found)
+    return [
+        replace(quantity, sides=sides, comparisons=comparisons) for quantity, sides in zip(found, judged, strict=True)
+    ]

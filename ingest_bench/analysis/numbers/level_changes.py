@@ -140,7 +140,10 @@ class _Model:
         return sorted(places)
 
     def _is_level(self, place: int, places: _Places) -> bool:
-        """Whether the step is there without the two nights of either side, up to the next steps, that show it most."""
+        """Return True if the step remains without the two nights of either side that show it most.
+
+        Only nights up to the next steps are left out.
+        """
         begin = max((other for other in places if other < place), default=0)
         end = min((other for other in places if other > place), default=len(self._values))
         sizes, _, _ = self._sizes([place], _without(places, place))
@@ -151,7 +154,7 @@ class _Model:
         return all(self._t_without(nights, place, places) * sign >= _LEAST_T for nights in (before, after))
 
     def _t_without(self, nights: _Indices, place: int, places: _Places) -> float:
-        """Student's t of that step without these nights."""
+        """Return Student's t of that step without these nights."""
         kept = np.setdiff1d(np.arange(len(self._values)), nights)
         model = _Model(self._nights[kept], self._values[kept], self._degree, self._least)
         own, *others = np.searchsorted(kept, [place, *_without(places, place)]).tolist()
@@ -274,10 +277,10 @@ class _Model:
         nights, squares = len(left), float(left @ left)
         if not squares or nights < _SLOPE_FROM:
             return 1.0
-        found = float(left[1:] @ left[:-1]) / squares + (self._degree + 1 + 2 * len(places)) / nights
-        if found < _CLEAR / math.sqrt(nights):
+        estimate = float(left[1:] @ left[:-1]) / squares + (self._degree + 1 + 2 * len(places)) / nights
+        if estimate < _CLEAR / math.sqrt(nights):
             return 1.0
-        correlation = min(found, _MOST_CORRELATED)
+        correlation = min(estimate, _MOST_CORRELATED)
         return math.sqrt((1 + correlation) / (1 - correlation))
 
     def _criterion(self, degree: int, places: _Places) -> float:

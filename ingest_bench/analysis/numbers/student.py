@@ -76,7 +76,7 @@ class WelchTest:
 
     runs: int
     level: float
-    """How often the test may find a difference where there is none."""
+    """Share of tests that may find a difference where there is none."""
     noise_freedom: float
     """Degrees of freedom of the estimate of the noise. Few of them ask for a larger effect: the noise may be larger."""
     first_share: float = 0.5
@@ -89,8 +89,8 @@ class WelchTest:
         threshold, weights = _thresholds(self)
         noise, noise_weights = _variances(self.noise_freedom)
         shift = effect * math.sqrt(self.runs) * np.sqrt(noise)
-        found = special.ndtr(shift - threshold[:, None]) + special.ndtr(-shift - threshold[:, None])
-        return float(weights @ found @ noise_weights)
+        powers = special.ndtr(shift - threshold[:, None]) + special.ndtr(-shift - threshold[:, None])
+        return float(weights @ powers @ noise_weights)
 
 
 @lru_cache(maxsize=4096)
@@ -106,7 +106,7 @@ def least_effect(test: WelchTest, power: float) -> float:
 
 @lru_cache(maxsize=256)
 def _thresholds(test: WelchTest) -> tuple[_Floats, _Floats]:
-    """Return what the difference of the means is held against, where true noise is 1, and the weight of each.
+    """Return the thresholds of the difference of the means, where true noise is 1, and the weight of each.
 
     Both sample variances decide it; given these, the difference is normal, and independent of them.
     """

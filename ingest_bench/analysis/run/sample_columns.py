@@ -88,12 +88,12 @@ def acked_per_second(tickets: Tickets, start_ns: int, seconds: int) -> np.ndarra
     Rejected: to spread them from sending to answer. A server with a queue was then credited with documents that it had
     not answered yet: one that answered 500/s had 545/s at 595/s due.
     """
-    found = np.zeros(seconds)
+    documents = np.zeros(seconds)
     for samples, _ in pieces(tickets):
         second = (samples["done_ns"] - start_ns) // 10**9
         inside = (second >= 0) & (second < seconds)
-        found += np.bincount(second[inside], weights=samples["documents_acked"][inside], minlength=seconds)
-    return found
+        documents += np.bincount(second[inside], weights=samples["documents_acked"][inside], minlength=seconds)
+    return documents
 
 
 def spread_acked(tickets: Tickets, start_ns: int, slots: int, slot_ns: int) -> np.ndarray[Any, np.dtype[np.float64]]:
@@ -167,18 +167,18 @@ def _of_seconds(acked: Samples, percent: int) -> float | None:
 
 def _counts(tickets: Tickets, window: Window) -> dict[str, int]:
     counts = ("bytes", "requests", "requests_answered", "requests_failed", "requests_ok", "requests_sent", "attempts")
-    found = dict.fromkeys(counts, 0)
+    totals = dict.fromkeys(counts, 0)
     for samples, _ in pieces(tickets):
         counted, done = under_way(samples, window), within(samples["done_ns"], window)
         answered = done & ~outcome(samples, *_UNKNOWN)
-        found["bytes"] += int(samples["bytes_sent"][answered].sum())
-        found["requests_answered"] += int(answered.sum())
-        found["requests"] += int(counted.sum())
-        found["requests_failed"] += int((counted & ~outcome(samples, "ok")).sum())
-        found["requests_ok"] += int((counted & outcome(samples, "ok")).sum())
-        found["requests_sent"] += int((counted & (samples["bytes_sent"] > 0)).sum())
-        found["attempts"] += int(samples["attempts"][counted].sum())
-    return found
+        totals["bytes"] += int(samples["bytes_sent"][answered].sum())
+        totals["requests_answered"] += int(answered.sum())
+        totals["requests"] += int(counted.sum())
+        totals["requests_failed"] += int((counted & ~outcome(samples, "ok")).sum())
+        totals["requests_ok"] += int((counted & outcome(samples, "ok")).sum())
+        totals["requests_sent"] += int((counted & (samples["bytes_sent"] > 0)).sum())
+        totals["attempts"] += int(samples["attempts"][counted].sum())
+    return totals
 
 
 def differing_addresses(tickets: Tickets, report: WorkerReport) -> Iterator[Remark]:

@@ -52,12 +52,12 @@ def of_load(tickets: Tickets, report: WorkerReport) -> Steady:
         inside = inside[np.argsort(inside["planned_ns"], kind="stable")]
         first = np.arange(slots) * len(inside) // slots
         times_ns = np.split(response_times_ns(inside), first[1:])
-        seen, begins_ns = [float(np.median(part)) for part in times_ns], inside["planned_ns"][first]
+        values, begins_ns = [float(np.median(part)) for part in times_ns], inside["planned_ns"][first]
     else:
         each_ns = (end_ns - report.started_monotonic_ns) // slots
-        seen = spread_acked(tickets, report.started_monotonic_ns, slots, each_ns).tolist()
+        values = spread_acked(tickets, report.started_monotonic_ns, slots, each_ns).tolist()
         begins_ns = report.started_monotonic_ns + np.arange(slots) * each_ns
-    cut = transient.end(seen)
+    cut = transient.end(values)
     if cut is None:
         return Steady(None, f"{'response time' if report.is_open else 'throughput'} {_NEVER}")
     return Steady(int(begins_ns[cut] - report.started_monotonic_ns) / 1e9 if cut else 0.0)

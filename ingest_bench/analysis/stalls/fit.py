@@ -66,7 +66,7 @@ def fits(waiting: Waiting, waits: Samples, ports: Samples, suspects: Sequence[Su
         found = [
             fit
             for chosen in itertools.combinations(candidates, size)
-            if _belong_together([suspects[one.places[0]] for one in chosen])
+            if _belong_together([suspects[candidate.places[0]] for candidate in chosen])
             and (fit := _fit(waiting, waits, ports, suspects, chosen)) is not None
         ]
         # More causes explain it better, or they are none.
@@ -83,7 +83,7 @@ class _Candidate:
     """One cause of one node and thread, on all connections that it hit, with its spans near the waiting."""
 
     places: tuple[int, ...]
-    """Of its suspects: one, or one for each connection."""
+    """Places of its suspects: one, or one for each connection."""
     error_ns: int
     starts_ns: Samples
     ends_ns: Samples
@@ -98,11 +98,11 @@ class _Candidate:
 def _candidates(
     waiting: Waiting, waits: Samples, ports: Samples, suspects: Sequence[Suspect]
 ) -> tuple[_Candidate, ...]:
-    """The causes that cover most of the waiting, at most `_MOST_TRIED`, in the order of the suspects."""
+    """Return the causes that cover most of the waiting, at most `_MOST_TRIED`, in the order of the suspects."""
     groups: dict[tuple[str, int | None, str, bool], list[int]] = {}
-    for place, one in enumerate(suspects):
-        groups.setdefault((one.cause, one.node, one.thread, one.port > 0), []).append(place)
-    room = max((one.error_ns for one in suspects), default=0) + lead_ns(waiting)
+    for place, suspect in enumerate(suspects):
+        groups.setdefault((suspect.cause, suspect.node, suspect.thread, suspect.port > 0), []).append(place)
+    room = max((suspect.error_ns for suspect in suspects), default=0) + lead_ns(waiting)
     begin_ns, end_ns = int(waits[:, 0].min()) - room, int(waits[:, 1].max()) + room
     shares: dict[tuple[int, ...], int] = {}
     for places in map(tuple, groups.values()):
@@ -110,16 +110,18 @@ def _candidates(
             (suspects[place], waits[ports == suspects[place].port] if suspects[place].port else waits)
             for place in places
         ]
-        shares[places] = sum(int((one.covered_ns(of[:, 1]) - one.covered_ns(of[:, 0])).sum()) for one, of in own)
+        shares[places] = sum(
+            int((suspect.covered_ns(of[:, 1]) - suspect.covered_ns(of[:, 0])).sum()) for suspect, of in own
+        )
     tried = sorted((places for places, share in shares.items() if share), key=lambda places: -shares[places])
-    found = []
+    candidates = []
     for places in sorted(tried[:_MOST_TRIED]):
-        near = [suspects[place].within(begin_ns, end_ns) for place in places]
-        of_port = [np.full(len(starts), suspects[place].port) for place, (starts, _) in zip(places, near, strict=True)]
+        spans = [suspects[place].within(begin_ns, end_ns) for place in places]
+        of_port = [np.full(len(starts), suspects[place].port) for place, (starts, _) in zip(places, spans, strict=True)]
         error_ns = max(suspects[place].error_ns for place in places)
-        starts_ns, ends_ns = (np.concatenate(part) for part in zip(*near, strict=True))
-        found.append(_Candidate(places, error_ns, starts_ns, ends_ns, np.concatenate(of_port)))
-    return tuple(found)
+        starts_ns, ends_ns = (np.concatenate(part) for part in zip(*spans, strict=True))
+        candidates.append(_Candidate(places, error_ns, starts_ns, ends_ns, np.concatenate(of_port)))
+    return tuple(candidates)
 
 
 def _belong_together(chosen: Sequence[Suspect]) -> bool:
@@ -136,52 +138,52 @@ class _Lanes:
     """
 
     ports: Samples
-    """Of each lane, in their order."""
+    """The port of each lane, in their order."""
     of_request: Samples
     begin_ns: int
     length_ns: int
 
     def place(self, moments_ns: Samples, lane: Samples) -> Samples:
         """Return where moments of these lanes lie on the line."""
-        found: Samples = moments_ns - self.begin_ns + lane * self.length_ns
-        return found
+        positions_ns: Samples = moments_ns - self.begin_ns + lane * self.length_ns
+        return positions_ns
 
     def spans(self, chosen: Sequence[_Candidate]) -> tuple[Samples, Samples]:
         """Return the spans of all these causes on the line, joined. One of all connections is in each lane."""
         starts, ends = [], []
-        for one in chosen:
-            on, lane = np.nonzero((one.ports[:, None] == self.ports) | (one.ports[:, None] == 0))
-            starts.append(self.place(one.starts_ns[on], lane))
-            ends.append(self.place(one.ends_ns[on], lane))
+        for candidate in chosen:
+            on, lane = np.nonzero((candidate.ports[:, None] == self.ports) | (candidate.ports[:, None] == 0))
+            starts.append(self.place(candidate.starts_ns[on], lane))
+            ends.append(self.place(candidate.ends_ns[on], lane))
         return joined(np.concatenate(starts), np.concatenate(ends))
 
     def covered_ns(self, chosen: Sequence[_Candidate], waits: Samples) -> Samples:
         """Return how long these causes together lasted while each request waited."""
         spans = self.spans(chosen)
         begins, ends = (self.place(moments, self.of_request) for moments in waits.T)
-        found: Samples = covered_ns(*spans, ends) - covered_ns(*spans, begins)
-        return found
+        lengths_ns: Samples = covered_ns(*spans, ends) - covered_ns(*spans, begins)
+        return lengths_ns
 
     def ends_ns(self, moments: Samples, lane: Samples, *, first: bool) -> Samples:
         """Return of each lane the first or the last of these moments; the other end of time where it has none."""
         limits = np.iinfo(np.int64)
-        found: Samples = np.full(len(self.ports), limits.max // 2 if first else limits.min // 2)
-        (np.minimum if first else np.maximum).at(found, lane, moments)
-        return found
+        extremes_ns: Samples = np.full(len(self.ports), limits.max // 2 if first else limits.min // 2)
+        (np.minimum if first else np.maximum).at(extremes_ns, lane, moments)
+        return extremes_ns
 
 
 def _lanes(waits: Samples, ports: Samples, chosen: Sequence[_Candidate]) -> _Lanes:
-    of_port = ports if any(one.has_ports for one in chosen) else np.zeros_like(ports)
+    of_port = ports if any(candidate.has_ports for candidate in chosen) else np.zeros_like(ports)
     unique, of_request = np.unique(of_port, return_inverse=True)
-    begin_ns = min(int(waits[:, 0].min()), *(int(one.starts_ns.min(initial=waits[0, 0])) for one in chosen))
-    end_ns = max(int(waits[:, 1].max()), *(int(one.ends_ns.max(initial=waits[0, 1])) for one in chosen))
+    begin_ns = min(int(waits[:, 0].min()), *(int(candidate.starts_ns.min(initial=waits[0, 0])) for candidate in chosen))
+    end_ns = max(int(waits[:, 1].max()), *(int(candidate.ends_ns.max(initial=waits[0, 1])) for candidate in chosen))
     return _Lanes(unique, of_request, begin_ns, end_ns - begin_ns + 1)
 
 
 def _fit(
     waiting: Waiting, waits: Samples, ports: Samples, suspects: Sequence[Suspect], chosen: Sequence[_Candidate]
 ) -> Fit | None:
-    error_ns, lead = max(one.error_ns for one in chosen), lead_ns(waiting)
+    error_ns, lead = max(candidate.error_ns for candidate in chosen), lead_ns(waiting)
     lanes = _lanes(waits, ports, chosen)
     covered = lanes.covered_ns(chosen, waits)
     lasted = waits[:, 1] - waits[:, 0]
@@ -193,12 +195,16 @@ def _fit(
     if len(chosen) > 1:
         whole = int(covered[explained].sum())
         for left_out in chosen:
-            without = lanes.covered_ns([one for one in chosen if one is not left_out], waits)[explained]
+            others = [candidate for candidate in chosen if candidate is not left_out]
+            without = lanes.covered_ns(others, waits)[explained]
             if whole - int(without.sum()) < _NEEDED * whole:
                 return None
     hit = frozenset(ports[explained].tolist())
     causes = tuple(
-        place for one in chosen for place in one.places if not suspects[place].port or suspects[place].port in hit
+        place
+        for candidate in chosen
+        for place in candidate.places
+        if not suspects[place].port or suspects[place].port in hit
     )
     return Fit(causes, explained, int(lasted[explained].sum()))
 
@@ -207,7 +213,7 @@ def _begins_and_ends(
     waiting: Waiting, waits: Samples, explained: Samples, lanes: _Lanes, chosen: Sequence[_Candidate]
 ) -> Samples:
     """Return in which lanes the causes begin and end with the waiting of the requests that they explain."""
-    error_ns, lead, window = max(one.error_ns for one in chosen), lead_ns(waiting), waiting.window
+    error_ns, lead, window = max(candidate.error_ns for candidate in chosen), lead_ns(waiting), waiting.window
     first_ns = lanes.ends_ns(waits[explained, 0], lanes.of_request[explained], first=True)
     last_ns = lanes.ends_ns(waits[explained, 1], lanes.of_request[explained], first=False)
     on_line = lanes.spans(chosen)
@@ -220,5 +226,7 @@ def _begins_and_ends(
     room, gap = error_ns + lead, int(3 * waiting.gap_ns)
     late_ns, after_ns = began_ns - first_ns, last_ns - over_ns
     most_after_ns = room + np.minimum(_AFTER * (last_ns - first_ns), _MOST_AFTER_NS)
-    found: Samples = (late_ns + gap >= -room) & (late_ns <= room) & (after_ns >= -room) & (after_ns <= most_after_ns)
-    return found
+    is_aligned: Samples = (
+        (late_ns + gap >= -room) & (late_ns <= room) & (after_ns >= -room) & (after_ns <= most_after_ns)
+    )
+    return is_aligned

@@ -55,10 +55,10 @@ def read(
         file = _file_of(path)
         templates = Templates(file.parent, parameters or {})
         table = _table(templates, file)
-        found = declared(table, templates, str(file))
+        track_parameters = declared(table, templates, str(file))
         corpora = Corpora(
             table=listed(table, "corpora", str(file)),
-            declared=found,
+            declared=track_parameters,
             templates=templates,
             downloads=downloads,
             tool_caches=tool_caches,
@@ -93,15 +93,15 @@ def check(track: Track) -> None:
 
 
 def _file_of(path: Path) -> Path:
-    """The file that a track begins with."""
+    """Return the file that a track begins with."""
     if path.is_file():
         if path.suffix != ".json":
             raise SpecError(f"{path}: is no track: a folder or a .json file is")
         return path
-    found = next((path / name for name in FILES if (path / name).is_file()), None)
-    if found is None:
+    file = next((path / name for name in FILES if (path / name).is_file()), None)
+    if file is None:
         raise SpecError(f"{path}: is no track: neither {' nor '.join(FILES)} is in it")
-    return found
+    return file
 
 
 def _table(templates: Templates, file: Path) -> dict[str, Any]:

@@ -39,7 +39,7 @@ class Corpora:
     downloads: Path | None
     """Where downloaded files are kept; None: nowhere."""
     tool_caches: Sequence[Path]
-    """Where Rally and OpenSearch Benchmark keep corpora that they downloaded."""
+    """Folders in which Rally and OpenSearch Benchmark keep corpora that they downloaded."""
     test_mode: bool
     notes: list[str] = field(default_factory=list)
     """Keys of document sets that are not used, and document sets that are left out."""
@@ -146,7 +146,7 @@ class Corpora:
         )
 
     def _in_tool_cache(self, name: str, corpus: str, size_bytes: int | None) -> Path | None:
-        """A file that Rally or OpenSearch Benchmark downloaded; as there, one of another size is not whole."""
+        """Return a file that Rally or OpenSearch Benchmark downloaded; as there, one of another size is incomplete."""
         for cache in self.tool_caches:
             path = Path(os.path.normpath(cache / corpus / name))
             with contextlib.suppress(OSError):

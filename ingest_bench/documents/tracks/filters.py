@@ -24,8 +24,8 @@ def get_end_date(start_date: Any, duration_days: float = 1, date_format: str = "
 
 def version_between(version: str, lowest: str, highest: str) -> bool:
     """Return whether a version such as "2.11.0" is at least *lowest* and at most *highest*."""
-    least, found, most = ([int(part) for part in one.split(".")] for one in (lowest, version, highest))
-    return least <= found <= most
+    least, current, most = ([int(part) for part in text.split(".")] for text in (lowest, version, highest))
+    return least <= current <= most
 
 
 FILTERS: Mapping[str, Callable[..., Any]] = {
@@ -37,7 +37,7 @@ FILTERS: Mapping[str, Callable[..., Any]] = {
 
 
 def _moment(value: Any, date_format: str) -> datetime:
-    """A date as both tools take it: a datetime, seconds since 1970 such as `now`, or text in that format."""
+    """Return a date as both tools take it: a datetime, seconds since 1970 such as `now`, or text in that format."""
     if isinstance(value, datetime):
         return value
     if isinstance(value, int | float):

@@ -16,11 +16,11 @@ _COMMENT = "#"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keys:
-    """What becomes of each key of one kind of object. A key that is in no list is named as unknown."""
+    """Treatment of each key of one kind of object. A key that is in no list is named as unknown."""
 
     used: frozenset[str]
     harmless: frozenset[str]
-    """Without them the same is sent."""
+    """Keys that do not change the requests."""
     named: Mapping[str, str]
     """Keys of Rally or OpenSearch Benchmark that change what is sent and are not supported: what happens instead."""
 

@@ -67,12 +67,12 @@ def position_in_marked(marked: str, text: str, position: int) -> tuple[str, int]
     offsets: list[int] = []
     marks: list[tuple[str, int]] = []
     end = length = 0
-    for found in _MARK.finditer(marked):
-        pieces.append(marked[end : found.start()])
+    for mark in _MARK.finditer(marked):
+        pieces.append(marked[end : mark.start()])
         length += len(pieces[-1])
         offsets.append(length)
-        marks.append((found[1], int(found[2])))
-        end = found.end()
+        marks.append((mark[1], int(mark[2])))
+        end = mark.end()
     plain = "".join((*pieces, marked[end:]))
     at = bisect.bisect_right(offsets, position)
     return marks[at - 1] if at and plain == text else None
@@ -83,7 +83,7 @@ def raised_at(error: BaseException) -> tuple[str, int] | None:
     frames = [
         (frame.f_code.co_filename, line)
         for frame, line in traceback.walk_tb(error.__traceback__)
-        # Jinja puts such frames in place of those of compiled templates (jinja2.debug).
+        # Jinja puts such frames instead of those of compiled templates (jinja2.debug).
         if "__jinja_exception__" in frame.f_globals
     ]
     return frames[-1] if frames else None

@@ -146,9 +146,9 @@ class Schedule:
         given = task.get("operation")
         if given is None:
             raise SpecError(f'{self.templates.folder}: a task of the schedule has no "operation": {quoted(dict(task))}')
-        found = given if isinstance(given, Mapping) else self.operations.get(str(given), {"operation-type": given})
-        kind = self.templates.complete(str(found.get("operation-type", "")), "the operation of a task")
-        return {"name": kind, **found, "operation-type": kind}
+        operation = given if isinstance(given, Mapping) else self.operations.get(str(given), {"operation-type": given})
+        kind = self.templates.complete(str(operation.get("operation-type", "")), "the operation of a task")
+        return {"name": kind, **operation, "operation-type": kind}
 
 
 def schedule(table: Mapping[str, Any], procedure: Mapping[str, Any], corpora: Corpora, tasks: TaskFilter) -> Schedule:
@@ -156,15 +156,15 @@ def schedule(table: Mapping[str, Any], procedure: Mapping[str, Any], corpora: Co
     templates = corpora.templates
     where = f'{templates.folder}: the procedure "{procedure.get("name", "default")}"'
     operations = {str(one.get("name")): one for one in listed(table, "operations", str(templates.folder))}
-    found = Schedule(
+    result = Schedule(
         declared=corpora.declared, corpora=corpora, templates=templates, operations=operations, tasks=tasks
     )
     for item in listed(procedure, "schedule", where):
-        found.add(item, where)
+        result.add(item, where)
     tasks.check_matched(where)
-    if not any(step.operation == "bulk" for step in found.steps):
-        raise SpecError(f"{where} {_nothing_sent(found.skipped)}")
-    return found
+    if not any(step.operation == "bulk" for step in result.steps):
+        raise SpecError(f"{where} {_nothing_sent(result.skipped)}")
+    return result
 
 
 def _waves(found: list[tuple[int, Step]], clients: int) -> list[list[tuple[int, Step]]]:

@@ -97,7 +97,7 @@ def _request_parameters(operation: Mapping[str, Any], where: str) -> dict[str, A
 
 
 def _query(operation: Mapping[str, Any], parameters: Mapping[str, Any], where: str) -> str:
-    """The query string of each request, without what `BulkAction` has a field for."""
+    """Return the query string of each request, without the parameters that are fields of `BulkAction`."""
     timeout = {} if operation.get("timeout") is None else {"timeout": operation["timeout"]}
     query = {key: value for key, value in {**timeout, **parameters}.items() if key not in _OF_ACTION}
     for key, value in query.items():

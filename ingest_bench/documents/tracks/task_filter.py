@@ -19,10 +19,10 @@ class TaskFilter:
     filters: tuple[str, ...] = ()
     excludes: bool = True
     _seen: set[str] = field(default_factory=set, init=False)
-    """What the tasks of the schedule could be chosen by."""
+    """Names, types and tags of the tasks in the schedule."""
 
     def keeps(self, name: str, operation: str, tags: object) -> bool:
-        """Return whether a task of that name, operation type and tags is done."""
+        """Return True if a task of that name, operation type and tags is done."""
         listed = tags if isinstance(tags, list) else [tags]
         keys = {name, f"type:{operation}", *(f"tag:{tag}" for tag in listed if tag)}
         self._seen.update(keys)
@@ -30,17 +30,17 @@ class TaskFilter:
 
     def check_matched(self, where: str) -> None:
         """Raise SpecError for a filter that matched no task, once all tasks were seen."""
-        for one in self.filters:
-            if one not in self._seen:
-                raise SpecError(f"{where}: no task matches {quoted(one)}; {nearest(one, self._seen)}")
+        for text in self.filters:
+            if text not in self._seen:
+                raise SpecError(f"{where}: no task matches {quoted(text)}; {nearest(text, self._seen)}")
 
 
 def task_filter(include: Sequence[str], exclude: Sequence[str]) -> TaskFilter:
-    """Return the filter; SpecError for one that is written wrongly."""
+    """Return the filter; SpecError for a malformed one."""
     if include and exclude:
         raise SpecError("--include-tasks cannot be combined with --exclude-tasks")
-    for one in (*include, *exclude):
-        kind, colon, rest = one.partition(":")
-        if colon and (kind not in _KINDS or not rest or ":" in rest):
-            raise SpecError(f'{quoted(one)} does not choose tasks; write a name, "type:OPERATION-TYPE" or "tag:TAG"')
+    for text in (*include, *exclude):
+        kind, colon, value = text.partition(":")
+        if colon and (kind not in _KINDS or not value or ":" in value):
+            raise SpecError(f'{quoted(text)} does not choose tasks; write a name, "type:OPERATION-TYPE" or "tag:TAG"')
     return TaskFilter(filters=tuple(include or exclude), excludes=not include)

@@ -122,19 +122,19 @@ class Templates:
         self._check_inside(real, said)
         return real
 
-    def named_inside(self, path: Path, said: str) -> Path:
-        """The same, but a link may lead out of the folder: a corpus is often on a larger disk."""
-        if found := _MISSING.search(said):
-            raise SpecError(f"{self.folder}: a file is named by a parameter: {_remedy(found[1])}")
+    def named_inside(self, path: Path, name: str) -> Path:
+        """Return the path like `inside`, but let a link lead out of the folder: a corpus is often on a larger disk."""
+        if missing := _MISSING.search(name):
+            raise SpecError(f"{self.folder}: a file is named by a parameter: {_remedy(missing[1])}")
         plain = Path(os.path.normpath(path))
-        if not said.isprintable() or any(len(part.encode()) > _LONGEST_NAME_BYTES for part in plain.parts):
-            raise SpecError(f"{self.folder}: {said[:60]!r} is named in it, and no file of a track is called so")
-        self._check_inside(plain, said)
+        if not name.isprintable() or any(len(part.encode()) > _LONGEST_NAME_BYTES for part in plain.parts):
+            raise SpecError(f"{self.folder}: {name[:60]!r} is named in it, and no file of a track is called so")
+        self._check_inside(plain, name)
         return plain
 
-    def _check_inside(self, path: Path, said: str) -> None:
+    def _check_inside(self, path: Path, name: str) -> None:
         if not any(path.is_relative_to(root) for root in self._roots):
-            raise SpecError(f'{self.folder}: "{said}" is outside the folder of the track; only files in it are read')
+            raise SpecError(f'{self.folder}: "{name}" is outside the folder of the track; only files in it are read')
 
     def _load(self, name: str) -> tuple[str, str, None]:
         if name in _HELPERS:
@@ -185,7 +185,7 @@ class Templates:
             yield self.inside(path, parts)
 
     def _glob(self, pattern: str) -> list[str]:
-        """The files of a pattern, relative to the folder of the track, for `include`."""
+        """Return the files of a pattern, relative to the folder of the track, for `include`."""
         return [os.path.relpath(path, self.folder) for path in self._matches(pattern, self.folder) if path.exists()]
 
     def _collect(self, parts: str) -> str:
@@ -195,7 +195,7 @@ class Templates:
         return self._render(assembled, str(self.folder / parts))
 
     def _render(self, source: Assembled, name: str) -> str:
-        """The text of a template; `name` is only for errors."""
+        """Return the text of a template; `name` is only for errors."""
         self._places[name] = source.places
         try:
             # Compiled first: the reader would name no file in its errors.
@@ -220,29 +220,29 @@ class Templates:
             raise SpecError(f"{self._raised_at(error, name)}: cannot be rendered: {error}") from None
 
     def _raised_at(self, error: BaseException, name: str) -> str:
-        found = places.raised_at(error)
-        return self._place(*found) if found else name
+        place = places.raised_at(error)
+        return self._place(*place) if place else name
 
     def _place_in_rendered(self, source: Assembled, path: Path, text: str, position: int) -> str:
-        """The place of the template's text that was rendered to this position; the file where it is not known."""
+        """Return the place in the template that was rendered to this position; the file where it is not known."""
         plain, self._environment = self._environment, self._environment.overlay(extensions=[places.Marks])
-        found = None
+        place = None
         # A template that reads its own text may fail over a mark.
         with contextlib.suppress(SpecError):
-            found = places.position_in_marked(self._render(source, str(path)), text, position)
+            place = places.position_in_marked(self._render(source, str(path)), text, position)
         self._environment = plain
-        return self._place(*found) if found else str(path)
+        return self._place(*place) if place else str(path)
 
     def _place(self, name: str, line: int) -> str:
-        """The line of a file that a line of a template comes from."""
-        known = self._places.get(name, [])
-        return str(known[min(line, len(known)) - 1]) if known else name
+        """Return the line of a file that a line of a template comes from."""
+        places_of_lines = self._places.get(name, [])
+        return str(places_of_lines[min(line, len(places_of_lines)) - 1]) if places_of_lines else name
 
 
 def explained(error: SpecError, folder: Path) -> SpecError:
-    """The same error; where a parameter without a value stands in its text, that this is the cause."""
-    found = _MISSING_OR_QUOTED.search(str(error))
-    return SpecError(f"{folder}: {_remedy(found[1])}") if found else error
+    """Return the error; if its text has a parameter without a value, an error that names this cause."""
+    missing = _MISSING_OR_QUOTED.search(str(error))
+    return SpecError(f"{folder}: {_remedy(missing[1])}") if missing else error
 
 
 def without_marks(text: str) -> str:
@@ -251,7 +251,7 @@ def without_marks(text: str) -> str:
 
 
 def _fault(text: str, position: int) -> int:
-    """Where the fault of broken JSON is: at the comma before an end, of which Python's reader names the end."""
+    """Return the position of a JSON syntax error. For a comma before an end, Python's parser names the end."""
     before = text[:position].rstrip()
     return len(before) - 1 if before.endswith(",") and text[position : position + 1] in ("]", "}") else position
 

@@ -31,7 +31,7 @@ def _collect(node: Node) -> str:
 
 
 def _collections(node: Node) -> int:
-    """How often any of its collectors ran, by its history: it shares no counters (-XX:+PerfDisableSharedMem)."""
+    """Return how often any of its collectors ran, by its history: it shares no counters (-XX:+PerfDisableSharedMem)."""
     return max(map(int, _IN_HISTORY.findall(node.ask("VM.info"))), default=0)
 
 

@@ -73,7 +73,7 @@ class WriteSet:
     absent: tuple[Thing, ...]
     """Names that must lead to nothing: aliases, patterns of templates, component templates that are not made."""
     pipelines: tuple[str, ...]
-    """Used, and the server may have them already."""
+    """Pipelines that are used. The server may have them already."""
 
 
 def write_set(procedure: Procedure) -> WriteSet:
@@ -82,10 +82,10 @@ def write_set(procedure: Procedure) -> WriteSet:
         raise SpecError(
             "the documents name indices that are not known before the start; that is only for servers of ours"
         )
-    made, deleted, names = _read_requests(procedure)
-    streams = {thing.name for thing in made | deleted if thing.kind == "_data_stream"}
+    created, deleted, names = _read_requests(procedure)
+    streams = {thing.name for thing in created | deleted if thing.kind == "_data_stream"}
     written = {Thing("_data_stream" if name in streams else "index", name) for name in procedure.indices}
-    found = made | deleted | written
+    things = created | deleted | written
     patterns = {Thing("index", name) for name in names.patterns}
     absent = {Thing("index", name) for name in names.aliases} | patterns
     absent |= {Thing("_component_template", name) for name in names.components}
@@ -98,37 +98,37 @@ def write_set(procedure: Procedure) -> WriteSet:
                 f'a template of the track holds for "{name}", also where indices are not of this run; on this server a '
                 "pattern must begin with a name, such as logs-mine-*"
             )
-    for thing in sorted(found | (absent - patterns) | pipelines):
+    for thing in sorted(things | (absent - patterns) | pipelines):
         if not _is_plain(thing):
             raise SpecError(
                 f'"{thing.name}": this is no plain name ({_CALLED[thing.kind]}); nothing is done to it on this server'
             )
     return WriteSet(
-        things=tuple(sorted(found, key=lambda thing: (_ORDER.index(thing.kind), thing.name))),
-        made=frozenset(thing for thing in made if thing.kind != "_data_stream"),
+        things=tuple(sorted(things, key=lambda thing: (_ORDER.index(thing.kind), thing.name))),
+        made=frozenset(thing for thing in created if thing.kind != "_data_stream"),
         # Of what it does not make or write to a track may only say that it shall not be there.
-        deleted=frozenset(deleted & (made | written)),
-        absent=tuple(sorted(absent - found)),
-        pipelines=tuple(sorted(thing.name for thing in pipelines - (made - deleted))),
+        deleted=frozenset(deleted & (created | written)),
+        absent=tuple(sorted(absent - things)),
+        pipelines=tuple(sorted(thing.name for thing in pipelines - (created - deleted))),
     )
 
 
 def _read_requests(procedure: Procedure) -> tuple[set[Thing], set[Thing], Names]:
     """Return what the requests make, what they delete, and the names in their bodies."""
-    made: set[Thing] = set()
+    created: set[Thing] = set()
     deleted: set[Thing] = set()
     names = Names(pipelines=set(procedure.pipelines) - {"_none"})
     for request in procedure.requests:
         things = _things(request.path.partition("?")[0])
         if request.method == "PUT":
-            made |= things
+            created |= things
             for thing in things:
                 _read_body(names, thing, request.body or {})
         elif request.method == "DELETE":
             deleted |= things
         elif request.method == "POST" and any(thing.name not in procedure.indices for thing in things):
             raise SpecError(f"{request.path}: it concerns more than the indices of this run; not on this server")
-    return made, deleted, names
+    return created, deleted, names
 
 
 def _read_body(names: Names, thing: Thing, body: Mapping[str, Any]) -> None:
@@ -172,7 +172,7 @@ def check(server: RunningServer, procedure: Procedure) -> tuple[Thing, ...]:
 
 
 def _check_names(http: Http, writes: WriteSet) -> None:
-    """SpecError where a name in the body of a request leads to something that is not of this run."""
+    """Raise SpecError if a name in the body of a request leads to something that is not of this run."""
     for thing in writes.absent:
         there = _there(http, thing)
         others = (_owners(thing, there) if there is not None else set()) - writes.deleted
@@ -205,7 +205,7 @@ def _owners(thing: Thing, there: bytes) -> set[Thing]:
         # A pattern without indices leads to nothing; Elasticsearch 5 names no index that has no mapping.
         return set() if "*" in thing.name else {thing}
     backing = {name: _BACKING.fullmatch(name) for name in names}
-    return {Thing("_data_stream", found[1]) if found else Thing("index", name) for name, found in backing.items()}
+    return {Thing("_data_stream", match[1]) if match else Thing("index", name) for name, match in backing.items()}
 
 
 def _is_plain(thing: Thing) -> bool:
@@ -214,7 +214,7 @@ def _is_plain(thing: Thing) -> bool:
 
 
 def _object(body: bytes) -> dict[str, Any]:
-    """The JSON object in an answer; SpecError for anything else."""
+    """Return the JSON object in an answer; SpecError for anything else."""
     try:
         value = parse_json(body.decode())
     except (ValueError, RecursionError):

@@ -61,7 +61,7 @@ class Names:
 
     aliases: set[str] = field(default_factory=set)
     patterns: set[str] = field(default_factory=set)
-    """Of indices that a template holds for."""
+    """Patterns of the indices that a template applies to."""
     components: set[str] = field(default_factory=set)
     pipelines: set[str] = field(default_factory=set)
 
@@ -82,8 +82,8 @@ class Names:
     def read_pipeline(self, body: Mapping[str, Any]) -> None:
         """Add the pipelines that this one calls; ValueError for a processor that may reach other indices."""
         for key in ("processors", "on_failure"):
-            for each in _list(body, key):
-                for name, options in _typed(each, dict, key).items():
+            for processor in _list(body, key):
+                for name, options in _typed(processor, dict, key).items():
                     self._read_processor(name, options)
 
     def _read_index(self, body: Mapping[str, Any]) -> None:
@@ -115,13 +115,13 @@ class Names:
                 raise ValueError(f'the processor "{name}" has {quoted(text)}: documents say which field that is')
 
 
-def _only(table: Mapping[str, Any], known: frozenset[str], what: str) -> None:
-    if unknown := sorted(table.keys() - known):
+def _only(table: Mapping[str, Any], allowed: frozenset[str], what: str) -> None:
+    if unknown := sorted(table.keys() - allowed):
         raise ValueError(f'what the {what} "{unknown[0]}" does to other indices is not known')
 
 
 def _flat(table: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    """The settings by their full names, however they are nested."""
+    """Return the settings by their full names, however they are nested."""
     for key, value in table.items():
         if isinstance(value, dict):
             yield from _flat(value, f"{before}{key}.")
@@ -130,7 +130,7 @@ def _flat(table: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any
 
 
 def _strings(value: Any) -> Iterator[str]:
-    """All keys and texts."""
+    """Yield all keys and texts."""
     if isinstance(value, dict):
         for key, inner in value.items():
             yield key
@@ -154,7 +154,7 @@ def _list(body: Mapping[str, Any], key: str) -> list[Any]:
 
 def _texts(body: Mapping[str, Any], key: str) -> list[str]:
     value = body.get(key)
-    return [_typed(one, str, key) for one in ([value] if isinstance(value, str) else _list(body, key))]
+    return [_typed(text, str, key) for text in ([value] if isinstance(value, str) else _list(body, key))]
 
 
 def _typed(value: Any, kind: type, key: str) -> Any:

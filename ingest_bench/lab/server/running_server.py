@@ -71,7 +71,7 @@ class RunningServer:
     nodes: tuple[Http, ...]
     """How each node is asked; of a server that ran before, the first one alone."""
     others: tuple[Http, ...] = ()
-    """How its other addresses are asked, where each counts its own documents: those of a cluster all count the same."""
+    """Clients of its other addresses, where each counts its own documents: those of a cluster all count the same."""
     told: dict[str, Any]
     """What it says about itself. `runtime`: the Java that reads its recordings, where it has any."""
     vantage: probes.Vantage
@@ -317,20 +317,20 @@ def reached(
         )
 
 
-def _others(place: Place, it: running.Identified, enter: Enter) -> tuple[list[Place], list[str]]:
-    """The other addresses that answer, and a note for each that does not; SpecError for one of another cluster."""
+def _others(place: Place, server: running.Identified, enter: Enter) -> tuple[list[Place], list[str]]:
+    """Return the other addresses that answer, and a note for each other one; SpecError for one of another cluster."""
     reachable, notes = [], []
     for other in place.others:
         try:
             with addresses.connected(other, enter) as http:
-                its = running.cluster(http.within(addresses.CONNECT_LIMIT_S), it.target)
+                cluster = running.cluster(http.within(addresses.CONNECT_LIMIT_S), server.target)
         except RunFailed as error:
             notes.append(f"{other} does not answer: its share goes to the others ({error})")
             continue
-        if its != it.cluster:
+        if cluster != server.cluster:
             raise SpecError(
-                f"--url {other}: it is of another cluster ({spelled(str(its))}) than {place} "
-                f"({spelled(str(it.cluster))}); give one at a time"
+                f"--url {other}: it is of another cluster ({spelled(str(cluster))}) than {place} "
+                f"({spelled(str(server.cluster))}); give one at a time"
             )
         reachable.append(other)
     return reachable, notes

@@ -58,12 +58,12 @@ def of(
         _refuse_processors(found, cell.target.name)
     bulks = [corpus.check(path, bulk=True) for path in _ready_bulks(found)]
     parts: list[Ask | Send | Together] = []
-    for group, steps in itertools.groupby(enumerate(found.steps, 1), key=lambda one: one[1].group or -one[0]):
+    for group, steps in itertools.groupby(enumerate(found.steps, 1), key=lambda step: step[1].group or -step[0]):
         made = [_part(cell, target, found, step, place, out / _folder(number, step), mark) for number, step in steps]
         ends_all = tuple(step.completes_group for step in found.steps if step.group == group)
         sends = tuple(part for part in made if isinstance(part, Send))
         if len(sends) > 1:
-            parts.append(Together(name=" + ".join(one.name for one in sends), sends=sends, ends_all=ends_all))
+            parts.append(Together(name=" + ".join(step.name for step in sends), sends=sends, ends_all=ends_all))
         else:
             parts += made
     return Procedure(
@@ -71,10 +71,10 @@ def of(
         indices=tuple(_indices(found)),
         skipped=found.skipped,
         notes=found.notes,
-        indices_known=all(one.documents is not None for one in bulks),
+        indices_known=all(step.documents is not None for step in bulks),
         pipelines=(
             *(step.action.pipeline for step in found.steps if step.action.pipeline),
-            *(name for one in bulks for name in one.pipelines),
+            *(name for step in bulks for name in step.pipelines),
         ),
     )
 
@@ -122,7 +122,7 @@ def read(choice: TrackChoice) -> Track:
 
 
 def _tool_caches() -> list[str]:
-    """Where Rally and OpenSearch Benchmark keep corpora, unless their own settings say otherwise."""
+    """Return the folders in which Rally and OpenSearch Benchmark keep corpora by default."""
     home = os.path.expanduser("~")  # noqa: PTH111 - raises nothing
     rally, osb = os.environ.get("RALLY_HOME", home), os.environ.get("BENCHMARK_HOME", home)
     folders = (f"{rally}/.rally", f"{osb}/.osb", f"{osb}/.benchmark")
@@ -200,7 +200,7 @@ def _sending(cell: Cell, target: Target, found: Track, step: Step, place: Place,
 
 
 def _wire(wire: Wire, step: Step) -> Wire:
-    """The wire whose requests have the query string of the step."""
+    """Return the wire whose requests have the query string of the step."""
     if not step.query:
         return wire
     if "path" not in wire.keys:

@@ -32,16 +32,16 @@ def with_credentials(plan: LoadPlan, allowed: str | None, ca_pem: str) -> LoadPl
     """
     if allowed is None:
         raise RunFailed(
-            f"the load to {plan.address} needs credentials, and this worker gives its own to nobody; start it with "
+            f"the load to {plan.address} needs credentials, and this worker may not send its own; start it with "
             "--credentials-to and the URL of the server"
         )
     url = urls.parse(allowed)
     try:
-        known = {url.host, *(str(found[4][0]) for found in socket.getaddrinfo(url.host, url.port))}
+        addresses = {url.host, *(str(entry[4][0]) for entry in socket.getaddrinfo(url.host, url.port))}
     except OSError:
-        known = {url.host}
+        addresses = {url.host}
     for place in plan.places:
-        if _is_at(place, url, known):
+        if _is_at(place, url, addresses):
             continue
         asked = "" if place.resolver is None else f", which the name server {place.resolver} looks up"
         host = f" (Host: {place.host_header})" if place.host_header else ""
@@ -57,9 +57,9 @@ def with_credentials(plan: LoadPlan, allowed: str | None, ca_pem: str) -> LoadPl
     return dataclasses.replace(plan, host_header=url.authority, headers={}, tls=own(plan.tls), others=others)
 
 
-def _is_at(place: Place, url: Url, known: set[str]) -> bool:
-    """True if requests to *place* reach the server at *url*, whose addresses are *known*, under its name."""
-    is_there = place.endpoint.host in known and place.endpoint.port == url.port
+def _is_at(place: Place, url: Url, addresses: set[str]) -> bool:
+    """Return True if requests to *place* reach, under its name, the server at *url*, which has these *addresses*."""
+    is_there = place.endpoint.host in addresses and place.endpoint.port == url.port
     # A name server that the plan names may give any address.
     is_there = is_there and place.resolver is None and (place.tls is not None) == (url.scheme == "https")
     return is_there and place.host_header in ("", url.authority)

@@ -154,10 +154,10 @@ class Server(zmqrpc.Server):
 
     def _watch(self, events: Any) -> None:
         while True:
-            seen = parse_monitor_message(events.recv_multipart())
-            event = _FAILED.get(zmq.Event(seen["event"]))
+            message = parse_monitor_message(events.recv_multipart())
+            event = _FAILED.get(zmq.Event(message["event"]))
             if event is None:
-                self._count(seen)
+                self._count(message)
             elif event == "protocol":
                 self._say(
                     "refused somebody who does not speak our protocol with the key of this run: "
@@ -170,13 +170,13 @@ class Server(zmqrpc.Server):
                     "keys of another run, or one whose connection broke"
                 )
 
-    def _count(self, seen: Mapping[str, Any]) -> None:
+    def _count(self, message: Mapping[str, Any]) -> None:
         """Count a connection that has come or gone; its descriptor is the event's value."""
         if self._gate is None:
             return
-        if seen["event"] == zmq.Event.DISCONNECTED:
-            self._gate.settled(int(seen["value"]))
-        elif self._gate.accepted(int(seen["value"])):
+        if message["event"] == zmq.Event.DISCONNECTED:
+            self._gate.settled(int(message["value"]))
+        elif self._gate.accepted(int(message["value"])):
             self._say(
                 "too many connections that do not show a key of this run: new ones wait until some of these are gone. "
                 "See who connects to this port: ss -tn"

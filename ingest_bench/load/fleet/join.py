@@ -80,9 +80,9 @@ def join(joining: Joining, folder: Path, tell: Callable[[str], None]) -> None:
 
 @contextlib.contextmanager
 def own_folder() -> Iterator[Path]:
-    """A new folder for a worker's files, removed at the end of the block; after a `kill -9`, by the next worker.
+    """Make a folder for a worker's files and remove it after the block; after a `kill -9`, the next worker removes it.
 
-    Of the folders with our name only those are removed that belong to us, and whose lock nobody holds.
+    Only folders of this name that belong to this user and whose lock is free are removed.
     """
     for left in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*"):
         _remove_if_left(left)

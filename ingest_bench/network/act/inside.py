@@ -1,7 +1,7 @@
 """Any command on one end of a link, with all the processes that it ever starts, gone when we are.
 
 A command gets a process namespace of its own (`system.contained`). A death signal alone was rejected: it
-reaches the command and not the commands that it started, and whoever is left in a network namespace keeps it.
+reaches the command and not the commands that it started, and any process left in a network namespace keeps it.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ def class_differences(shown: str, impairment: Impairment) -> list[str]:
 
 def differences(shown: str, impairment: Impairment, mtu_bytes: int, *, rate_by_netem: bool = False) -> list[str]:
     """What the kernel has otherwise than it was told; empty: nothing."""
-    found = {(qdisc["kind"], qdisc["handle"]): qdisc for qdisc in commands.parse_json("tc -j -s qdisc show", shown)}
+    qdiscs = {(qdisc["kind"], qdisc["handle"]): qdisc for qdisc in commands.parse_json("tc -j -s qdisc show", shown)}
     told: dict[tuple[str, str], dict[Path, float]] = {}
     if netem.uses_netem(impairment):
         told["netem", netem.NETEM] = told_netem(impairment, mtu_bytes)
@@ -98,13 +98,13 @@ def differences(shown: str, impairment: Impairment, mtu_bytes: int, *, rate_by_n
         told |= _told_queue(impairment, mtu_bytes)
     elif impairment.rate_bps is not None:
         told["tbf", netem.BOTTLENECK] = _told_bucket(impairment, mtu_bytes)
-    wrong = [f"{kind} is there" for kind, at in found if kind in _OURS and at != "0:" and (kind, at) not in told]
+    wrong = [f"{kind} is there" for kind, at in qdiscs if kind in _OURS and at != "0:" and (kind, at) not in told]
     for (kind, at), options in told.items():
-        if (kind, at) not in found:
+        if (kind, at) not in qdiscs:
             wrong.append(f"{kind} is missing")
             continue
         for path, value in options.items():
-            has = _at(found[kind, at]["options"], path)
+            has = _at(qdiscs[kind, at]["options"], path)
             if has is None and path == ("ecn",):  # tc does not say what is off
                 has = 0.0
             if has is None or not math.isclose(has, value, rel_tol=_RELATIVE, abs_tol=1e-9):

@@ -90,8 +90,8 @@ def seen(path: Path) -> dict[str, Seen | None]:
         found: dict[str, Seen | None] = records.from_file(dict[str, Seen | None], path)
     except FileNotFoundError:
         return {}
-    for one in filter(None, found.values()):
-        if any(name not in row for asked in one.tcp for row in asked.connections for name in _ALWAYS):
+    for end in filter(None, found.values()):
+        if any(name not in row for sample in end.tcp for row in sample.connections for name in _ALWAYS):
             raise SpecError(f"{path}: this file is damaged: a connection lacks one of {', '.join(_ALWAYS)}")
     return found
 

@@ -184,12 +184,12 @@ def _interface_mtu(found: Found, asked: Asked) -> Iterator[Step]:
     yield Step(name="interface mtu", do=_set(found.index, "mtu", ours), undo=tuple(undo))
 
 
-def _mtu_back(index: int, old: int, ipv6_old: int | None, made: tuple[int, ...], address: str = "") -> Iterator[Undo]:
-    """The undo for a device whose MTU may be one of `made`: by our doing, or by the kernel's.
+def _mtu_back(index: int, old: int, ipv6_old: int | None, mtus: tuple[int, ...], address: str = "") -> Iterator[Undo]:
+    """The undo for a device whose MTU may be one of `mtus`: by our doing, or by the kernel's.
 
     The kernel resets the MTU of its IPv6 with it, which a router may have set.
     """
-    for value in made:
+    for value in mtus:
         if value != old:
             yield _put_back(index, "mtu", old, ours=value, address=address)
     if ipv6_old is not None:

@@ -46,16 +46,16 @@ def change(found: Comparison) -> str:
 
 
 def interval(found: Comparison) -> str:
-    """The ends of the change, as shares; empty where they are unknown. The upper one may have no bound."""
+    """Return the ends of the change, as shares; empty where they are unknown. The upper one may have no bound."""
     if found.relative_interval is None:
         return ""
     low, high = found.relative_interval
     return f"{low:+.1%} or more" if high == math.inf else f"{low:+.1%} to {high:+.1%}"
 
 
-def ends(found: Comparison) -> tuple[object, object]:
+def ends(change: Comparison) -> tuple[object, object]:
     """Return the ends as numbers for a CSV; one that is unknown or has no bound is an empty cell."""
-    low, high = found.relative_interval or ("", "")
+    low, high = change.relative_interval or ("", "")
     return low, "" if high == math.inf else high
 
 

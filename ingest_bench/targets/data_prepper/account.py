@@ -142,7 +142,7 @@ def _longest_s(http: Http) -> float:
 
 
 def _file(http: Http, name: str) -> BufferedReader:
-    """A file of its home, where the server may put anything."""
+    """Return a file of its home, where the server may put anything."""
     assert http.home is not None  # noqa: S101 - it is counted only where we started it
     try:
         return untrusted.open_file(http.home / name)
