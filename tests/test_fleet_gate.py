@@ -6,7 +6,7 @@ import resource
 import socket
 
 import pytest
-from test_fleet_load import free_port
+from running import free_port
 
 from ingest_bench.load.fleet.gate import Gate
 

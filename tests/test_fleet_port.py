@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 from bulk_server import bulk_server
-from test_fleet_load import agents, free_port, keys_in, supervising
+from running import free_port
+from test_fleet_load import agents, keys_in, supervising
 from test_load_process import plan_for, samples_of
 
 from ingest_bench.errors import RunFailed

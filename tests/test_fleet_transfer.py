@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from bulk_server import bulk_server
-from test_fleet_load import agents, ends, free_port, supervising
+from running import free_port
+from test_fleet_load import agents, ends, supervising
 from test_load_process import plan_for, samples_of
 
 from ingest_bench.errors import RunFailed

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 from bulk_server import bulk_server
-from test_fleet_load import free_port, keys_in, sender_in, supervising
+from running import free_port
+from test_fleet_load import keys_in, sender_in, supervising
 from test_load_process import plan_for, samples_of
 
 from ingest_bench.errors import RunFailed
