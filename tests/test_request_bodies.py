@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import pytest
 
-from ingest_bench.errors import SpecError
+from ingest_bench.errors import RunFailed, SpecError
 from ingest_bench.lab.server import borrowed
 from ingest_bench.lab.server.request_bodies import Names
 from ingest_bench.lab.steps.parts import Ask, Procedure
@@ -50,6 +50,8 @@ COMPOSABLE: dict[str, Any] = {"index_patterns": ["mine*"], "template": INDEX, "p
     [
         (put("/mine", {"index": {"default_pipeline": "p"}}), 'an index "mine": what the key "index" does to other'),
         (put("/mine", {"aliases": {"{index}-x": {}}}), '"{index}-x": this is no plain name'),
+        (put("/mine", {"aliases": {"x\ud800": {}}}), "this is no plain name"),
+        (put("/mine", {"settings": {"default_pipeline": "x\ud800"}}), "this is no plain name"),
         (put("/mine", {"aliases": {"<x-{now/d}>": {}}}), "this is no plain name"),
         (put("/mine", {"aliases": ["x"]}), "\"aliases\" is \\['x'\\], and no server takes that there"),
         (put("/mine", {"settings": {"index": {"default_pipeline": ["p"]}}}), 'default_pipeline" is'),
@@ -222,3 +224,42 @@ def test_names_of_settings_are_read_in_every_spelling() -> None:
     ):
         names.read("index", {"settings": settings})
         assert str(number) in names.pipelines
+
+
+def check_made(**answers: Any) -> None:
+    """Check before a load into "mine", on a server that has these things, by their paths."""
+
+    def request(_method: str, path: str) -> Answer:
+        path = path.partition("?")[0]
+        return Answer(200, json.dumps(answers[path]).encode()) if path in answers else Answer(404, b"")
+
+    http = SimpleNamespace(origin="http://h:9200", request=request)
+    borrowed.check_made(SimpleNamespace(http=http, is_ours=False), procedure(put("/mine", INDEX)))  # type: ignore[arg-type]
+
+
+SIMULATED = "/_index_template/_simulate_index/mine"
+WITH_PIPELINE = {"settings": {"index": {"number_of_shards": "1", "final_pipeline": "p"}}, "aliases": {}}
+WITH_ALIAS = {"settings": {"index": {"uuid": "u"}}, "aliases": {"all": {"is_write_index": True}}}
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        {"/mine": {"mine": WITH_PIPELINE}},
+        {"/mine": {".ds-mine-000001": {"settings": {}}, ".ds-mine-000002": WITH_PIPELINE}},
+        {SIMULATED: {"template": WITH_PIPELINE, "overlapping": []}},
+        {"/_template": {"t": {"index_patterns": ["x", "m*e"], **WITH_PIPELINE}}},
+        {SIMULATED: {}, "/_template": {"t": {"template": "*", **WITH_PIPELINE}}},
+        {"/mine": {"mine": WITH_ALIAS}},
+        {"/_template": {"t": {"index_patterns": ["*"], **WITH_ALIAS}}},
+    ],
+)
+def test_a_template_of_the_server_that_reaches_other_indices_ends_the_run(made: Any) -> None:
+    check_made(**made, **{"/all/_mapping": {"mine": {}}, "/_ingest/pipeline/p": {"p": {"processors": []}}})
+    with pytest.raises(RunFailed, match="A template of the server says so"):
+        check_made(**made, **{"/all/_mapping": {"mine": {}, **PROD}, "/_ingest/pipeline/p": SCRIPT})
+
+
+def test_a_template_of_the_server_for_other_indices_is_no_matter() -> None:
+    check_made(**{"/_template": {"t": {"index_patterns": ["mine-*"], **WITH_PIPELINE}}, "/_ingest/pipeline/p": SCRIPT})
+    check_made(**{"/mine": {"mine": {"settings": {}}}, SIMULATED: {"template": WITH_PIPELINE}})

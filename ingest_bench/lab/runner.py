@@ -164,6 +164,7 @@ def _carry_out(
                     send = functools.partial(
                         _load,
                         server=server,
+                        to_do=to_do,
                         fleet=fleet,
                         first=first,
                         exporter=options.exporter,
@@ -221,6 +222,7 @@ def _load(
     ends_all: Sequence[bool],
     *,
     server: RunningServer,
+    to_do: Procedure,
     fleet: Fleet,
     first: FirstLoad,
     exporter: Exporter | None,
@@ -230,6 +232,7 @@ def _load(
     happened: list[Happened],
 ) -> Sequence[WorkerReport]:
     """The loads' reports; the faults that happened during the only one are added to `happened`."""
+    borrowed.check_made(server, to_do)
     if exporter is not None:
         exporter.begin_load()
 

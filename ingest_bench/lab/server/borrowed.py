@@ -171,6 +171,63 @@ def check(server: RunningServer, procedure: Procedure) -> tuple[Thing, ...]:
     return tuple(absent)
 
 
+def check_made(server: RunningServer, procedure: Procedure) -> None:
+    """RunFailed where a template of the server's own gives an index of ours a name or a pipeline of others.
+
+    Called before each load: what is made by then is looked at as it is, the rest as the server would make it.
+    """
+    if server.is_ours or not procedure.indices:
+        return
+    writes, names = write_set(procedure), Names()
+    try:
+        for name in procedure.indices:
+            for body in _made(server.http, name):
+                names.read_index({key: body[key] for key in ("settings", "aliases") if body.get(key)})
+        aliases = {Thing("index", alias) for alias in names.aliases} - set(writes.things)
+        given = WriteSet(
+            things=(),
+            made=frozenset(),
+            deleted=frozenset(writes.things),
+            absent=tuple(sorted(aliases)),
+            pipelines=tuple(sorted(names.pipelines)),
+        )
+        _check_names(server.http, given)
+    except (SpecError, ValueError) as error:
+        raise RunFailed(
+            f"{error}. A template of the server says so for an index of this run; documents are not sent"
+        ) from None
+
+
+def _made(http: Http, name: str) -> list[Any]:
+    """The bodies of an index, or of those of a data stream; of one that is not there what templates say."""
+    found = _answer(http, "GET", urls.path(name), missing=(404,))
+    if found is not None:
+        return [body for body in found.values() if isinstance(body, dict)]
+    # Before 7.9 there is no such request, and before 7.8 there are no such templates.
+    simulated = _answer(http, "POST", f"/_index_template/_simulate_index{urls.path(name)}", missing=(400, 404, 405))
+    if simulated and simulated.get("template"):
+        return [simulated["template"]]
+    old = _answer(http, "GET", "/_template", missing=(404,)) or {}
+    # Before 6.0 "template" was the pattern.
+    patterns = ((body, body.get("index_patterns") or [body.get("template")]) for body in old.values())
+    return [body for body, each in patterns if any(_matches(str(pattern), name) for pattern in each)]
+
+
+def _matches(pattern: str, name: str) -> bool:
+    return bool(re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), name))
+
+
+def _answer(http: Http, method: str, path: str, missing: tuple[int, ...]) -> dict[str, Any] | None:
+    """The object in an answer; None for the statuses that mean that there is none."""
+    answer = http.request(method, path)
+    if answer.status in missing:
+        return None
+    if answer.status != 200:
+        said = answer.body[:300].decode(errors="replace")
+        raise SpecError(f"{http.origin}: what an index gets cannot be seen ({method} {path}, {answer.status}): {said}")
+    return _object(answer.body)
+
+
 def _check_names(http: Http, writes: WriteSet) -> None:
     """Raise SpecError if a name in the body of a request leads to something that is not of this run."""
     for thing in writes.absent:
@@ -210,7 +267,10 @@ def _owners(thing: Thing, there: bytes) -> set[Thing]:
 
 def _is_plain(thing: Thing) -> bool:
     """Return True if the name is that of one thing. Only names of indices must be in lower case."""
-    return bool(_PLAIN_NAME.fullmatch(thing.name if thing.kind == "index" else thing.name.lower()))
+    # A lone surrogate, which JSON can have, has no form in a path; other such characters nobody sees in a message.
+    return thing.name.isprintable() and bool(
+        _PLAIN_NAME.fullmatch(thing.name if thing.kind == "index" else thing.name.lower())
+    )
 
 
 def _object(body: bytes) -> dict[str, Any]:

@@ -71,22 +71,16 @@ class Names:
         if kind == "_ingest/pipeline":
             self.read_pipeline(body)
         elif kind in ("index", "_template"):
-            self._read_index({key: body[key] for key in body.keys() & _INDEX})
+            self.read_index({key: body[key] for key in body.keys() & _INDEX})
         else:
-            self._read_index(_table(body, "template"))
+            self.read_index(_table(body, "template"))
         # Before 6.0 "template" was the pattern.
         for key in ("index_patterns", "template") if kind == "_template" else ("index_patterns",):
             self.patterns.update(_texts(body, key))
         self.components.update(_texts(body, "composed_of"))
 
-    def read_pipeline(self, body: Mapping[str, Any]) -> None:
-        """Add the pipelines that this one calls; ValueError for a processor that may reach other indices."""
-        for key in ("processors", "on_failure"):
-            for processor in _list(body, key):
-                for name, options in _typed(processor, dict, key).items():
-                    self._read_processor(name, options)
-
-    def _read_index(self, body: Mapping[str, Any]) -> None:
+    def read_index(self, body: Mapping[str, Any]) -> None:
+        """Add the names in the body of an index; ValueError for what may reach other indices."""
         _only(body, _TEMPLATE, "key")
         self.aliases.update(_table(body, "aliases"))
         for key, value in _flat(_table(body, "settings")):
@@ -95,6 +89,13 @@ class Names:
                 self.pipelines.add(_typed(value, str, key))
             if name.partition(".")[0] in _POLICIES:
                 raise ValueError(f'the setting "{key}" may name a policy that writes to other indices')
+
+    def read_pipeline(self, body: Mapping[str, Any]) -> None:
+        """Add the pipelines that this one calls; ValueError for a processor that may reach other indices."""
+        for key in ("processors", "on_failure"):
+            for processor in _list(body, key):
+                for name, options in _typed(processor, dict, key).items():
+                    self._read_processor(name, options)
 
     def _read_processor(self, name: str, options: Any) -> None:
         _only({name: options}, _PROCESSORS, "processor")
