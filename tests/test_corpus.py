@@ -323,6 +323,10 @@ def test_a_damaged_archive_is_one_sentence(tmp_path: Path, name: str) -> None:
         (b"PAR1\x15\4", "is Parquet, which is not read"),
         (gzip.compress(bz2.compress(b'{"n": 1}\n')), "what is packed there is bzip2 again; unpack it once"),
         (zipped(("a.json.gz", gzip.compress(b'{"n": 1}\n'))), "what is packed there is gzip again; unpack it once"),
+        (
+            ARCHIVES["a.tar"](("a.json.xz", lzma.compress(b'{"n": 1}\n'))),
+            "what is packed there is xz again; unpack it once",
+        ),
         (zipped(("a.json", b'{"n": 1}\n')).replace(b"\0\0\x08\0", b"\1\0\x08\0"), "encrypted"),
     ],
 )
@@ -331,6 +335,14 @@ def test_what_is_not_read_is_named_and_not_called_damaged(tmp_path: Path, conten
         check(write(tmp_path / "documents.ndjson", content))
     assert "damaged" not in str(caught.value)
     assert "cut off" not in str(caught.value)
+
+
+def test_a_document_with_the_letters_of_an_archive_is_a_document(tmp_path: Path) -> None:
+    content = b'{"text": "%s"}\n' % b"ustar".rjust(252)
+    assert content.startswith(b"ustar", 257)
+    path = write(tmp_path / "documents.ndjson", content)
+    assert lines.is_plain(path)
+    assert check(path).documents == 1
 
 
 def long_window(text: bytes, window_log: int) -> bytes:

@@ -239,10 +239,14 @@ def _inside(pieces: Iterator[bytes], path: Path) -> Iterator[bytes]:
     pieces = itertools.chain((head,) if head else (), pieces)
     if _is_tar(head):
         yield from _untarred(pieces, path)
-    elif inner := _format(head):
+        return
+    _refuse_packed(head, path)
+    yield from pieces
+
+
+def _refuse_packed(head: bytes, path: Path) -> None:
+    if inner := _format(head):
         raise SpecError(f"{path}: what is packed there is {inner.name} again; unpack it once, and give what comes out")
-    else:
-        yield from pieces
 
 
 def _untarred(pieces: Iterator[bytes], path: Path) -> Iterator[bytes]:
@@ -256,7 +260,9 @@ def _untarred(pieces: Iterator[bytes], path: Path) -> Iterator[bytes]:
             if len(names) > 1:
                 break
             if file := archive.extractfile(member):
-                yield from _range(file)
+                head = file.read(_HEAD_BYTES)
+                _refuse_packed(head, path)
+                yield from itertools.chain((head,) if head else (), _range(file))
     if len(names) != 1:
         raise _not_one(path, names)
 
@@ -316,7 +322,14 @@ def _format(head: bytes) -> _Format | None:
 
 
 def _is_tar(head: bytes) -> bool:
-    return head.startswith(_TAR, _TAR_PLACE)
+    if not head.startswith(_TAR, _TAR_PLACE):
+        return False
+    try:
+        # It has the checksum of the block: a document may have these letters there, too.
+        tarfile.TarInfo.frombuf(head[:_HEAD_BYTES], tarfile.ENCODING, "surrogateescape")
+    except tarfile.HeaderError:
+        return False
+    return True
 
 
 def _opener(path: Path) -> Callable[[Path], Iterator[bytes]] | None:
