@@ -236,6 +236,10 @@ def test_a_last_line_without_line_feed_is_fine_when_it_is_whole(tmp_path: Path) 
         (b'{"delete": {"_id": "1"}, "delete": {"_id": "2"}}\n', "line 1 is not JSON (the key 'delete' stands twice"),
         (b'{"index": {"_index": ["prod"]}}\n{"n": 1}\n', """line 1 is an action line whose "_index" is ['prod'], n"""),
         (b'{"index": {"pipeline": null}}\n{"n": 1}\n', 'line 1 is an action line whose "pipeline" is None, not a text'),
+        (
+            b'{"index": {"_index": "a\\ud800"}}\n{"n": 1}\n',
+            """whose "_index" is 'a\\ud800', and no server has such a name""",
+        ),
         (b'{"index": {"_indx": "i"}}\n{"n": 1}\n', "line 1 is an action line with the key '_indx', which no server kn"),
         (b'{"index": {}}\n{"n": 1}\n{"delete": {"id": 1}}\n', "line 3 is an action line with the key 'id', which no"),
     ],

@@ -68,6 +68,8 @@ def parse_action(value: Any) -> Action | None:
     names = {key: meta.get(key, "") for key in ("_index", "pipeline")}
     if wrong := next((key for key, text in names.items() if not isinstance(text, str)), None):
         raise ValueError(f'is an action line whose "{wrong}" is {quoted(names[wrong])}, not a text; write it as one')
+    if wrong := next((key for key, text in names.items() if not text.isprintable()), None):
+        raise ValueError(f'is an action line whose "{wrong}" is {quoted(names[wrong])}, and no server has such a name')
     return Action(name, names["_index"], names["pipeline"])
 
 
