@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from ingest_bench import system
+from ingest_bench.documents import tracks
 from ingest_bench.errors import SpecError
 from ingest_bench.inputs import untrusted
 from ingest_bench.results import layout
@@ -193,6 +195,29 @@ def test_an_entry_of_another_user_in_a_sticky_folder_is_not_safe(tmp_path: Path)
     assert untrusted.swappable(sticky / "link") == sticky
     assert untrusted.swappable(sticky / "theirs") == sticky
     assert untrusted.swappable(sticky / "theirs" / "missing") == sticky
+
+
+@needs_root
+def test_a_corpus_is_read_through_a_link_of_another_user_only_if_he_can_read_it(tmp_path: Path) -> None:
+    documents = {"source-file": "documents.json"}
+    bulk = {"operation": {"operation-type": "bulk", "bulk-size": 1}}
+    track = {"version": 2, "indices": [{"name": "i"}], "corpora": [{"name": "c", "documents": [documents]}]}
+    folder, private = tmp_path / "track", tmp_path / "private.json"
+    folder.mkdir()
+    (folder / "track.json").write_text(json.dumps({**track, "schedule": [bulk]}))
+    private.write_text('{"n": 1}\n')
+    link = folder / "documents.json"
+    link.symlink_to(private)
+    tracks.read(folder)
+    os.chown(link, NOBODY, NOBODY, follow_symlinks=False)
+    with pytest.raises(SpecError, match=r"documents\.json: a link of another user leads to a file that not everybody"):
+        tracks.read(folder)
+    os.chown(private, NOBODY, NOBODY)
+    tracks.read(folder)
+    link.unlink()
+    link.symlink_to("/etc/passwd")
+    os.chown(link, NOBODY, NOBODY, follow_symlinks=False)
+    assert not untrusted.borrows_our_rights(link)
 
 
 def test_root_makes_and_opens_no_results_that_another_user_can_replace(

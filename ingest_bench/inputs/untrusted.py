@@ -49,6 +49,18 @@ def is_own(path: Path) -> bool:
     return state.st_uid == os.geteuid() and not state.st_mode & 0o022
 
 
+def borrows_our_rights(path: Path) -> bool:
+    """Return whether a link of another user leads to the file *path*, and this user may be unable to read it.
+
+    Everybody can, or its owner, who made the link: of groups nothing is known here.
+    """
+    others = {entry.lstat().st_uid for _, entry in _steps(path.absolute()) if entry.is_symlink()} - {0, os.geteuid()}
+    real = path.resolve()
+    state = real.stat()
+    is_public = state.st_mode & 0o004 and all(folder.stat().st_mode & 0o001 for folder in real.parents)
+    return not is_public and not others <= {state.st_uid}
+
+
 def _steps(path: Path) -> Iterator[tuple[Path, Path]]:
     """Yield each entry that the kernel looks up on the way to *path*, with the folder that it is in."""
     here, links = Path("/"), 0

@@ -18,6 +18,7 @@ from ingest_bench.documents.tracks import keys
 from ingest_bench.documents.tracks.declared import Declared, index_name, listed
 from ingest_bench.documents.tracks.template import Templates, without_marks
 from ingest_bench.errors import SpecError
+from ingest_bench.inputs import untrusted
 from ingest_bench.inputs.records import nearest
 from ingest_bench.model.track import Origin, TrackFile
 from ingest_bench.units import quoted
@@ -137,6 +138,11 @@ class Corpora:
         for candidate in dict.fromkeys((plain, name, *(plain + suffix for suffix in ENDINGS))):
             path = self.templates.named_inside(self.templates.folder / candidate, candidate)
             if path.is_file():
+                if untrusted.borrows_our_rights(path):
+                    raise SpecError(
+                        f"{path}: a link of another user leads to a file that not everybody can read; it is not sent. "
+                        "Put a copy of it in the place of the link if it belongs to the track"
+                    )
                 return path
         kept = self._kept(name, corpus, origin)
         if kept is not None and kept.is_file():
