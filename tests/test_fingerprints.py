@@ -63,6 +63,21 @@ def test_a_track_is_all_that_is_in_its_folder_and_a_servers_paths_are_none_of_ou
     assert found == ["track/ops/a.json", "track/track.json"]
 
 
+def test_a_track_in_one_file_is_only_what_a_run_can_read_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("track.json", "docs.json.gz", "ops/a.json", ".other/token.json", ".state.json", "theirs/a.json")
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("{}")
+    # Root can read all files.
+    monkeypatch.setattr(os, "access", lambda path, _mode: path.parent.name != "theirs")
+    for path, expected in ((tmp_path / "track.json", names[:3]), (tmp_path, names[:5])):
+        given = fingerprints._given({"load": {"track": {"path": str(path)}}})
+        found = {str(file.relative_to(tmp_path)) for one in given for file in fingerprints._files(one)}
+        assert found == set(expected)
+
+
 def test_a_file_that_is_new_in_a_folder_is_noticed(tmp_path: Path) -> None:
     track = tmp_path / "track"
     track.mkdir()

@@ -66,19 +66,24 @@ def _given(value: Any, key: str = "") -> Iterator[Path]:
 
 def _of_track(path: Path) -> Iterator[Path]:
     """Yield the folder of a track; for a track in one file, each file that it may read."""
-    return track_files.files_of(path) if path.is_file() else iter((path,))
+    return iter(sorted(track_files.files_of(path))[:_MOST_FILES]) if path.is_file() else iter((path,))
 
 
 def _files(path: Path) -> Iterator[Path]:
     try:
         if path.is_dir():
-            below = sorted(one for one in path.rglob("*") if one.is_file())
+            below = sorted(one for one in path.rglob("*") if _is_readable(one))
             yield from below[:_MOST_FILES]
-        elif path.is_file():
+        elif _is_readable(path):
             yield path
     except OSError:
         # A text that is no path: too long, or of a folder that nobody may read.
         return
+
+
+def _is_readable(path: Path) -> bool:
+    """True for a file that a run can read: beside a track there may be files of others."""
+    return path.is_file() and os.access(path, os.R_OK)
 
 
 def _fingerprint(path: Path) -> str:

@@ -15,8 +15,9 @@ def name_of(path: Path) -> str:
 def files_of(path: Path) -> Iterator[Path]:
     """Yield what is in the folder of a track.
 
-    Of a track in one file, which may be in a home folder, only JSON files beside it and one folder deeper.
+    Of a track in one file, which may be in a home folder, only JSON files beside it and one folder deeper. None
+    is hidden: those are of other programs.
     """
     if not path.is_file():
         return path.rglob("*")
-    return itertools.chain(path.parent.glob("*.json*"), path.parent.glob("*/*.json*"))
+    return itertools.chain(path.parent.glob("[!.]*.json*"), path.parent.glob("[!.]*/[!.]*.json*"))
