@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from ingest_bench.inputs.user_json import parse_json
@@ -31,3 +33,10 @@ def test_a_huge_object_with_a_key_twice_is_refused_in_linear_time() -> None:
     keys = ",".join(f'"{number}":0' for number in range(20_000))
     with pytest.raises(ValueError, match="the key '0' stands twice"):
         parse_json(f'{{{keys},"0":1}}')
+
+
+def test_keys_that_stand_twice_at_every_level_are_read_in_linear_time() -> None:
+    text = '{"x":0,"x":0,"a":' * 800 + f"[{'0,' * 50_000}0]" + "}" * 800
+    start = time.process_time()
+    assert parse_json(text)["x"] == 0
+    assert time.process_time() - start < 2

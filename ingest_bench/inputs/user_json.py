@@ -31,9 +31,11 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(table) != len(pairs):
         first: dict[str, Any] = {}
         for key, value in pairs:
-            # As text: True and 1 are equal, and no server takes one for the other.
-            if repr(first.setdefault(key, value)) != repr(value):
+            # As text: True and 1 are equal, and no server takes one for the other. Only where it is needed: the values
+            # of other keys may hold the rest of the text, in each of hundreds of levels.
+            if key in first and repr(first[key]) != repr(value):
                 raise ValueError(f"the key {quoted(key)} stands twice in an object, with two values; take one out")
+            first[key] = value
     return table
 
 
