@@ -6,6 +6,7 @@ import dataclasses
 import json
 import shutil
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 
 from ingest_bench.documents import source, tracks
 from ingest_bench.documents.body import Body
+from ingest_bench.documents.tracks.places import Assembled, Place
 from ingest_bench.documents.tracks.template import Templates
 from ingest_bench.errors import SpecError
 from ingest_bench.model.load import LoadOptions, Rate
@@ -271,6 +273,16 @@ def test_no_corpus_is_looked_for_outside_the_cache_of_a_tool(tmp_path: Path, cor
     folder = small(tmp_path / "t", [], corpora=[{"name": corpus, "documents": documents}])
     track = tracks.read(folder, tool_caches=[tmp_path / "cache"])
     assert track.steps[0].files[0].path == str(folder / name)
+
+
+def test_a_track_of_thousands_of_fragments_is_put_together_in_linear_time() -> None:
+    whole, start = Assembled(), time.process_time()
+    for number in range(4000):
+        whole.add("x" * 3000, [Place("a.json", number)])
+        whole.add(",\n", [Place("track.json", 1)] * 2)
+    assert time.process_time() - start < 1
+    assert whole.text == ("x" * 3000 + ",\n") * 4000
+    assert [place.line for place in whole.places] == [*range(4000), 1]
 
 
 def test_a_track_may_be_one_json_file_of_any_name(tmp_path: Path) -> None:

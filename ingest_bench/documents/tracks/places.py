@@ -31,17 +31,25 @@ class Place(NamedTuple):
 class Assembled:
     """Text that is put together from several files."""
 
-    text: str = ""
     places: list[Place] = field(default_factory=list)
     """The place of each of its lines."""
+    _pieces: list[str] = field(default_factory=list)
+    _is_continued: bool = False
+    """Whether there is something in its last line."""
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        return "".join(self._pieces)
 
     def add(self, text: str, places: list[Place]) -> None:
         """Append *text*, whose lines are from *places*, to the last line."""
-        is_continued = bool(self.text.rpartition("\n")[2].strip())
-        if self.places and not is_continued:
+        if self.places and not self._is_continued:
             self.places[-1] = places[0]
         self.places += places[1:] if self.places else places
-        self.text += text
+        _, feed, last = text.rpartition("\n")
+        self._is_continued = bool(last.strip()) or (self._is_continued and not feed)
+        self._pieces.append(text)
 
 
 class Marks(Extension):
