@@ -21,6 +21,7 @@ from ingest_bench.model.load import LoadOptions
 from ingest_bench.model.network import Profile, Promise
 from ingest_bench.model.results import READ_FIELDS, Happened, Series, Summary
 from ingest_bench.model.samples import service_times_ns
+from ingest_bench.report.tables import headline
 
 # A server that ended four seconds after the load began.
 OUT_OF_MEMORY: dict[str, Any] = {
@@ -515,6 +516,29 @@ def test_the_seconds_of_a_partition_are_silent_and_recovery_is_timed() -> None:
     assert row.state == "measured"
     assert row.values["silent_s"] == 2
     assert row.values["recovery_s"] == 1.5
+
+
+@pytest.mark.parametrize(("after_s", "recovery_s", "said"), [(3, 1, "throughput back 1 s"), (6, None, "not back")])
+def test_recovery_is_timed_of_bulks_that_take_longer_than_a_second(
+    after_s: int, recovery_s: float | None, said: str
+) -> None:
+    """Two of three seconds have no answer, and those of a server that is half as fast five of six."""
+    fault = Happened(
+        kind="pause", started=made.START + made.OFFSET + 12 * made.SECOND, ended=made.START + made.OFFSET + 14 * 10**9
+    )
+    before = [made.sample(begin, begin + 2.999) for begin in range(0, 12, 3)]
+    after = [made.sample(begin, begin + after_s - 0.001) for begin in range(14, 26, after_s)]
+    rows = made.samples([*before, *after])
+    report = {"bytes_written": len(rows) * 50_000, "measure_end_ns": made.START + 26 * made.SECOND}
+    record = {
+        "faults": (fault,),
+        "documents_counted": len(rows) * 100,
+        "measure_start_realtime_ns": made.START + made.OFFSET + 2 * made.SECOND,
+        "measure_end_realtime_ns": made.START + made.OFFSET + 26 * made.SECOND,
+    }
+    row = summary(rows, report=report, record=record, measured={"bytes_read": len(rows) * 50_000})
+    assert row.values["recovery_s"] == recovery_s
+    assert said in headline.timeline(row)
 
 
 @pytest.mark.parametrize(("missing", "state"), [(0, "measured"), (7, "measured"), (-7, "invalid")])

@@ -7,7 +7,15 @@ from collections.abc import Iterator
 import numpy as np
 
 from ingest_bench.analysis.numbers import quantiles
-from ingest_bench.analysis.run.sample_columns import Samples, Tickets, acked_per_second, outcome, pieces, window_of
+from ingest_bench.analysis.run.sample_columns import (
+    Samples,
+    Tickets,
+    acked_per_second,
+    outcome,
+    pieces,
+    spread_acked,
+    window_of,
+)
 from ingest_bench.model.load import WorkerReport
 from ingest_bench.model.results import Series
 from ingest_bench.model.samples import response_times_ns
@@ -24,11 +32,7 @@ def series(tickets: Tickets, report: WorkerReport) -> dict[str, Series]:
     """
     if not len(tickets):
         return {}
-    window = window_of(report)
-    # The seconds are those of the measurement, continued backwards over the warm-up.
-    before = -(-(window.start_ns - report.started_monotonic_ns) // 10**9)
-    start_ns = window.start_ns - before * 10**9
-    seconds = before + window.seconds
+    start_ns, seconds = _seconds(report)
     starts = [start_ns + report.realtime_minus_monotonic_ns + second * 10**9 for second in range(seconds)]
     acked = acked_per_second(tickets, start_ns, seconds)
     found = {"docs_per_s": Series("docs_per_s", tuple(starts), tuple(acked.tolist()))}
@@ -42,6 +46,21 @@ def series(tickets: Tickets, report: WorkerReport) -> dict[str, Series]:
             moments = tuple(starts[number] for number in present.tolist())
             found[f"{kind}_ms_{name}"] = Series(f"{kind}_ms_{name}", moments, tuple((times_ns / 1e6).tolist()))
     return found
+
+
+def smooth_docs_per_s(tickets: Tickets, report: WorkerReport) -> Series:
+    """Return the throughput of the same seconds to find a change in: bulks that take seconds leave none empty."""
+    start_ns, seconds = _seconds(report)
+    first_ns = start_ns + report.realtime_minus_monotonic_ns
+    starts = tuple(first_ns + second * 10**9 for second in range(seconds))
+    return Series("docs_per_s", starts, tuple(spread_acked(tickets, start_ns, seconds, 10**9).tolist()))
+
+
+def _seconds(report: WorkerReport) -> tuple[int, int]:
+    """Return the start and the number of the seconds: the measurement's, continued backwards over the warm-up."""
+    window = window_of(report)
+    before = -(-(window.start_ns - report.started_monotonic_ns) // 10**9)
+    return window.start_ns - before * 10**9, before + window.seconds
 
 
 def _inside(samples: Samples, start_ns: int, seconds: int, *, only_ok: bool) -> tuple[Samples, Samples]:

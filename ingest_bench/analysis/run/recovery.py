@@ -20,8 +20,8 @@ def recovery_s(docs_per_s: Series, faults: Sequence[Happened], start_ns: int, en
     """
     if not faults:
         return None
-    wanted = enough(docs_per_s, faults, start_ns)
-    if not wanted:
+    earlier = before(docs_per_s, faults, start_ns)
+    if not earlier or not (wanted := BACK_SHARE * median(earlier)):
         return None
     last_ns = max(fault.ended or fault.started for fault in faults)
     seconds = zip(docs_per_s.at_ns, docs_per_s.values, strict=True)
@@ -30,12 +30,11 @@ def recovery_s(docs_per_s: Series, faults: Sequence[Happened], start_ns: int, en
     return None if back_ns is None else (back_ns + 10**9 - last_ns) / 1e9
 
 
-def enough(docs_per_s: Series, faults: Sequence[Happened], start_ns: int) -> float:
-    """The throughput that is back to what it was; 0 where there was none in a whole second before the first fault."""
+def before(docs_per_s: Series, faults: Sequence[Happened], start_ns: int) -> list[float]:
+    """Return the throughput of the whole seconds before the first fault."""
     first_ns = min(fault.started for fault in faults)
     seconds = zip(docs_per_s.at_ns, docs_per_s.values, strict=True)
-    before = [value for at, value in seconds if start_ns <= at and at + 10**9 <= first_ns]
-    return BACK_SHARE * median(before) if before else 0.0
+    return [value for at, value in seconds if start_ns <= at and at + 10**9 <= first_ns]
 
 
 def lost(faults: Sequence[Happened], values: Mapping[str, Value]) -> dict[str, Value]:

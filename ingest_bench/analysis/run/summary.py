@@ -125,8 +125,9 @@ def summarise(
     values |= recovery.lost(record.faults, values)
     values |= delivery.own(record, cell.target.nodes, start_ns, end_ns) | dict(delivered or {})
     remarks += tuple(Remark(probe="load", text=text) for text in (*delivery.remarks(values), *_survived(record)))
-    if "docs_per_s" in series and start_ns is not None and end_ns is not None:
-        values["recovery_s"] = recovery.recovery_s(series["docs_per_s"], record.faults, start_ns, end_ns)
+    if record.faults and report is not None and len(samples) and start_ns is not None and end_ns is not None:
+        rate = over_time.smooth_docs_per_s(samples, report)
+        values["recovery_s"] = recovery.recovery_s(rate, record.faults, start_ns, end_ns)
     reasons: list[Reason] = []
     if record.state == "measured":
         reasons = [Reason("files", text) for text in changed_files]

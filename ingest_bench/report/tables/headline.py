@@ -134,6 +134,6 @@ def _back(run: Summary) -> str:
     back_s, rate = run.values.get("recovery_s"), run.series.get("docs_per_s")
     if back_s is not None:
         return f"throughput back {short(float(back_s))} s after it"
-    if rate is None or not recovery.enough(rate, run.faults, run.measure_start_ns or 0):
+    if rate is None or not any(recovery.before(rate, run.faults, run.measure_start_ns or 0)):
         return "no throughput before it to compare with"
     return "throughput not back in time"
