@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import dataclasses
+
 import made_summaries as made
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ingest_bench.analysis.compare import cells, comparison
@@ -11,7 +13,7 @@ from ingest_bench.analysis.compare.comparison import Comparison
 from ingest_bench.analysis.run.columns import COLUMNS, COUNTS
 from ingest_bench.report.tables import changes_table
 
-_RUN = made.changed(made.summary({}), values={"requests_answered": None, "gc_pauses": None})
+_RUN = made.summary({})
 
 
 def compared(
@@ -20,7 +22,9 @@ def compared(
     """Of two cells whose runs have these values, as they are in a table."""
     sides = [
         cells.CellRuns(
-            name, {}, tuple(made.changed(_RUN, replicate=at, values={column: each}) for at, each in enumerate(values))
+            name,
+            {},
+            tuple(dataclasses.replace(_RUN, replicate=at, values={column: each}) for at, each in enumerate(values)),
         )
         for name, values in (("a", ones), ("b", others))
     ]
@@ -63,8 +67,7 @@ def test_both_ends_of_a_paired_change_are_where_scipy_sees_no_difference() -> No
         assert stats.ttest_rel([(1 + end) * value for value in before], now).pvalue == pytest.approx(0.05, abs=1e-6)
 
 
-@pytest.mark.parametrize("noise", [0.02, 0.1, 0.3])
-@pytest.mark.parametrize("runs", [3, 5, 10])
+@pytest.mark.parametrize(("runs", "noise"), [(3, 0.02), (3, 0.3), (5, 0.1), (10, 0.3)])
 def test_the_interval_of_a_relative_change_holds_it_95_times_of_100(runs: int, noise: float) -> None:
     factors, random = (0.2, 0.5, 1, 2, 5, 10), np.random.default_rng(runs)
     held = dict.fromkeys(factors, 0)
@@ -79,8 +82,7 @@ def test_the_interval_of_a_relative_change_holds_it_95_times_of_100(runs: int, n
     assert 0.93 <= sum(held.values()) / 1500 <= 0.98
 
 
-@pytest.mark.parametrize("factor", [0.2, 1, 10])
-@pytest.mark.parametrize("mean", [5, 50])
+@pytest.mark.parametrize(("mean", "factor"), [(5, 0.2), (5, 10), (50, 1)])
 def test_the_interval_of_a_change_of_counts_holds_it_19_times_of_20(mean: int, factor: float) -> None:
     random, held = np.random.default_rng(mean), 0
     for _ in range(500):
@@ -97,10 +99,13 @@ def test_the_interval_of_a_change_of_counts_holds_it_19_times_of_20(mean: int, f
     paired=st.booleans(),
     event=st.sampled_from([0.0, 1.0]),
 )
+@settings(max_examples=40)
 @example(ones=[0, 1], others=[0, 0], paired=False, event=0.0)
 @example(ones=[0, 1], others=[0, 1e-200], paired=False, event=0.0)
 @example(ones=[0, 1e-200], others=[0, 1], paired=False, event=0.0)
 @example(ones=[113365, 132922], others=[0, 1], paired=False, event=0.0)
+# Neither mean can be told from 0, and they differ: a ratio is inside from 0 to 0.06, and from 42,000 on.
+@example(ones=[2, 0], others=[535206, 457109], paired=True, event=0.0)
 def test_a_relative_interval_agrees_with_the_verdict_and_stays_above_minus_100_percent(
     ones: list[float], others: list[float], paired: bool, event: float
 ) -> None:
@@ -124,6 +129,17 @@ def test_a_baseline_that_may_be_nothing_has_no_upper_end() -> None:
     assert 100 < low < high == float("inf")
     assert changes_table.interval(change).endswith("% or more")
     assert changes_table.ends(change) == (low, "")
+
+
+@pytest.mark.parametrize("now", [[-5.2, -5.1], [1.0, 1e30]])
+def test_a_negative_mean_or_a_baseline_next_to_nothing_has_no_relative_interval(now: list[float]) -> None:
+    found = compared([1e-13, 1.1e-13], now)
+    assert found.interval is not None
+    assert (found.relative_interval, changes_table.interval(found)) == (None, "")
+
+
+def test_a_number_whose_square_overflows_counts_as_not_measured() -> None:
+    assert compared([1e300, 7.0, -1e300, 8.0], [1.0, 2.0]).first_mean == 7.5
 
 
 def test_runs_of_the_same_cell_are_rarely_called_distinct() -> None:
@@ -170,13 +186,12 @@ def test_a_number_is_known_no_better_than_its_events_and_its_requests_let_it(
     assert found.is_distinct
 
 
-@pytest.mark.parametrize("mean", [3, 20, 300])
 @pytest.mark.parametrize("paired", [False, True])
-@pytest.mark.parametrize("runs", [2, 3, 5])
+@pytest.mark.parametrize(("runs", "mean"), [(2, 20), (3, 3), (5, 300)])
 def test_counts_of_the_same_cell_are_rarely_called_distinct(mean: int, runs: int, paired: bool) -> None:
-    draws = np.random.default_rng(mean + runs).poisson(mean, (1000, 2, runs)).tolist()
+    draws = np.random.default_rng(mean + runs).poisson(mean, (500, 2, runs)).tolist()
     wrong = sum(compared(ones, others, paired=paired, column="gc_pauses").is_distinct is True for ones, others in draws)
-    assert wrong <= 60
+    assert wrong <= 33
 
 
 def test_of_tables_in_which_nothing_differs_few_call_anything_distinct() -> None:
@@ -185,10 +200,10 @@ def test_of_tables_in_which_nothing_differs_few_call_anything_distinct() -> None
     counts = [column.name for column in COLUMNS if column.is_count][:16]
     columns += counts
     tables = []
+    runs = made.experiment(replicates=3, network=["loopback", "ethernet"])
     for _ in range(100):
-        runs = made.experiment(replicates=3, network=["loopback", "ethernet"])
         found = [
-            made.changed(
+            dataclasses.replace(
                 run,
                 values={
                     name: int(random.poisson(20)) if name in COUNTS else float(random.normal(100, 5))
@@ -204,10 +219,10 @@ def test_of_tables_in_which_nothing_differs_few_call_anything_distinct() -> None
 
 def test_a_table_finds_what_differs_beside_what_does_not() -> None:
     random, found = np.random.default_rng(4), 0
+    runs = made.experiment(replicates=5, network=["loopback", "ethernet"])
     for _ in range(50):
-        runs = made.experiment(replicates=5, network=["loopback", "ethernet"])
         rows = [
-            made.changed(
+            dataclasses.replace(
                 run,
                 values={
                     "docs_per_s_mean": random.normal(20_000, 200) * (0.9 if run.levels["network"] == "ethernet" else 1),

@@ -288,6 +288,14 @@ def test_a_threshold_for_cells_that_do_not_exist_is_no_verdict() -> None:
     assert 'no cell matches "network=jumbo*"' in verdict.checks[0].text
 
 
+@pytest.mark.parametrize(("now", "outcome"), [((1.0, 1, 1), "fail"), ((1e-14, 1, 1), "no verdict")])
+def test_a_baseline_next_to_nothing_is_judged_by_its_runs(now: tuple[float, ...], outcome: str) -> None:
+    text = '[[threshold]]\ncolumn = "docs_per_s_mean"\nmay_rise = "10%"'
+    (check,) = judged(with_docs(*now), text, with_docs(*[1e-13] * 3)).checks
+    assert check.outcome == outcome
+    assert check.text.endswith("in all runs" if outcome == "fail" else "in some runs")
+
+
 def test_full_collections_where_there_were_none_fail() -> None:
     text = '[[threshold]]\ncolumn = "full_gcs"\nmay_rise = "10%"\n'
     now = [made.changed(run, values={"full_gcs": 2}) for run in runs()]

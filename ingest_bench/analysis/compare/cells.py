@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
@@ -12,6 +11,8 @@ from ingest_bench.analysis.run.columns import COLUMNS
 from ingest_bench.model.experiment import Factor
 from ingest_bench.model.results import Summary
 
+# Nothing that is measured is larger, and squares of shares of it stay finite.
+_MOST = 1e30
 # What costly probes change: how fast the server is.
 SLOWED = frozenset(
     column.name
@@ -92,7 +93,7 @@ def _values(column: str, runs: Iterable[Summary]) -> dict[int, float]:
 def _number(run: Summary, column: str) -> float | None:
     """None for what is no number, also to arithmetic."""
     value = run.values.get(column)
-    return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
+    return float(value) if isinstance(value, (int, float)) and abs(value) <= _MOST else None
 
 
 def group(summaries: Iterable[Summary]) -> list[CellRuns]:

@@ -96,9 +96,9 @@ class Sides:
         return max(ratio**2 * _variance(self.ones), first), max(_variance(self.others), second)
 
     def relative_interval(self) -> tuple[float, float] | None:
-        """Return the interval of the relative change; None with one run, or where the first mean is next to nothing."""
+        """Return the interval of the relative change; None with one run, a negative mean, or a first one near 0."""
         first, second = fmean(self.ones), fmean(self.others)
-        if first <= 0 or second > first * _MOST_RATIO or self.error()[1] is None:
+        if first <= 0 or second < 0 or second > first * _MOST_RATIO or self.error()[1] is None:
             return None
 
         def deviation(ratio: float) -> tuple[float, float]:
@@ -135,8 +135,8 @@ class Comparison:
     freedom: float | None = None
     """Its degrees of freedom; None with fewer than two runs on a side: nothing is known then of its error."""
     relative_interval: tuple[float, float] | None = None
-    """95% interval of the relative change. None without an interval, or without a first mean above 0; the upper end is
-    infinite where the first mean cannot be told from 0."""
+    """95% interval of the relative change. None without an interval, with a negative mean, or without a first mean above
+    0; the upper end is infinite where the first mean cannot be told from 0."""
     sides: Sides | None = None
     """The numbers that it was computed from; None for a step of a history."""
     is_distinct: bool | None = None

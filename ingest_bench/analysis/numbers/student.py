@@ -44,7 +44,8 @@ def ratio_interval(
 
     Fieller's method (1954, "Some problems in interval estimation"): a ratio is inside where Student's t does not tell
     `second` from `ratio * first`. *deviation* returns the standard error of `second - ratio * first`, as a share of
-    `first`, and its degrees of freedom. The upper end is infinite where `first` cannot be told from 0.
+    `first`, and its degrees of freedom. The upper end is infinite where `first` cannot be told from 0. If "no change"
+    (1) is outside, nothing beyond it is inside.
     """
     from scipy import optimize  # noqa: PLC0415
 
@@ -66,8 +67,11 @@ def ratio_interval(
     steps = [4.0**power for power in range(1, _STEPS)]
     lower = [estimate, *sorted(ratio for ratio in (1.0, *(size / step for step in steps)) if ratio < estimate)[::-1], 0]
     upper = [beside, *sorted(ratio for ratio in (1.0, *(size * step for step in steps)) if ratio > beside)]
+    unbounded = upper[-1]
+    if excess(1.0) > 0:
+        lower, upper = (ratios[: ratios.index(1.0) + 1] if 1.0 in ratios else ratios for ratios in (lower, upper))
     high = end(upper)
-    return min(end(lower), estimate), math.inf if high == upper[-1] else high
+    return min(end(lower), estimate), math.inf if high == unbounded else high
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -211,9 +211,9 @@ def _relative(row: CellRuns, item: Threshold, baseline: Mapping[str, CellRuns] |
         runs = f"{found.first_runs} and {found.second_runs} runs"
         text = f"{means}, of {runs}: one run a side has no interval; take 3 replicates or more"
         return _check(row, item, "no verdict", text)
-    if not found.first_mean:
+    if found.relative_interval is None:
         return _from_nothing(row, item, means, before.numbers(column), row.numbers(column))
-    low, high = found.relative_interval or (-math.inf, math.inf)
+    low, high = found.relative_interval
     text = f"{found.relative:+.1%} against the baseline ({means}, 95% interval {changes_table.interval(found)})"
     least = -math.inf if item.may_fall_ppm is None else -item.may_fall_ppm / 1e6
     most = math.inf if item.may_rise_ppm is None else item.may_rise_ppm / 1e6
@@ -228,7 +228,7 @@ def _relative(row: CellRuns, item: Threshold, baseline: Mapping[str, CellRuns] |
 
 
 def _from_nothing(row: CellRuns, item: Threshold, means: str, before: Sequence[float], now: Sequence[float]) -> Check:
-    """Where the baseline's mean is 0 there are no shares: what may rise may not be there in any run."""
+    """Where the baseline's mean is not above 0, or next to it, there are no shares: no run may be outside its runs."""
     up = item.may_rise_ppm is not None and max(now) > max(before)
     down = item.may_fall_ppm is not None and min(now) < min(before)
     if not up and not down:
