@@ -298,7 +298,7 @@ def test_a_jvm_that_is_killed_meanwhile_is_no_error_of_the_probes(tmp_path: Path
 
 def scratch() -> list[Path]:
     """Folders of observations that are there, of whomever."""
-    return [path for path in Path("/var/tmp").glob("ingest-bench-?*") if (path / "gc.log").exists()]  # noqa: S108
+    return [path for path in Path("/var/tmp").glob("ingest-bench-?*") if (path / "jvm" / "gc.log").exists()]  # noqa: S108
 
 
 def nothing_is_left() -> None:
@@ -314,26 +314,30 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.2)
 
 
-def test_nothing_is_written_where_the_user_of_the_jvm_puts_a_link(
+@pytest.mark.skipif(not system.is_root(), reason="only root may give a folder to another user")
+def test_the_user_of_the_jvm_cannot_put_a_link_in_place_of_its_folder(
     tmp_path: Path, raw: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    secret = tmp_path / "secret"
+    secret = tmp_path / "settings.jfc"
     secret.write_text("of root")
-    secret.chmod(0o600)
     settings = tmp_path / "recording.jfc"
     settings.write_text("<configuration/>")
-
-    def given(folder: Path, uid: int, _group: int) -> None:
-        if uid == theirs.uid:
-            (folder / "settings.jfc").unlink(missing_ok=True)
-            (folder / "settings.jfc").symlink_to(secret)
-
     theirs = Attached(pid=os.getpid(), uid=65534, jcmd=Path("/bin/true"), version="17", began="")
-    monkeypatch.setattr(system, "is_root", lambda: True)
+    chown = os.chown
+    as_nobody = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--")
+    moves: list[int] = []
+
+    def given(folder: Path, uid: int, group: int) -> None:
+        chown(folder, uid, group)
+        swap = f'mv "{folder}" "{folder}-aside" && ln -s "{tmp_path}" "{folder}"'
+        moves.append(subprocess.run((*as_nobody, "sh", "-c", swap), check=False, capture_output=True).returncode)
+        subprocess.run((*as_nobody, "ln", "-sf", str(secret), str(folder / "settings.jfc")), check=False)
+
     monkeypatch.setattr(os, "chown", given)
     with pytest.raises(RunFailed, match=r"JFR\.start"), observed(theirs, raw, settings=settings, logs=(), limit_s=60):
         pass
-    assert (secret.read_text(), secret.stat().st_mode & 0o777) == ("of root", 0o600)
+    assert moves == [1]
+    assert secret.read_text() == "of root"
 
 
 @pytest.mark.skipif(not system.is_root(), reason="only root may give a folder to another user")

@@ -39,19 +39,20 @@ def observed(jvm: Attached, into: Path, *, settings: Path | None, logs: Sequence
     """The block's time in the life of a JVM: afterwards `into` has `recording.jfr`, by these settings (.jfc), and logs.
 
     The recording may begin before the block: a JVM gives whole chunks. The JVM writes with its own rights, so its files
-    are for that time in a folder of its own. Of a JVM that was killed the recording is lost. InvalidRun when the block
+    are for that time in a folder of its own, in one of ours: in /var/tmp its user could rename it. Of a JVM that was killed the recording is lost. InvalidRun when the block
     took longer than `limit_s`: everything was switched off then. RunFailed when somebody else observes this JVM so.
     """
     # Not TMPDIR: the JVM's user must get there too. Nobody can guess the name.
-    folder = Path("/var/tmp") / f"ingest-bench-{secrets.token_hex(8)}"  # noqa: S108
-    name = folder.name
+    ours = Path("/var/tmp") / f"ingest-bench-{secrets.token_hex(8)}"  # noqa: S108
+    name, folder = ours.name, ours / "jvm"
     what = f"probes in the JVM with pid {jvm.pid}"
     with ledger.session(f"jvm-{jvm.pid}", what, time_limit_s=limit_s, within=("mnt", "pid")) as session:
-        session.change((_folder(folder),))
-        own = folder / _SETTINGS
+        session.change((_folder(ours),))
+        own = ours / _SETTINGS
         if settings is not None:
             shutil.copyfile(settings, own)
             own.chmod(0o644)
+        folder.mkdir(mode=0o700)
         # From here on the JVM's user may put links there: nothing is written there by us.
         _give(folder, jvm.uid)
         if settings is not None:
@@ -73,7 +74,7 @@ def _folder(folder: Path) -> Step:
     """It is made by mkdir and by no other means: a name that somebody else has taken is an error."""
     away = Action(argv=("rm", "-r", "--", str(folder)))
     undo = Undo(action=away, exists=str(folder))
-    return Step(name=str(folder), do=Action(argv=("mkdir", "-m", "700", str(folder))), undo=(undo,))
+    return Step(name=str(folder), do=Action(argv=("mkdir", "-m", "711", str(folder))), undo=(undo,))
 
 
 def _give(folder: Path, uid: int) -> None:
@@ -129,7 +130,6 @@ def _off(jvm: Attached, log: Log, folder: Path) -> None:
 def _keep(folder: Path, into: Path) -> None:
     """The folder belongs to the JVM's user: a link that leads elsewhere is not followed."""
     try:
-        (folder / _SETTINGS).unlink(missing_ok=True)
         left = untrusted.move_files(folder, into)
         if left:
             raise RunFailed(f"attach: {str(left[0])!a} is no plain file of a probe's; the JVM's user put it there.")
