@@ -87,6 +87,18 @@ def test_only_a_plain_file_is_opened(theirs: Path, secret: Path, plant: Callable
         untrusted.open_file(theirs / "gc.log")
 
 
+def test_a_file_of_holes_is_neither_opened_nor_moved(theirs: Path, tmp_path: Path) -> None:
+    ours, log = tmp_path / "ours", theirs / "exceptions.log"
+    ours.mkdir()
+    log.write_text("of the server")
+    # To read it takes a day.
+    os.truncate(log, 10 << 40)
+    with pytest.raises(OSError, match="not a plain file"):
+        untrusted.open_file(log)
+    assert untrusted.move_files(theirs, ours) == [log]
+    assert list(ours.iterdir()) == []
+
+
 def test_no_file_is_opened_in_a_folder_that_is_a_link(theirs: Path, secret: Path) -> None:
     (theirs / "elsewhere").symlink_to(secret.parent)
     with pytest.raises(NotADirectoryError):

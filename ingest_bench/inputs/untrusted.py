@@ -20,6 +20,9 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 # As the kernel (MAXSYMLINKS).
 _MOST_LINKS = 40
+# Of what a file says to have, for each byte on disk (stat(2) counts blocks of 512). File systems that compress store at
+# least a block of 4,096 for 128 KiB of text.
+_BLOCK_BYTES, _MOST_FOR_A_BYTE, _SMALL_BYTES = 512, 100, 1 << 20
 _NAME = re.compile(r"[A-Za-z0-9_.-]+(?:/[A-Za-z0-9_.-]+)*")
 
 
@@ -85,14 +88,15 @@ def _steps(path: Path) -> Iterator[tuple[Path, Path]]:
 def open_file(path: Path) -> BufferedReader:
     """Open a plain file in a folder that another user can write; OSError for a link and for anything but a file.
 
-    The folder itself must be in one that only we can write.
+    OSError, too, for a file of holes. The folder itself must be in one that only we can write.
     """
     folder = os.open(path.parent, _FOLDER)
     try:
         file = os.fdopen(os.open(path.name, _FILE, dir_fd=folder), "rb")
     finally:
         os.close(folder)
-    if not _is_plain(os.fstat(file.fileno())):
+    state = os.fstat(file.fileno())
+    if not _is_plain(state) or _is_hollow(state):
         file.close()
         raise OSError(errno.EINVAL, "not a plain file", str(path))
     return file
@@ -131,16 +135,16 @@ def take(folder: Path) -> tuple[list[Path], list[Path]]:
 def move_files(folder: Path, into: Path, *, depth: int = 1) -> list[Path]:
     """Take *folder* and move its files into *into*, which is ours; return what was left there.
 
-    Left are: anything but a plain file; what lies deeper than *depth*; a name that no file of a JVM has; the name of
+    Left are: anything but a plain file; files of holes; what lies deeper than *depth*; a name that no file of a JVM has; the name of
     something that is already in *into*. Empty files are not moved: they say nothing.
     """
     files, left = take(folder)
     there = {path.name for path in into.iterdir()}
     for file in files:
-        name = file.relative_to(folder)
-        if len(name.parts) > depth or name.parts[0] in there or not _NAME.fullmatch(str(name)):
+        name, state = file.relative_to(folder), file.stat()
+        if len(name.parts) > depth or name.parts[0] in there or not _NAME.fullmatch(str(name)) or _is_hollow(state):
             left.append(file)
-        elif file.stat().st_size:
+        elif state.st_size:
             place = into / name
             place.parent.mkdir(parents=True, exist_ok=True)
             shutil.move(file, place)
@@ -167,3 +171,8 @@ def give(folder: Path, uid: int) -> None:
 def _is_plain(state: os.stat_result) -> bool:
     """Return whether it is a file with one name: a second one may be that of another user's file."""
     return stat.S_ISREG(state.st_mode) and state.st_nlink == 1
+
+
+def _is_hollow(state: os.stat_result) -> bool:
+    """Return whether nearly all of a file is a hole, which costs its writer nothing and whoever reads it hours."""
+    return state.st_size > max(_SMALL_BYTES, state.st_blocks * _BLOCK_BYTES * _MOST_FOR_A_BYTE)
