@@ -40,6 +40,12 @@ def test_gate_at_all_addresses_of_ipv6_takes_ipv4_too() -> None:
     gate.close()
 
 
+def test_gate_without_ipv6_in_the_kernel_is_an_error_of_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "has_dualstack_ipv6", lambda: False)
+    with pytest.raises(OSError, match="Address family not supported"):
+        Gate("::", free_port())
+
+
 def test_connections_that_stand_are_heard_while_the_gate_is_shut() -> None:
     port = free_port()
     gate = Gate("127.0.0.1", port)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
+import os
 import resource
 import socket
 import struct
@@ -24,6 +26,8 @@ class Gate:
 
     def __init__(self, host: str, port: int) -> None:
         is_ipv6 = ":" in host
+        if is_ipv6 and not socket.has_dualstack_ipv6():
+            raise OSError(errno.EAFNOSUPPORT, os.strerror(errno.EAFNOSUPPORT))
         family = socket.AF_INET6 if is_ipv6 else socket.AF_INET
         # As ZeroMQ listens: at :: for IPv4, too.
         self._listener = socket.create_server((host, port), family=family, dualstack_ipv6=is_ipv6)
