@@ -32,7 +32,8 @@ def swappable(path: Path) -> Path | None:
     Links on the way count too. In a sticky folder of root's, such as /tmp, users can replace only their own entries.
     What is missing is for us to make: check it again then.
     """
-    ours = {0, os.geteuid()}
+    # In a user namespace of an ordinary user root has another uid, which is that of /.
+    ours = {0, os.geteuid(), Path("/").lstat().st_uid}
     for folder, entry in _steps(path.absolute()):
         state, is_there = folder.lstat(), os.path.lexists(entry)
         is_kept = not state.st_mode & 0o022 or (

@@ -135,8 +135,8 @@ class Comparison:
     freedom: float | None = None
     """Its degrees of freedom; None with fewer than two runs on a side: nothing is known then of its error."""
     relative_interval: tuple[float, float] | None = None
-    """95% interval of the relative change. None without an interval, with a negative mean, or without a first mean above
-    0; the upper end is infinite where the first mean cannot be told from 0."""
+    """95% interval of the relative change. None without an interval, with a negative mean, or without a first mean
+    above 0; the upper end is infinite where the first mean cannot be told from 0."""
     sides: Sides | None = None
     """The numbers that it was computed from; None for a step of a history."""
     is_distinct: bool | None = None
