@@ -260,6 +260,21 @@ def test_the_java_that_a_file_names_runs_only_if_it_is_ours_or_the_users(
     assert again(theirs, theirs) == theirs
 
 
+def test_root_takes_nothing_from_a_cache_that_somebody_else_makes_meanwhile(
+    cache_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def planted(_: str) -> bool:
+        (cache_folder / "java").mkdir(parents=True)
+        (cache_folder / "java" / "new").touch()
+        cache_folder.chmod(0o777)
+        return False
+
+    monkeypatch.setattr(system, "is_root", lambda: True)
+    monkeypatch.setattr(cache, "has", planted)
+    with pytest.raises(MissingCapability, match="others can write there"):
+        cache.filled("java/new", Path.touch)
+
+
 @pytest.mark.parametrize(("owner", "mode"), [(65534, 0o755), (0, 0o777), (0, 0o775)])
 def test_root_runs_nothing_from_a_cache_that_somebody_else_can_write_to(
     cache_folder: Path, monkeypatch: pytest.MonkeyPatch, owner: int, mode: int

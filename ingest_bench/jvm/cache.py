@@ -87,6 +87,8 @@ def remove(path: Path) -> None:
 def alone(place: Path) -> Iterator[None]:
     """While nobody else makes what is at `place`, in a folder that exists; who comes second waits."""
     _make_folders(place.parent)
+    # Another user may have been faster.
+    _refuse_anybodys(place.parent)
     lock = os.open(place.parent / f".{place.name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
