@@ -341,6 +341,19 @@ def test_a_state_folder_that_others_can_write_is_refused(state: Path, mode: int)
         sessions.restore()
 
 
+def test_a_state_folder_in_a_folder_that_others_can_write_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(system, "is_root", lambda: True)
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    theirs.chmod(0o777)
+    (theirs / "link").symlink_to(tmp_path)
+    monkeypatch.setenv("INGEST_BENCH_STATE", str(theirs / "link" / "state"))
+    with pytest.raises(SpecError, match=f"{theirs}: others can write here"):
+        sessions.restore()
+
+
 def test_a_setting_is_read_as_it_must_be_written() -> None:
     assert chosen("always [madvise] never") == "madvise"
     assert chosen("4096\t131072\t6291456") == "4096\t131072\t6291456"

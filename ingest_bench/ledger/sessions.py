@@ -14,6 +14,7 @@ import platformdirs
 
 from ingest_bench import system
 from ingest_bench.errors import RunFailed, SpecError
+from ingest_bench.inputs import untrusted
 from ingest_bench.ledger import namespaces
 from ingest_bench.ledger.book import Header, boot_id, finish, header_of, is_forgotten, lines_of, lock_within
 
@@ -263,10 +264,11 @@ def _own_folder(folder: Path, what: str) -> Path:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = folder.stat()
+        trouble = untrusted.swappable(folder) if system.is_root() else None
     except OSError as error:
         raise SpecError(f"{folder}: {error.strerror}; {what}") from None
-    if status.st_uid != os.geteuid() or status.st_mode & 0o022:
-        raise SpecError(f"{folder}: others can write here; {what}")
+    if trouble or status.st_uid != os.geteuid() or status.st_mode & 0o022:
+        raise SpecError(f"{trouble or folder}: others can write here; {what}")
     return folder
 
 
