@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import signal
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -88,6 +89,16 @@ def test_interface_moved_to_another_namespace_is_put_back_there(tmp_path: Path) 
         place.wait_until_free()
         assert place.leftovers() == []
         assert sizes(there, "moved0") == before
+
+
+def test_interface_that_several_namespaces_seem_to_have_is_put_back_in_none(tmp_path: Path) -> None:
+    address = "02:aa:00:00:00:01"
+    asks = f"from ingest_bench.ledger import namespaces as n; print(n.interface_elsewhere(4077, '{address}'))"
+    with lab(tmp_path / "state") as place, holder((*place.client, "unshare", "--net")) as pid:
+        there = replace(place, client=("nsenter", "--target", str(pid), "--net", "--"))
+        for one, answer in ((place, "'d0'"), (there, "one with its number and address")):
+            one.run("ip", "link", "add", "name", "d0", "index", "4077", "address", address, "type", "veth")
+            assert answer in place.run("sh", "-c", '"$0" -c "$1" 2>&1 || true', sys.executable, asks)
 
 
 def sizes(place: Lab, device: str) -> dict[str, int]:

@@ -235,7 +235,9 @@ def test_a_corpus_is_read_through_a_link_of_another_user_only_if_he_can_read_it(
 
 @pytest.mark.netns
 def test_a_folder_of_roots_is_safe_in_a_user_namespace_of_an_ordinary_user() -> None:
-    asks = "from ingest_bench.inputs import untrusted as u; from pathlib import Path; print(u.swappable(Path('/tmp/x')))"
+    asks = (
+        "from ingest_bench.inputs import untrusted as u; from pathlib import Path; print(u.swappable(Path('/tmp/x')))"
+    )
     argv = (*ordinary_user.before(), "unshare", "--user", "--map-root-user", sys.executable, "-c", asks)
     assert subprocess.run(argv, check=True, capture_output=True, text=True, cwd="/").stdout == "None\n"
 

@@ -39,8 +39,9 @@ def observed(jvm: Attached, into: Path, *, settings: Path | None, logs: Sequence
     """The block's time in the life of a JVM: afterwards `into` has `recording.jfr`, by these settings (.jfc), and logs.
 
     The recording may begin before the block: a JVM gives whole chunks. The JVM writes with its own rights, so its files
-    are for that time in a folder of its own, in one of ours: in /var/tmp its user could rename it. Of a JVM that was killed the recording is lost. InvalidRun when the block
-    took longer than `limit_s`: everything was switched off then. RunFailed when somebody else observes this JVM so.
+    are for that time in a folder of its own, in one of ours: in /var/tmp its user could rename it. Of a JVM that was
+    killed the recording is lost. InvalidRun when the block took longer than `limit_s`: everything was switched off
+    then. RunFailed when somebody else observes this JVM so.
     """
     # Not TMPDIR: the JVM's user must get there too. Nobody can guess the name.
     ours = Path("/var/tmp") / f"ingest-bench-{secrets.token_hex(8)}"  # noqa: S108

@@ -66,17 +66,22 @@ def interface_elsewhere(index: int, address: str) -> tuple[str, str] | None:
     """Return the way into the network namespace that has this interface now, and its name there; None if none has it.
 
     The kernel keeps index and hardware address of an interface that is moved, unless the index is taken there.
+    RunFailed if several have such an interface: any user can make one in a namespace of his own.
     """
     ways: dict[int, Path] = {}
     for path in (*Path("/proc").glob("[0-9]*/ns/net"), *Path("/run/netns").glob("*")):
         with contextlib.suppress(OSError):
             ways.setdefault(path.stat().st_ino, path)
+    found = []
     for way in ways.values():
         with contextlib.suppress(RunFailed, ValueError):
-            for link in json.loads(system.run(("nsenter", f"--net={way}", "ip", "-j", "link", "show"))):
-                if (link["ifindex"], link.get("address")) == (index, address):
-                    return str(way), str(link["ifname"])
-    return None
+            links = json.loads(system.run(("nsenter", f"--net={way}", "ip", "-j", "link", "show")))
+            same = (link for link in links if (link["ifindex"], link.get("address")) == (index, address))
+            found += [(str(way), str(link["ifname"])) for link in same]
+    if len(found) > 1:
+        ways_to_it = " and ".join(way for way, _ in found)
+        raise RunFailed(f"interface {index}: {ways_to_it} have one with its number and address; look which it is")
+    return found[0] if found else None
 
 
 def _cookie() -> int:
