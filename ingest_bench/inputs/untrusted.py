@@ -136,7 +136,7 @@ def take(folder: Path) -> tuple[list[Path], list[Path]]:
 def move_files(folder: Path, into: Path, *, depth: int = 1) -> list[Path]:
     """Take *folder* and move its files into *into*, which is ours; return what was left there.
 
-    Left are: anything but a plain file; files of holes; what lies deeper than *depth*; a name that no file of a JVM has;
+    Left are: anything but a plain file; files of holes; what lies deeper than *depth*; a name that no JVM gives;
     the name of something that is already in *into*. Empty files are not moved: they say nothing.
     """
     files, left = take(folder)
