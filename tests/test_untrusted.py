@@ -100,6 +100,17 @@ def test_a_file_of_holes_is_neither_opened_nor_moved(theirs: Path, tmp_path: Pat
     assert list(ours.iterdir()) == []
 
 
+def test_a_log_of_holes_of_an_earlier_server_is_not_read(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "run")
+    earlier = RunFolder(run.path / "earlier")
+    earlier.create()
+    (earlier.raw / "gc.log").write_text("of the server")
+    earlier.log.touch()
+    # To read it takes a day.
+    os.truncate(earlier.log, 10 << 40)
+    assert list(run.marks()) == ["earlier/raw/gc.log"]
+
+
 def test_no_file_is_opened_in_a_folder_that_is_a_link(theirs: Path, secret: Path) -> None:
     (theirs / "elsewhere").symlink_to(secret.parent)
     with pytest.raises(NotADirectoryError):

@@ -89,9 +89,12 @@ class RunFolder(NodeFolder):
         return node.raw / ("wire.json" if link.kind == "clients" else f"wire-{link}.json")
 
     def marks(self) -> dict[str, FileMark]:
-        """The length and the checksum of each file that the run left, by its place in the folder."""
+        """The length and the checksum of each file that the run left, by its place in the folder.
+
+        Not of a server's log, which the server can make as long as it likes.
+        """
         marks = {}
-        for place in ("load", "raw", "node-*/raw", "earlier"):
+        for place in (f"{top}{name}" for top in ("", "earlier/") for name in ("load", "raw", "node-*/raw")):
             for path in (path for top in self.path.glob(place) for path in top.rglob("*") if path.is_file()):
                 marks[str(path.relative_to(self.path))] = FileMark(bytes=path.stat().st_size, sha256=sha256(path))
         return marks
