@@ -94,6 +94,13 @@ def test_what_waits_in_an_open_loop_are_requests_and_not_its_connections() -> No
     assert remark.text.startswith("0.98-5.03 s: 219 requests waited at once, the longest 4.0")
 
 
+def test_a_user_that_waits_twice_in_a_row_is_one_connection() -> None:
+    usual = [made.sample(each / 100, each / 100 + 0.0099) for each in (*range(300), *range(511, 700))]
+    rows = made.samples([*usual, made.sample(3.0, 4.2), made.sample(4.2001, 5.1)])
+    (stall,) = attribution.of_load(rows, made.report(), 10.0, [])
+    assert (stall.requests, stall.at_once) == (2, 1)
+
+
 def test_what_nothing_covers_is_unexplained() -> None:
     (one,) = found(load([(5, 8)], 20), {"garbage collection": [(5.1, 5.2)], "quota": [(9, 10)]})
     assert one.causes == ()

@@ -129,7 +129,7 @@ def spans(waiting: Waiting, tickets: Tickets) -> list[Span]:
             start_ns + begin * step_ns,
             min(start_ns + end * step_ns, waiting.window.end_ns),
             waiting.slow[place == number],
-            int(waiting.counts[begin:end].max()),
+            _at_once(waiting.slow[place == number]),
         )
         for number, (begin, end) in enumerate(zip(begins.tolist(), ends.tolist(), strict=True))
     ]
@@ -138,6 +138,12 @@ def spans(waiting: Waiting, tickets: Tickets) -> list[Span]:
         if (waiting.counts[first : last + 1] > 0).mean() < _MOSTLY:
             found.append(Span(first_ns, last_ns, waiting.slow[:0], 0))
     return sorted(found, key=lambda span: span.start_ns)
+
+
+def _at_once(slow: Samples) -> int:
+    """Return how many of these requests waited at one moment at most; a user's next one begins where one ends."""
+    ended = np.searchsorted(np.sort(slow["done_ns"]), slow["planned_ns"], side="right")
+    return int((np.arange(1, len(slow) + 1) - ended).max(initial=0))
 
 
 def _low_rate(tickets: Tickets, window: Window) -> list[tuple[int, int]]:
