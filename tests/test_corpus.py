@@ -333,6 +333,7 @@ def test_a_damaged_archive_is_one_sentence(tmp_path: Path, name: str) -> None:
         ),
         (zipped(("a.json", b'{"n": 1}\n')).replace(b"\0\0\x08\0", b"\1\0\x08\0"), "encrypted"),
     ],
+    ids=["xz", "7z", "parquet", "bzip2 in gzip", "gzip in zip", "xz in tar", "encrypted zip"],
 )
 def test_what_is_not_read_is_named_and_not_called_damaged(tmp_path: Path, content: bytes, message: str) -> None:
     with pytest.raises(SpecError, match=message) as caught:
