@@ -99,8 +99,7 @@ def test_an_error_in_unknown_words_is_of_another_kind(tmp_path: Path) -> None:
 def test_a_line_of_any_length_fits_into_memory_and_what_it_says_into_a_sentence(tmp_path: Path) -> None:
     log = tmp_path / "server.log"
     with log.open("wb") as file:
-        file.truncate(40 << 20)
-        file.seek(0, os.SEEK_END)
+        file.write(bytes(40 << 20))
         file.write(b"\njava.lang.OutOfMemoryError: Java heap space" + b"!" * 100_000)
     tracemalloc.start()
     try:
