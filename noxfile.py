@@ -77,7 +77,7 @@ def lint(session: nox.Session) -> None:
 @nox.session(venv_backend="none")
 def unit(session: nox.Session) -> None:
     """Run the tests of pure functions: no root, no JVM, no network."""
-    run_tests(session, "unit and not nightly", "-n", "auto")
+    run_tests(session, "unit and not nightly", "-n", "auto", "--dist", "loadgroup")
 
 
 @nox.session(venv_backend="none")

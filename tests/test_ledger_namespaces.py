@@ -23,6 +23,8 @@ from ingest_bench.ledger.steps import Action, Step, Undo, setting_step
 
 pytestmark = [
     pytest.mark.netns,
+    # They change the swappiness of the machine.
+    pytest.mark.machine,
     # A namespace that is gone may have its number again in that of another test.
     pytest.mark.measures,
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to change settings of the machine"),

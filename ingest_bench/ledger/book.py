@@ -126,7 +126,7 @@ class Ledger:
 
     def is_lost(self) -> bool:
         """Return True if another program deleted, moved, replaced or changed the file of an open session."""
-        is_there = self._is_at_its_path()
+        is_there = self.is_at_its_path()
         return not self.is_closed() and (not is_there or self._is_changed())
 
     def mark_closed(self) -> None:
@@ -136,12 +136,12 @@ class Ledger:
     def remove(self) -> None:
         """Mark everything as put back, and remove the file if it is still at its path."""
         os.fchmod(self.descriptor, _OPEN | _CLOSED | _PUT_BACK)
-        if self._is_at_its_path():
+        if self.is_at_its_path():
             self.path.unlink()
 
     def advice(self) -> str:
         """Return what to do about an undo that failed."""
-        if self._is_at_its_path():
+        if self.is_at_its_path():
             return "Try again: ingest-bench net restore"
         return f"Put it back by hand: {self.path} was deleted, so `ingest-bench net restore` does not know of it"
 
@@ -157,7 +157,8 @@ class Ledger:
         header = _header(self.path, self.lines())
         return header is not None and time.clock_gettime_ns(time.CLOCK_BOOTTIME) >= header.until_boottime_ns
 
-    def _is_at_its_path(self) -> bool:
+    def is_at_its_path(self) -> bool:
+        """Return True if the open file is the one at its path."""
         try:
             return os.path.samestat(self.path.stat(), os.fstat(self.descriptor))
         except OSError:
@@ -193,9 +194,12 @@ def finish(
     With the journal *opened* by this process, everything is put back though another program deleted the file.
     RunFailed when something could not be put back; all the rest was, and the file stays for `net restore`.
     """
+    if opened is not None and opened.is_put_back():
+        opened.remove()
+        return []
     try:
-        # A lock belongs to an open file: this one is opened anew, by a link that works without a name.
-        name = path if opened is None else f"/proc/self/fd/{opened.descriptor}"
+        # A lock belongs to an open file: this one is opened anew. A deleted file is opened by the link in /proc.
+        name = f"/proc/self/fd/{opened.descriptor}" if opened and not opened.is_at_its_path() else path
         descriptor = os.open(name, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
     except FileNotFoundError:
         return []
