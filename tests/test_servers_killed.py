@@ -57,8 +57,9 @@ with sandbox() as opened:
 @pytest.mark.parametrize("lasts_s", [600, 0.5])
 def test_no_process_that_a_command_started_outlives_the_harness(tmp_path: Path, lasts_s: float) -> None:
     shutil.copy("/bin/sleep", tmp_path / "java-child")
-    # As a JVM that writes its recording when it is told to end; the command that started it ends at once.
-    (tmp_path / "java").write_text("#!/bin/sh\ntrap 'sleep 1; echo recorded; exit' TERM\nsleep 600 & wait\n")
+    # As a JVM that writes its recording when it is told to end; the command that started it ends at once. It forks
+    # seldom: until its exec a child has the name of the JVM.
+    (tmp_path / "java").write_text("#!/bin/sh\ntrap 'sleep 1; echo recorded; exit' TERM\nwhile :; do sleep 1; done\n")
     (tmp_path / "java").chmod(0o755)
     argv = [sys.executable, "-c", LAUNCHER, str(tmp_path), str(lasts_s)]
     with subprocess.Popen(argv, stdout=subprocess.PIPE) as harness:
