@@ -36,7 +36,7 @@ def pytest_configure() -> None:
 # Before the selection by marks, and before pytest-xdist reads the groups.
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
-    """Mark unit tests, tests that one worker runs in sequence, and tests that may be retried once."""
+    """Mark unit tests, and tests that one worker runs in sequence."""
     for item in items:
         marks = {mark.name for mark in item.iter_markers()}
         if not CAPABILITIES & marks:
@@ -47,8 +47,6 @@ def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
         elif _has_module_fixture(item):
             # Such a fixture starts a server once for its module.
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
-        if "measures" in marks:
-            item.add_marker(pytest.mark.flaky(reruns=1))
 
 
 def _has_module_fixture(item: pytest.Item) -> bool:
