@@ -133,9 +133,9 @@ def test_a_baseline_that_may_be_nothing_has_no_upper_end() -> None:
 
 @pytest.mark.parametrize("now", [[-5.2, -5.1], [1.0, 1e30]])
 def test_a_negative_mean_or_a_baseline_next_to_nothing_has_no_relative_interval(now: list[float]) -> None:
-    found = compared([1e-13, 1.1e-13], now)
-    assert found.interval is not None
-    assert (found.relative_interval, changes_table.interval(found)) == (None, "")
+    change = compared([1e-13, 1.1e-13], now)
+    assert change.interval is not None
+    assert (change.relative_interval, changes_table.interval(change)) == (None, "")
 
 
 def test_a_number_whose_square_overflows_counts_as_not_measured() -> None:

@@ -73,9 +73,9 @@ def test_a_track_in_one_file_is_only_what_a_run_can_read_beside_it(
     # Root can read all files.
     monkeypatch.setattr(os, "access", lambda path, _mode: path.parent.name != "theirs")
     for path, expected in ((tmp_path / "track.json", names[:3]), (tmp_path, names[:5])):
-        given = fingerprints._given({"load": {"track": {"path": str(path)}}})
-        found = {str(file.relative_to(tmp_path)) for one in given for file in fingerprints._files(one)}
-        assert found == set(expected)
+        paths = fingerprints._given({"load": {"track": {"path": str(path)}}})
+        files = {str(file.relative_to(tmp_path)) for path in paths for file in fingerprints._files(path)}
+        assert files == set(expected)
 
 
 def test_a_file_that_is_new_in_a_folder_is_noticed(tmp_path: Path) -> None:

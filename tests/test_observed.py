@@ -327,13 +327,13 @@ def test_the_user_of_the_jvm_cannot_put_a_link_in_place_of_its_folder(
     as_nobody = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--")
     moves: list[int] = []
 
-    def given(folder: Path, uid: int, group: int) -> None:
+    def chown_and_swap(folder: Path, uid: int, group: int) -> None:
         chown(folder, uid, group)
         swap = f'mv "{folder}" "{folder}-aside" && ln -s "{tmp_path}" "{folder}"'
         moves.append(subprocess.run((*as_nobody, "sh", "-c", swap), check=False, capture_output=True).returncode)
         subprocess.run((*as_nobody, "ln", "-sf", str(secret), str(folder / "settings.jfc")), check=False)
 
-    monkeypatch.setattr(os, "chown", given)
+    monkeypatch.setattr(os, "chown", chown_and_swap)
     with pytest.raises(RunFailed, match=r"JFR\.start"), observed(theirs, raw, settings=settings, logs=(), limit_s=60):
         pass
     assert moves == [1]

@@ -175,5 +175,5 @@ def _is_plain(state: os.stat_result) -> bool:
 
 
 def _is_hollow(state: os.stat_result) -> bool:
-    """Return whether nearly all of a file is a hole, which costs its writer nothing and whoever reads it hours."""
+    """Return True if nearly all of a file is a hole: it costs its writer nothing, and hours to read."""
     return state.st_size > max(_SMALL_BYTES, state.st_blocks * _BLOCK_BYTES * _MOST_FOR_A_BYTE)

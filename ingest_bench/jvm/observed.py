@@ -38,10 +38,10 @@ _SETTINGS = "settings.jfc"
 def observed(jvm: Attached, into: Path, *, settings: Path | None, logs: Sequence[Log], limit_s: int) -> Iterator[None]:
     """The block's time in the life of a JVM: afterwards `into` has `recording.jfr`, by these settings (.jfc), and logs.
 
-    The recording may begin before the block: a JVM gives whole chunks. The JVM writes with its own rights, so its files
-    are for that time in a folder of its own, in one of ours: in /var/tmp its user could rename it. Of a JVM that was
-    killed the recording is lost. InvalidRun when the block took longer than `limit_s`: everything was switched off
-    then. RunFailed when somebody else observes this JVM so.
+    The recording may begin before the block: a JVM gives whole chunks. The JVM writes with its own rights, so it gets a
+    folder of its own below one that only this process can write: its user cannot rename it. The recording of a killed
+    JVM is lost. InvalidRun when the block took longer than `limit_s`: everything was switched off then. RunFailed when
+    another run of this program observes this JVM.
     """
     # Not TMPDIR: the JVM's user must get there too. Nobody can guess the name.
     ours = Path("/var/tmp") / f"ingest-bench-{secrets.token_hex(8)}"  # noqa: S108

@@ -72,16 +72,16 @@ def interface_elsewhere(index: int, address: str) -> tuple[str, str] | None:
     for path in (*Path("/proc").glob("[0-9]*/ns/net"), *Path("/run/netns").glob("*")):
         with contextlib.suppress(OSError):
             ways.setdefault(path.stat().st_ino, path)
-    found = []
+    places = []
     for way in ways.values():
         with contextlib.suppress(RunFailed, ValueError):
             links = json.loads(system.run(("nsenter", f"--net={way}", "ip", "-j", "link", "show")))
             same = (link for link in links if (link["ifindex"], link.get("address")) == (index, address))
-            found += [(str(way), str(link["ifname"])) for link in same]
-    if len(found) > 1:
-        ways_to_it = " and ".join(way for way, _ in found)
+            places += [(str(way), str(link["ifname"])) for link in same]
+    if len(places) > 1:
+        ways_to_it = " and ".join(way for way, _ in places)
         raise RunFailed(f"interface {index}: {ways_to_it} have one with its number and address; look which it is")
-    return found[0] if found else None
+    return places[0] if places else None
 
 
 def _cookie() -> int:

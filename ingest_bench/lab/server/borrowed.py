@@ -172,16 +172,16 @@ def check(server: RunningServer, procedure: Procedure) -> tuple[Thing, ...]:
 
 
 def check_made(server: RunningServer, procedure: Procedure) -> None:
-    """RunFailed where a template of the server's own gives an index of ours a name or a pipeline of others.
+    """Raise RunFailed if a template of the server gives an index of the run an alias or a pipeline of others.
 
-    Called before each load: what is made by then is looked at as it is, the rest as the server would make it.
+    Called before each load. An existing index is checked as it is, a missing one as the server would create it.
     """
     if server.is_ours or not procedure.indices:
         return
     writes, names = write_set(procedure), Names()
     try:
         for name in procedure.indices:
-            for body in _made(server.http, name):
+            for body in _index_bodies(server.http, name):
                 names.read_index({key: body[key] for key in ("settings", "aliases") if body.get(key)})
         aliases = {Thing("index", alias) for alias in names.aliases} - set(writes.things)
         given = WriteSet(
@@ -198,11 +198,11 @@ def check_made(server: RunningServer, procedure: Procedure) -> None:
         ) from None
 
 
-def _made(http: Http, name: str) -> list[Any]:
-    """The bodies of an index, or of those of a data stream; of one that is not there what templates say."""
-    found = _answer(http, "GET", urls.path(name), missing=(404,))
-    if found is not None:
-        return [body for body in found.values() if isinstance(body, dict)]
+def _index_bodies(http: Http, name: str) -> list[Any]:
+    """Return the bodies of an index or of those of a data stream; for a missing one, what templates would give it."""
+    indices = _answer(http, "GET", urls.path(name), missing=(404,))
+    if indices is not None:
+        return [body for body in indices.values() if isinstance(body, dict)]
     # Before 7.9 there is no such request, and before 7.8 there are no such templates.
     simulated = _answer(http, "POST", f"/_index_template/_simulate_index{urls.path(name)}", missing=(400, 404, 405))
     if simulated and simulated.get("template"):
@@ -223,8 +223,8 @@ def _answer(http: Http, method: str, path: str, missing: tuple[int, ...]) -> dic
     if answer.status in missing:
         return None
     if answer.status != 200:
-        said = answer.body[:300].decode(errors="replace")
-        raise SpecError(f"{http.origin}: what an index gets cannot be seen ({method} {path}, {answer.status}): {said}")
+        reply = answer.body[:300].decode(errors="replace")
+        raise SpecError(f"{http.origin}: what an index gets cannot be seen ({method} {path}, {answer.status}): {reply}")
     return _object(answer.body)
 
 
@@ -267,7 +267,7 @@ def _owners(thing: Thing, there: bytes) -> set[Thing]:
 
 def _is_plain(thing: Thing) -> bool:
     """Return True if the name is that of one thing. Only names of indices must be in lower case."""
-    # A lone surrogate, which JSON can have, has no form in a path; other such characters nobody sees in a message.
+    # A lone surrogate, which JSON can have, has no form in a path. Other such characters are invisible in a message.
     return thing.name.isprintable() and bool(
         _PLAIN_NAME.fullmatch(thing.name if thing.kind == "index" else thing.name.lower())
     )
