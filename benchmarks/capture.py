@@ -26,15 +26,16 @@ import psutil
 from lab import Verdict, served
 from probes import cpu_seconds, ratio
 
-from ingest_bench import load, targets
+from ingest_bench import targets
 from ingest_bench.analysis.run import sample_columns
 from ingest_bench.experiment import catalog
 from ingest_bench.lab import steps, wires
-from ingest_bench.load import LoadPlan
+from ingest_bench.load import supervisor
+from ingest_bench.load.plan import LoadPlan
 from ingest_bench.model.experiment import Cell
 from ingest_bench.model.load import LoadOptions, WorkerReport
 from ingest_bench.model.target import Place, TargetOptions
-from ingest_bench.network import Link
+from ingest_bench.network.act.link import Link
 from ingest_bench.network.measure import capture
 from ingest_bench.results.run_folder import RunFolder
 
@@ -79,7 +80,7 @@ def measure(network: str, rounds: int, seconds: int) -> dict[str, list[Seen]]:
     with served(SINK, network) as here:
 
         def send(plans: Sequence[LoadPlan], _: Sequence[bool]) -> Sequence[WorkerReport]:
-            sender = load.start(plans[0], here.link.client.command)
+            sender = supervisor.start(plans[0], here.link.client.command)
             with ThreadPoolExecutor(1) as waiting:
                 # What is started in between must be started by this thread: it would end with another one.
                 told = waiting.submit(sender.wait, lambda _: None)

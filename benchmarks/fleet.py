@@ -31,11 +31,14 @@ from typing import Any
 import numpy as np
 from lab import PATH, WORKLOAD, Verdict, busy_share
 
-from ingest_bench import load, targets
+from ingest_bench import targets
 from ingest_bench.inputs.rates import parse_arrivals
 from ingest_bench.jvm.process import Launch, serve
-from ingest_bench.load import LoadPlan, Progress, Remote
-from ingest_bench.load.fleet import json_child, keys
+from ingest_bench.load import supervisor
+from ingest_bench.load.fleet import json_child, keys, roster
+from ingest_bench.load.fleet.roster import Remote
+from ingest_bench.load.plan import LoadPlan
+from ingest_bench.load.supervisor import Progress
 from ingest_bench.model.load import LoadOptions, Wire
 from ingest_bench.model.samples import SAMPLE
 from ingest_bench.model.target import Endpoint, TargetOptions
@@ -103,7 +106,7 @@ def measured(workers: int, seconds: float, folder: Path, listen: Endpoint, http:
     ):
         stack.callback(forker.terminate)
         remote = Remote(bind=bind, workers=workers, keys=keys.read_run(run))
-        with load.joined(remote, lambda _: None) as fleet:
+        with roster.joined(remote, lambda _: None) as fleet:
             joined_s = time.monotonic() - began
             master = child_of_ours("ingest_bench.load.fleet.master")
 
@@ -129,7 +132,7 @@ def measured(workers: int, seconds: float, folder: Path, listen: Endpoint, http:
                 out=folder / "out",
                 pool_bytes=10**5,
             )
-            report = load.start(plan, fleet=fleet).wait(mark)
+            report = supervisor.start(plan, fleet=fleet).wait(mark)
             fetched_s = time.monotonic() - marks[-1][1]
             master_mib = peak_mib(master)
         stack.pop_all()

@@ -11,16 +11,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ingest_bench import load, network, targets
+from ingest_bench import targets
 from ingest_bench.analysis.compare import comparison
 from ingest_bench.analysis.run.sample_columns import Samples
 from ingest_bench.documents import source
 from ingest_bench.experiment import catalog
 from ingest_bench.jvm.java import Java
 from ingest_bench.jvm.process import Launch, serve
-from ingest_bench.load import LoadPlan
+from ingest_bench.load import supervisor
+from ingest_bench.load.plan import LoadPlan
 from ingest_bench.model.load import LoadOptions, Wire, WorkerReport
 from ingest_bench.model.target import Endpoint, TargetOptions
+from ingest_bench.network.act import link as link_module
 from ingest_bench.protocols.bulk import Bulk
 from ingest_bench.results.run_folder import RunFolder
 from ingest_bench.targets.http import Http, ask
@@ -33,7 +35,7 @@ PATH = f"/{WORKLOAD.index}/_bulk"
 class Served:
     """A server that is ready."""
 
-    link: network.Link
+    link: link_module.Link
     listen: Endpoint
     http: Http
     folder: Path
@@ -45,7 +47,7 @@ class Served:
 class Bench:
     """A sink that is ready, and how long each sender sends."""
 
-    link: network.Link
+    link: link_module.Link
     listen: Endpoint
     http: Http
     folder: Path
@@ -60,12 +62,12 @@ class Bench:
         """The documents that the sink took so far."""
         return int(self.http.expect("GET", "/_count")["count"])
 
-    def started(self, name: str, **options: Any) -> load.LoadProcess:
+    def started(self, name: str, **options: Any) -> supervisor.LoadProcess:
         """A load of ours that has begun, with these `LoadOptions`; its files are in the folder of that name."""
         chosen = LoadOptions(**({"users": self.users, "measure_ns": round(self.seconds * 1e9)} | options))
         out = self.folder / name / "load"
         plan = LoadPlan(address=self.listen, wire=Wire(keys={"path": PATH}), workload=WORKLOAD, options=chosen, out=out)
-        return load.start(plan, self.link.client.command)
+        return supervisor.start(plan, self.link.client.command)
 
     def sent(self, name: str, **options: Any) -> tuple[WorkerReport, Samples]:
         """The report and the samples of such a load, once it is over."""
@@ -89,7 +91,7 @@ def served(asked: TargetOptions, profile: str) -> Iterator[Served]:
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
         folder.chmod(0o755)
-        link = stack.enter_context(network.link(catalog.profile(profile, {})))
+        link = stack.enter_context(link_module.link(catalog.profile(profile, {})))
         listen = Endpoint(link.server_address, 9200)
         plan = target.launch_plan(asked, java, folder / "home", 0, (listen,), ())
         http = stack.enter_context(ask(link.client.command, listen))

@@ -23,10 +23,10 @@ from typing import Any
 
 from lab import WORKLOAD, Bench, Verdict, opened
 
-from ingest_bench import load
 from ingest_bench.analysis.compare import comparison
 from ingest_bench.documents.export import write
 from ingest_bench.documents.pool import POOL_BYTES
+from ingest_bench.load import supervisor
 from ingest_bench.model.load import Arrivals, Rate
 from ingest_bench.model.results import Value
 
@@ -75,7 +75,7 @@ def watch(bench: Bench, rate: float, corpus: Path) -> tuple[dict[str, list[tuple
     over = threading.Event()
 
     def wait(name: str) -> None:
-        def progress(told: load.Progress) -> None:
+        def progress(told: supervisor.Progress) -> None:
             acked[name] = told.documents
 
         try:

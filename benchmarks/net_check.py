@@ -29,12 +29,13 @@ from pathlib import Path
 
 from lab import Verdict
 
-from ingest_bench import network, system
+from ingest_bench import system
 from ingest_bench.errors import IngestBenchError
 from ingest_bench.experiment import catalog
 from ingest_bench.model.network import Profile, Promise
 from ingest_bench.network.act import box
-from ingest_bench.network.measure import expected
+from ingest_bench.network.act import link as link_module
+from ingest_bench.network.measure import check, expected
 
 BULK_BYTES, PAUSE_S, LIMIT_S = 200_000, 0.3, 600
 # With netem in it: whoever needs a box for a profile without one makes the link for this state too.
@@ -95,7 +96,7 @@ class Reads:
     wire_ms: float | None
 
 
-def reads(link: network.Link, rounds: int) -> Reads:
+def reads(link: link_module.Link, rounds: int) -> Reads:
     """What became of so many bulks to the server."""
     profile = link.profile
     link.client.run(("sysctl", "-q", "-w", "net.ipv4.tcp_slow_start_after_idle=0"))
@@ -202,8 +203,8 @@ def main() -> int:
         profile = catalog.profile(name)
         for backend, later, netem in links(profile, options.backends.split(",")):
             try:
-                with network.link(profile, netem=netem, later=later) as link:
-                    checked = network.check(link)
+                with link_module.link(profile, netem=netem, later=later) as link:
+                    checked = check.check(link)
                     promises += [(name, backend, promise) for promise in checked]
                     found.append(reads(link, options.rounds))
                     said = str(found[-1])

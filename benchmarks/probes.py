@@ -32,16 +32,18 @@ from pathlib import Path
 
 from lab import Verdict, served
 
-from ingest_bench import load, probes, targets
+from ingest_bench import probes, targets
 from ingest_bench.analysis.run import sample_columns
 from ingest_bench.experiment import catalog
 from ingest_bench.inputs import data
 from ingest_bench.jvm.attach import Attached, ours
 from ingest_bench.lab import steps
-from ingest_bench.load import LoadPlan
+from ingest_bench.load import supervisor
+from ingest_bench.load.plan import LoadPlan
 from ingest_bench.model.experiment import Cell
 from ingest_bench.model.load import LoadOptions, WorkerReport
 from ingest_bench.model.target import Place, TargetOptions
+from ingest_bench.probes import vantage as vantage_module
 from ingest_bench.probes.pauses import gclog
 from ingest_bench.results.run_folder import RunFolder
 
@@ -143,7 +145,7 @@ def measure(target: str, chosen_probes: Sequence[str], rounds: int, seconds: int
         looks: dict[str, list[Look]] = {"without": [], "with": []}
 
         def send(plans: Sequence[LoadPlan], _: Sequence[bool]) -> Sequence[WorkerReport]:
-            sender = load.start(plans[0], here.link.client.command)
+            sender = supervisor.start(plans[0], here.link.client.command)
             with ThreadPoolExecutor(1) as waiting:
                 # What is started in between must be started by this thread: it would end with another one.
                 told = waiting.submit(sender.wait, lambda _: None)
@@ -180,7 +182,7 @@ def look(
         for side in sorted(looks, reverse=bool(number % 2)):
             raw = folder / f"raw-{number}-{side}"
             raw.mkdir()
-            vantage = probes.AttachedTo(jvm)
+            vantage = vantage_module.AttachedTo(jvm)
             watching = (
                 contextlib.nullcontext() if side == "without" else vantage.watch(probes.chosen(chosen), [raw], 600)
             )

@@ -29,7 +29,8 @@ from lab import Verdict
 from ingest_bench import probes, system
 from ingest_bench.jvm.compile import classes
 from ingest_bench.jvm.java import Java, find
-from ingest_bench.probes import ReadContext, recording
+from ingest_bench.probes import recording
+from ingest_bench.probes.context import ReadContext
 
 # What the project promises: so many events a second, and memory that does not grow with the recording.
 EVENTS_PER_S = 500_000

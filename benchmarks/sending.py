@@ -23,9 +23,10 @@ from pathlib import Path
 
 from lab import PATH, WORKLOAD, Bench, Verdict, bodies, one_body, opened, poster
 
-from ingest_bench import load, system
+from ingest_bench import system
 from ingest_bench.documents.pool import POOL_BYTES
-from ingest_bench.load import LoadPlan
+from ingest_bench.load import supervisor
+from ingest_bench.load.plan import LoadPlan
 from ingest_bench.model.load import LoadOptions, Wire
 
 # Documents to a body of about 4 kB, 55 kB (a bulk that fits into one send) and 1 MB.
@@ -76,7 +77,7 @@ def ours(pool_bytes: int) -> Sender:
             pool_bytes=pool_bytes,
         )
         enter = bench.link.client.command
-        return spent(bench, lambda: load.start(plan, enter).wait(lambda _: None).cpu_ns / 1e9)
+        return spent(bench, lambda: supervisor.start(plan, enter).wait(lambda _: None).cpu_ns / 1e9)
 
     return send
 

@@ -14,12 +14,13 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ingest_bench import host, system
+from ingest_bench import system
 from ingest_bench.errors import IngestBenchError, RunFailed
 from ingest_bench.faults import FAULTS
 from ingest_bench.faults.stage import Node, Stage
+from ingest_bench.host import settings as settings_module
+from ingest_bench.host.node_resources import shares
 from ingest_bench.host.settings import SETTINGS
-from ingest_bench.host.shares import shares
 from ingest_bench.model.experiment import Fault
 from ingest_bench.model.host_settings import HostSettings
 from ingest_bench.model.target import Endpoint
@@ -80,7 +81,7 @@ def settings() -> None:
         for key in ("tcp_mem", "tcp_max_orphans")
         for number in SETTINGS[key].path.read_text(encoding="ascii").split()
     )
-    with host.applied(HostSettings(tcp_max_orphans=orphans, tcp_mem=(low, middle, high))):
+    with settings_module.applied(HostSettings(tcp_max_orphans=orphans, tcp_mem=(low, middle, high))):
         stand()
 
 

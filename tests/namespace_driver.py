@@ -12,7 +12,8 @@ import signal
 import sys
 from pathlib import Path
 
-from ingest_bench.ledger import Kind, watchdog
+from ingest_bench.ledger import watchdog
+from ingest_bench.ledger.namespaces import Kind
 from ingest_bench.ledger.steps import setting_step
 
 

@@ -9,9 +9,8 @@ import pytest
 
 from ingest_bench.errors import MissingCapability
 from ingest_bench.model.network import Impairment, Profile
-from ingest_bench.network import link
 from ingest_bench.network.act import box
-from ingest_bench.network.act.link import Link
+from ingest_bench.network.act.link import Link, link
 
 
 def state(impairment: Impairment) -> Profile:

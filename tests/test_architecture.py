@@ -19,7 +19,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "units": set(),
     "errors": set(),
     "nearest_rank": set(),
-    "front_page": set(),
     "idl": set(),
     "system": {"errors"},
     "trials": {"system", *GROUND},
@@ -30,9 +29,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "jvm": {"inputs", "ledger", "system", *GROUND},
     "documents": {"experiment", "inputs", *GROUND},
     "protocols": {"documents", "idl", "inputs", *GROUND},
-    "load": {"documents", "experiment", "front_page", "inputs", "protocols", "system", *GROUND},
+    "load": {"documents", "experiment", "inputs", "protocols", "system", *GROUND},
     "targets": {"idl", "inputs", "jvm", "system", "trials", *GROUND},
-    "network": {"front_page", "inputs", "ledger", "nearest_rank", "system", "trials", *GROUND},
+    "network": {"inputs", "ledger", "nearest_rank", "system", "trials", *GROUND},
     "host": {"inputs", "ledger", "system", "trials", *GROUND},
     "probes": {"inputs", "jvm", "nearest_rank", "system", "trials", *GROUND},
     # A layer of a link is made of the link's own verbs, and one of a node of its share of the machine.
@@ -115,7 +114,6 @@ OF_SUBPROCESS = {f"subprocess.{name}" for name in ("PIPE", "DEVNULL", "STDOUT", 
 ALLOWED = {
     # Modules of ours, out of tables of their own.
     "cli/app.py": {"importlib.import_module"},
-    "front_page.py": {"importlib.import_module"},
     # A child that becomes User-Mode Linux: `system` chose its environment and its folder when it started it.
     "network/act/guest_process.py": {"os.execvp"},
     # A child that becomes the server, once it has handed over whom its syncs ask.
@@ -160,7 +158,6 @@ def test_the_floors_of_network_are_used_downward_only(floor: str) -> None:
     paths = sorted((PACKAGE / "network" / floor).glob("*.py"))
     assert 3 <= len(paths) - 1 <= 13
     names = {name for path in paths for name in imports(path) if name.startswith("ingest_bench.network.")}
-    # Not by the front page either, which has all of them.
     assert {name.split(".")[2] for name in names} <= FLOORS[floor]
 
 
@@ -297,16 +294,6 @@ def test_a_start_is_found_however_it_is_written(source: str) -> None:
 )
 def test_what_starts_nothing_is_no_start(source: str) -> None:
     assert not list(starts(ast.parse(source)))
-
-
-def test_a_front_page_names_only_modules_that_are_there() -> None:
-    pages = {path: ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("__init__.py")}
-    said = {path: ast.get_docstring(page) or "" for path, page in pages.items()}
-    named = [(path, name) for path, text in said.items() for name in re.findall(r"[\w/]+\.py\b", text)]
-    assert len(named) >= 50
-    # Code beside a user's track, and the test that the map names.
-    others = {"track.py", "workload.py", "tests/test_architecture.py"}
-    assert not [(path, name) for path, name in named if name not in others and not (path.parent / name).exists()]
 
 
 def test_a_file_that_a_module_names_beside_itself_is_there() -> None:

@@ -21,7 +21,7 @@ from commands import NOBODY, fill_cache, place
 from running import running
 from servers import served, visible
 
-from ingest_bench import ledger, system
+from ingest_bench import system
 from ingest_bench.cli.what import What, plans
 from ingest_bench.errors import MissingCapability, SpecError
 from ingest_bench.experiment import order, spec
@@ -30,6 +30,7 @@ from ingest_bench.jvm.attach import Attached, attach, began
 from ingest_bench.jvm.listening import endpoints
 from ingest_bench.lab import evaluation
 from ingest_bench.lab.server import attaching, running_server
+from ingest_bench.ledger import sessions
 from ingest_bench.model.experiment import Plan
 from ingest_bench.model.target import TargetOptions, Url
 from ingest_bench.results.layout import open_results
@@ -184,7 +185,7 @@ def test_after_a_kill_of_the_command_nothing_stays_in_the_jvm(tmp_path: Path) ->
 
 def of_jvm(pid: int) -> list[str]:
     """Sessions of the ledger with this JVM."""
-    return [one.what for one in ledger.show() if one.what.endswith(f" {pid}")]
+    return [one.what for one in sessions.show() if one.what.endswith(f" {pid}")]
 
 
 @pytest.mark.nightly

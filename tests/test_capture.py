@@ -22,9 +22,10 @@ from test_net_exec import net
 
 from ingest_bench.errors import MissingCapability, RunFailed, SpecError
 from ingest_bench.experiment import catalog
-from ingest_bench.network import frame_sizes, link, watch_wire
 from ingest_bench.network.act import ring
+from ingest_bench.network.act.link import link
 from ingest_bench.network.measure import capture
+from ingest_bench.network.measure.wire import frame_sizes, watch_wire
 
 SECRET = b"Authorization: Basic c2VjcmV0"
 CLIENT, SERVER = "198.18.1.1", "198.18.2.1"

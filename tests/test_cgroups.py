@@ -23,7 +23,7 @@ from ingest_bench.faults import each, timeline
 from ingest_bench.faults.stage import Node, Stage
 from ingest_bench.host import cgroups
 from ingest_bench.host.cgroups import Controller, Group, Parent
-from ingest_bench.host.shares import Share
+from ingest_bench.host.node_resources import NodeResources
 from ingest_bench.model.experiment import Fault
 
 pytestmark = pytest.mark.machine
@@ -221,7 +221,7 @@ def stage_of(group: Group) -> Stage:
     def jcmd(_pid: int, _command: object) -> str:
         return ""
 
-    node = Node(number=1, process=process, home=Path("/"), jcmd=jcmd, boot_limit_s=1, share=Share(group))
+    node = Node(number=1, process=process, home=Path("/"), jcmd=jcmd, boot_limit_s=1, resources=NodeResources(group))
     return Stage(nodes=(node,))
 
 

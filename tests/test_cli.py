@@ -15,7 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ingest_bench import load, targets
+from ingest_bench import targets
 from ingest_bench.cli.app import run
 from ingest_bench.errors import MissingCapability, RunFailed
 from ingest_bench.experiment import order, spec
@@ -24,8 +24,8 @@ from ingest_bench.lab import campaign, find_max
 from ingest_bench.lab.runner import RunOptions
 from ingest_bench.lab.server import attaching
 from ingest_bench.ledger import book, sessions
-from ingest_bench.load import Remote
-from ingest_bench.load.fleet import keys
+from ingest_bench.load.fleet import keys, roster
+from ingest_bench.load.fleet.roster import Remote
 from ingest_bench.model.experiment import Plan, Search
 from ingest_bench.model.results import RunRecord
 from ingest_bench.network.act import box
@@ -171,7 +171,7 @@ def test_the_rest_of_an_experiment_with_workers_is_the_command_that_goes_on(
         asked.append(remote)
         return contextlib.nullcontext(SimpleNamespace(joined=remote.workers))
 
-    monkeypatch.setattr(load, "joined", joined)
+    monkeypatch.setattr(roster, "joined", joined)
     keys.write_new(Path("my keys"), 2)
     monkeypatch.setenv("INGEST_BENCH_KEYS", "my keys/run.key")
     how = "--workers 2 --bind 127.0.0.1:7001 --locust-web 127.0.0.1:8089"

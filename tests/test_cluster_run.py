@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from test_run import carried_out
 
-from ingest_bench import network
 from ingest_bench.model.results import Summary
+from ingest_bench.network.measure import wire
 
 CLUSTER = """
 probes = ["reads", "gc", "host"]
@@ -108,7 +108,7 @@ def test_the_files_of_each_node_lie_in_its_folder(ran: tuple[Path, Summary]) -> 
     folder = path / summary.run
     assert [len(list(folder.glob(name))) for name in ("raw/wire.json", "node-2/raw/wire.json")] == [1, 1]
     assert {one.name for one in (folder / "node-2").iterdir()} == {"raw", "server.log"}
-    crossed = network.seen(folder / "raw" / "wire-peers-1-2.json")["to-server"]
+    crossed = wire.seen(folder / "raw" / "wire-peers-1-2.json")["to-server"]
     assert crossed is not None
     # Every document goes to the copy on the second node, in a form that is not much shorter.
     bytes_crossed = sum(size * count for size, count in crossed.frames.items())

@@ -18,7 +18,7 @@ import made_runs
 import numpy as np
 import pytest
 
-from ingest_bench import network, system
+from ingest_bench import system
 from ingest_bench.analysis.compare import cells
 from ingest_bench.cli import app
 from ingest_bench.errors import SpecError
@@ -31,6 +31,7 @@ from ingest_bench.model.experiment import Run
 from ingest_bench.model.results import FileMark, Reading, Summary
 from ingest_bench.model.samples import STANDSTILL
 from ingest_bench.model.schemas import OLDEST, SCHEMAS
+from ingest_bench.network.measure import wire
 from ingest_bench.probes import host, nodestats, proc, recording
 from ingest_bench.probes.context import ReadContext
 from ingest_bench.probes.kernel import tap
@@ -291,12 +292,12 @@ RAW = (ROW, b"[]", b"null", b"7", b"{", b"", b'{"to-server": 7}', b'{"to-server"
 
 @pytest.mark.parametrize("content", RAW, ids=lambda content: repr(content[:30]))
 def test_what_a_watched_wire_cannot_have_left_is_one_sentence(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / network.WIRE
+    path = tmp_path / wire.WIRE
     path.write_bytes(content)
     with pytest.raises(SpecError, match=f"^{path}: this file is damaged: "):
-        network.frame_sizes(tmp_path)
+        wire.frame_sizes(tmp_path)
     path.unlink()
-    assert network.frame_sizes(tmp_path) == ()
+    assert wire.frame_sizes(tmp_path) == ()
 
 
 @pytest.mark.parametrize("content", RAW, ids=lambda content: repr(content[:30]))

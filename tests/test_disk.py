@@ -127,7 +127,10 @@ def test_a_full_disk_has_no_block_left_and_has_all_back(home: Path) -> None:
     # What is freed is taken within moments, after the journal has it.
     (home / "old").unlink()
     until = time.monotonic() + LIMIT_S
-    while stage.nodes[0].share.filler is None or " 8.4 MB that were freed" not in stage.nodes[0].share.filler.seen():
+    while (
+        stage.nodes[0].resources.filler is None
+        or " 8.4 MB that were freed" not in stage.nodes[0].resources.filler.seen()
+    ):
         assert time.monotonic() < until
         written(home / "old.2", 0)
     assert written(home / "new", 4096) == 0

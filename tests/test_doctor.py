@@ -11,12 +11,13 @@ from typing import NoReturn
 
 import pytest
 
-from ingest_bench import probes, system, targets
+from ingest_bench import system, targets
 from ingest_bench.errors import MissingCapability, RunFailed
 from ingest_bench.jvm import java
 from ingest_bench.model.capability import Capability
-from ingest_bench.network import capabilities
 from ingest_bench.network.act import box, uml
+from ingest_bench.network.link_capabilities import capabilities
+from ingest_bench.probes.kernel import kernel_reads
 from ingest_bench.targets.server_capabilities import capabilities as server_capabilities
 from ingest_bench.trials import PACKAGES, Trial, tried
 
@@ -148,7 +149,7 @@ def test_without_tc_a_link_that_needs_netem_says_so_and_blames_no_kernel(program
 @pytest.mark.processes
 def test_the_probe_of_kernel_reads_is_a_line_where_no_child_can_be_started(programs: Path) -> None:
     (programs / "setpriv").unlink()
-    found = probes.capability()
+    found = kernel_reads.capability()
     assert (found.name, found.present, found.detail) == ("kernel-reads", False, "not tried, for want of setpriv")
 
 

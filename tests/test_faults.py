@@ -35,7 +35,8 @@ from ingest_bench.model.load import LoadOptions
 from ingest_bench.model.network import Impairment, LinkName, Profile
 from ingest_bench.model.results import Happened
 from ingest_bench.model.target import Endpoint, TargetOptions
-from ingest_bench.network import Link, Links
+from ingest_bench.network.act.link import Link
+from ingest_bench.network.act.links import Links
 from ingest_bench.network.plan.link_plan import Layout
 
 S = 10**9

@@ -36,19 +36,19 @@ from ingest_bench.faults import FAULTS, checks, timeline
 from ingest_bench.faults.clients.names import Names, names
 from ingest_bench.faults.kind import Begun
 from ingest_bench.faults.stage import Node, Stage
-from ingest_bench.host import fragments, shares
-from ingest_bench.host.shares import Share
+from ingest_bench.host import fragments, node_resources
+from ingest_bench.host.node_resources import NodeResources
 from ingest_bench.model.experiment import Cell, Fault
 from ingest_bench.model.load import LoadOptions
 from ingest_bench.model.network import LinkName
 from ingest_bench.model.target import Endpoint, TargetOptions
-from ingest_bench.network import Links, link
-from ingest_bench.network.act.link import Link
+from ingest_bench.network.act.link import Link, link
+from ingest_bench.network.act.links import Links
 
 pytestmark = pytest.mark.machine
 
 Begin = Callable[[Fault, Stage], Begun]
-NEEDS: frozenset[shares.Need] = frozenset({"cpu", "memory", "disk", "throttle", "syncs"})
+NEEDS: frozenset[node_resources.Need] = frozenset({"cpu", "memory", "disk", "throttle", "syncs"})
 SYNC_MS = 30
 KEYS: dict[str, dict[str, Any]] = {
     "mtu-blackhole": {"mtu_bytes": 1400},
@@ -122,7 +122,7 @@ def pairs() -> list[tuple[str, str]]:
 class Idle(Sleeper):
     """A node that does nothing, where the server of a link is, with its share of the machine."""
 
-    def __init__(self, made: Link, share: Share) -> None:
+    def __init__(self, made: Link, share: NodeResources) -> None:
         self._argv = made.server.command(share.command(("cat",)))
         self.popen = self._started_there()
 
@@ -145,7 +145,7 @@ class World:
     """All that faults act on, and what the kernel shows of it."""
 
     made: Link
-    share: Share
+    share: NodeResources
     process: Idle
     known: Names
     stage: Stage
@@ -206,7 +206,7 @@ def programs() -> Iterator[str]:
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     try:
-        shares.require(NEEDS)
+        node_resources.require(NEEDS)
     except MissingCapability as error:
         pytest.skip(f"needs root: {error}")
     monkeypatch.setenv("INGEST_BENCH_STATE", str(tmp_path / "state"))
@@ -221,7 +221,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     checks.check(cell)
     with contextlib.ExitStack() as stack:
         made = stack.enter_context(link(ethernet, later=tuple(checks.states(cell)[LinkName((1,))])))
-        (share,) = stack.enter_context(shares.shares(NEEDS | checks.needs(cell), [tmp_path / "home"]))
+        (share,) = stack.enter_context(node_resources.shares(NEEDS | checks.needs(cell), [tmp_path / "home"]))
         known = stack.enter_context(names(made.client, [Endpoint(made.server_address, 9200)]))
         resolver = known.places[0].resolver
         assert resolver is not None
@@ -240,7 +240,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
             home=tmp_path / "home",
             jcmd=lambda *_: "",
             boot_limit_s=60,
-            share=share,
+            resources=share,
         )
         stage = Stage(links=Links(by_name={LinkName((1,)): made}), nodes=(node,), names=known)
         yield World(made, share, process, known, stage, syncs, client)

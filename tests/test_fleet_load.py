@@ -27,8 +27,9 @@ from test_load_process import plan_for, samples_of
 
 from ingest_bench.errors import RunFailed
 from ingest_bench.inputs.rates import parse_arrivals
-from ingest_bench.load import Fleet, Progress, Remote, joined, start
 from ingest_bench.load.fleet import keys
+from ingest_bench.load.fleet.roster import Fleet, Remote, joined
+from ingest_bench.load.supervisor import Progress, start
 from ingest_bench.model.samples import CPU_MARK, SAMPLE
 from ingest_bench.model.target import Endpoint, Place, Tls
 from ingest_bench.model.track import Step, TrackFile

@@ -21,8 +21,9 @@ from test_fleet_load import agents, keys_in, supervising
 from test_load_process import plan_for, samples_of
 
 from ingest_bench.errors import RunFailed
-from ingest_bench.load import Progress, Remote, joined, local, start
 from ingest_bench.load.fleet import keys
+from ingest_bench.load.fleet.roster import Remote, joined, local
+from ingest_bench.load.supervisor import Progress, start
 from ingest_bench.model.target import Endpoint
 
 pytestmark = pytest.mark.processes

@@ -12,8 +12,10 @@ import pytest
 from test_load_process import plan_for
 
 from ingest_bench.errors import RunFailed
-from ingest_bench.load import Fleet, LoadProcess, supervisor
+from ingest_bench.load import supervisor
 from ingest_bench.load.fleet.member import Member
+from ingest_bench.load.fleet.roster import Fleet
+from ingest_bench.load.supervisor import LoadProcess
 from ingest_bench.model.target import Endpoint
 
 WORKERS = 300

@@ -14,7 +14,9 @@ from test_fleet_load import agents, ends, supervising
 from test_load_process import plan_for, samples_of
 
 from ingest_bench.errors import RunFailed
-from ingest_bench.load import Fleet, LoadPlan, Progress, start
+from ingest_bench.load.fleet.roster import Fleet
+from ingest_bench.load.plan import LoadPlan
+from ingest_bench.load.supervisor import Progress, start
 from ingest_bench.model.samples import SAMPLE
 
 pytestmark = pytest.mark.processes

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from ingest_bench.model.results import Measured, Reading, Remark, Series, Watched
-from ingest_bench.probes import PROBES, ReadContext, recording
-from ingest_bench.probes.context import ATTACHED
+from ingest_bench.probes import PROBES, recording
+from ingest_bench.probes.context import ATTACHED, ReadContext
 from ingest_bench.probes.pauses import gcagree, gclog
 
 DATA = Path(__file__).parent / "data" / "gc"

@@ -15,8 +15,10 @@ from ingest_bench.jvm.java import find
 from ingest_bench.model.results import Reading, Remark
 from ingest_bench.model.server import Collector
 from ingest_bench.model.target import TargetOptions
-from ingest_bench.probes import ReadContext, Started, chosen, jvm_options, recording
+from ingest_bench.probes import chosen, jvm_options, recording
+from ingest_bench.probes.context import ReadContext
 from ingest_bench.probes.pauses import gclog
+from ingest_bench.probes.vantage import Started
 
 pytestmark = [pytest.mark.jvm, pytest.mark.netns]
 

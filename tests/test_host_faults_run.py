@@ -16,7 +16,7 @@ import pytest
 from commands import CTRL_C, Place, nothing_left
 
 from ingest_bench.errors import MissingCapability
-from ingest_bench.host import shares
+from ingest_bench.host import node_resources
 
 pytestmark = [pytest.mark.jvm, pytest.mark.netns, pytest.mark.processes, pytest.mark.machine]
 
@@ -67,7 +67,7 @@ LIMIT_S = 60
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     try:
-        shares.require({"cpu", "memory", "disk", "throttle", "syncs"})
+        node_resources.require({"cpu", "memory", "disk", "throttle", "syncs"})
     except MissingCapability as error:
         pytest.skip(f"needs root: {error}")
     commands.fill_cache()

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from ingest_bench.model.results import Reading, Remark, Series, Watched
-from ingest_bench.probes import PROBES, ReadContext, proc, recording
+from ingest_bench.probes import PROBES, proc, recording
+from ingest_bench.probes.context import ReadContext
 from ingest_bench.probes.threads import Threads, parse_name, parse_number, parse_schedstat, parse_state, parse_switches
 
 SECOND = 10**9

@@ -15,7 +15,7 @@ from generated import SPECIAL, VALUES, examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingest_bench import host, system
+from ingest_bench import system
 from ingest_bench.errors import InvalidRun, MissingCapability, RunFailed, SpecError
 from ingest_bench.experiment import key_paths, order, spec
 from ingest_bench.host import machine, settings
@@ -24,7 +24,7 @@ from ingest_bench.inputs import records
 from ingest_bench.lab import campaign
 from ingest_bench.lab.runner import RunOptions
 from ingest_bench.ledger import sessions, steps
-from ingest_bench.load import Progress
+from ingest_bench.load.supervisor import Progress
 from ingest_bench.model.host_settings import HostSettings
 from ingest_bench.results import layout
 
@@ -170,7 +170,7 @@ def test_an_ordinary_user_is_told_before_anything_starts_and_can_plan(
     campaign.check(ordered)
     with pytest.raises(MissingCapability, match=r"host\.swappiness = 1: only root may set it"):
         campaign.preflight(ordered, RunOptions())
-    host.require(HostSettings())
+    settings.require(HostSettings())
 
 
 def test_what_this_machine_cannot_set_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,10 +216,10 @@ def test_what_a_namespace_has_of_its_own_is_set_there_by_numbers_alone_and_read_
         return ""
 
     asked = HostSettings(somaxconn=1024, tcp_slow_start_after_idle=False, swappiness=1)
-    assert host.set_in_namespace(asked, run) == {"somaxconn": "1024", "tcp_slow_start_after_idle": "0"}
+    assert settings.set_in_namespace(asked, run) == {"somaxconn": "1024", "tcp_slow_start_after_idle": "0"}
     assert kept == {"net.core.somaxconn": "1024", "net.ipv4.tcp_slow_start_after_idle": "0"}
     with pytest.raises(RunFailed, match=r"host\.somaxconn: 1024 was written, and the namespace has 5"):
-        host.set_in_namespace(asked, lambda argv: "5\n" if argv[1] == "-n" else "")
+        settings.set_in_namespace(asked, lambda argv: "5\n" if argv[1] == "-n" else "")
 
 
 def test_keys_of_the_machine_need_its_name_before_them() -> None:
@@ -232,7 +232,7 @@ def test_keys_of_the_machine_need_its_name_before_them() -> None:
 def test_a_setting_holds_inside_the_block_and_is_put_back_after_it() -> None:
     value = another(SWAPPINESS)
     with unchanged(SWAPPINESS):
-        with host.applied(HostSettings(swappiness=value)) as found:
+        with settings.applied(HostSettings(swappiness=value)) as found:
             assert says(SWAPPINESS) == str(value) == found["swappiness"]
             assert found["transparent_hugepages"] in ("always", "madvise", "never")
             (applied,) = sessions.show()
@@ -251,7 +251,7 @@ def test_a_word_of_the_kernel_holds_and_is_put_back_as_the_one_that_was_chosen()
     word = "defer" if says(path) != "defer" else "madvise"
     with unchanged(path):
         asked = records.from_toml(HostSettings, {"transparent_hugepages_defrag": word}, "here")
-        with host.applied(asked) as found:
+        with settings.applied(asked) as found:
             assert says(path) == word == found["transparent_hugepages_defrag"]
 
 
@@ -259,7 +259,7 @@ def test_a_word_of_the_kernel_holds_and_is_put_back_as_the_one_that_was_chosen()
 @pytest.mark.processes
 def test_what_the_machine_has_already_is_held_and_not_written(state: Path) -> None:
     value = int(says(SWAPPINESS))
-    with host.applied(HostSettings(swappiness=value)):
+    with settings.applied(HostSettings(swappiness=value)):
         (applied,) = sessions.show()
         assert applied.steps == ()
     assert state.exists()
@@ -270,7 +270,7 @@ def test_what_the_machine_has_already_is_held_and_not_written(state: Path) -> No
 @pytest.mark.usefixtures("state")
 def test_dirty_bytes_are_put_back_to_the_share_that_counted_before() -> None:
     assert says(DIRTY) == "0", "this machine has a number of bytes: this test needs the usual share"
-    with unchanged(DIRTY, RATIO), host.applied(HostSettings(dirty_bytes_bytes=4 << 30)):
+    with unchanged(DIRTY, RATIO), settings.applied(HostSettings(dirty_bytes_bytes=4 << 30)):
         assert (says(DIRTY), says(RATIO)) == (str(4 << 30), "0")
 
 
@@ -279,12 +279,12 @@ def test_dirty_bytes_are_put_back_to_the_share_that_counted_before() -> None:
 @pytest.mark.usefixtures("state")
 def test_two_who_want_the_same_setting_are_told_who_has_it() -> None:
     value = another(SWAPPINESS)
-    with unchanged(SWAPPINESS), host.applied(HostSettings(swappiness=value)):
+    with unchanged(SWAPPINESS), settings.applied(HostSettings(swappiness=value)):
         told = rf"in use by pid {os.getpid()}: host\.swappiness = {value}"
-        with pytest.raises(RunFailed, match=told), host.applied(HostSettings(swappiness=value)):
+        with pytest.raises(RunFailed, match=told), settings.applied(HostSettings(swappiness=value)):
             pass
         # Another setting is nobody's.
-        with host.applied(HostSettings(dirty_background_bytes_bytes=1 << 30)):
+        with settings.applied(HostSettings(dirty_background_bytes_bytes=1 << 30)):
             assert says(SETTINGS["dirty_background_bytes"].path) == str(1 << 30)
 
 
@@ -295,7 +295,7 @@ def test_a_setting_that_somebody_else_changes_meanwhile_makes_the_run_invalid() 
     value = another(SWAPPINESS)
 
     def overtaken() -> None:
-        with host.applied(HostSettings(swappiness=value)):
+        with settings.applied(HostSettings(swappiness=value)):
             SWAPPINESS.write_text(str(value + 1), encoding="ascii")
 
     with unchanged(SWAPPINESS), pytest.raises(InvalidRun, match=rf"somebody else set \S+ to {value + 1}"):

@@ -14,7 +14,7 @@ import pytest
 
 from ingest_bench import system
 from ingest_bench.errors import SpecError
-from ingest_bench.ledger import Action, Step
+from ingest_bench.ledger.steps import Action, Step
 from ingest_bench.model.network import Impairment, PortRange, Profile, RealLink
 from ingest_bench.network.act.interface_facts import metrics, next_hop, qdiscs
 from ingest_bench.network.act.ssh import parse

@@ -18,8 +18,10 @@ from ingest_bench import system
 from ingest_bench.jvm import listening
 from ingest_bench.model.results import Histogram, Measured, Reading, Remark
 from ingest_bench.model.target import Endpoint
-from ingest_bench.probes import PROBES, ReadContext, capability, recording
+from ingest_bench.probes import PROBES, recording
+from ingest_bench.probes.context import ReadContext
 from ingest_bench.probes.kernel import bpf, tap
+from ingest_bench.probes.kernel.kernel_reads import capability
 
 SECOND = 10**9
 FORMAT = """name: sock_recv_length

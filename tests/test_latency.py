@@ -18,14 +18,14 @@ from test_throttle import READ, SYNCS, disk_of, stage_of
 from ingest_bench import system
 from ingest_bench.errors import MissingCapability, RunFailed, SpecError
 from ingest_bench.faults import checks, timeline
-from ingest_bench.host import latency, shares
-from ingest_bench.host.shares import Share
+from ingest_bench.host import latency, node_resources
+from ingest_bench.host.node_resources import NodeResources
 from ingest_bench.model.experiment import Cell, Fault
 from ingest_bench.model.load import LoadOptions
 from ingest_bench.model.target import TargetOptions
 
 S, MS = 10**9, 10**6
-NEEDS: frozenset[shares.Need] = frozenset({"disk", "latency"})
+NEEDS: frozenset[node_resources.Need] = frozenset({"disk", "latency"})
 LIMIT_S = 60
 MODULES = """
 for module in loop ext4 dm-mod dm-delay; do busybox modprobe $module; done
@@ -90,20 +90,20 @@ def test_a_kernel_without_such_a_device_is_refused_with_the_reason(monkeypatch: 
 
 
 @pytest.fixture(scope="module")
-def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Share]]:
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, NodeResources]]:
     skip_without()
     folder = tmp_path_factory.mktemp("late")
     (folder / "home").mkdir()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("INGEST_BENCH_STATE", str(folder / "state"))
-        with shares.shares(NEEDS, [folder / "home"]) as (share,):
+        with node_resources.shares(NEEDS, [folder / "home"]) as (share,):
             yield folder / "home", share
     assert not left(folder)
 
 
 def skip_without() -> None:
     try:
-        shares.require(NEEDS)
+        node_resources.require(NEEDS)
     except MissingCapability as error:
         pytest.skip(str(error))
 
@@ -125,7 +125,7 @@ def took_s(code: str, path: Path) -> float:
 
 
 @pytest.mark.device_mapper
-def test_each_sync_and_each_read_waits_for_the_longest_of_those_that_last(node: tuple[Path, Share]) -> None:
+def test_each_sync_and_each_read_waits_for_the_longest_of_those_that_last(node: tuple[Path, NodeResources]) -> None:
     home, share = node
     stage = stage_of(home, share)
     took_s(SYNCS, home / "file")
@@ -151,7 +151,9 @@ def test_each_sync_and_each_read_waits_for_the_longest_of_those_that_last(node: 
 
 
 @pytest.mark.device_mapper
-def test_what_waits_goes_on_when_the_fault_ends_and_one_that_met_nothing_fails(node: tuple[Path, Share]) -> None:
+def test_fault_without_effect_fails(
+    node: tuple[Path, NodeResources],
+) -> None:
     home, share = node
     stage = stage_of(home, share)
     fault = timeline.begin(late(60 * S), stage)

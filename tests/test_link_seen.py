@@ -18,8 +18,8 @@ from ingest_bench.model.experiment import Cell, Fault
 from ingest_bench.model.load import LoadOptions
 from ingest_bench.model.network import LinkName
 from ingest_bench.model.target import TargetOptions
-from ingest_bench.network import Links, link
-from ingest_bench.network.act.link import Link
+from ingest_bench.network.act.link import Link, link
+from ingest_bench.network.act.links import Links
 from ingest_bench.network.measure import qdiscs
 
 pytestmark = pytest.mark.netns

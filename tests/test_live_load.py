@@ -21,8 +21,9 @@ from test_load_process import plan_for, samples_of
 from ingest_bench.errors import RunAborted, RunFailed
 from ingest_bench.inputs.rates import parse_arrivals
 from ingest_bench.inputs.thresholds import parse_abort
-from ingest_bench.load import LoadPlan, Progress, exported, start
-from ingest_bench.load.live.exporter import Exporter
+from ingest_bench.load.live.exporter import Exporter, exported
+from ingest_bench.load.plan import LoadPlan
+from ingest_bench.load.supervisor import Progress, start
 from ingest_bench.model.samples import OUTCOMES
 from ingest_bench.model.target import Endpoint
 

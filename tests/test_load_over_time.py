@@ -16,7 +16,9 @@ from bulk_server import accept_all, answer, bulk_server
 from test_load_process import WORKLOAD, samples_of
 
 from ingest_bench.errors import RunFailed
-from ingest_bench.load import LoadPlan, Progress, start, together
+from ingest_bench.load import together
+from ingest_bench.load.plan import LoadPlan
+from ingest_bench.load.supervisor import Progress, start
 from ingest_bench.model.load import LoadOptions, Wire, WorkerReport
 from ingest_bench.model.target import Endpoint
 from ingest_bench.model.track import Step, TrackFile

@@ -25,9 +25,10 @@ from numpy.typing import NDArray
 from ingest_bench.errors import RunFailed, SpecError
 from ingest_bench.experiment import catalog
 from ingest_bench.inputs.rates import parse_arrivals
-from ingest_bench.load import LoadPlan, Progress, start
 from ingest_bench.load.arrivals import schedule
 from ingest_bench.load.fleet import roster
+from ingest_bench.load.plan import LoadPlan
+from ingest_bench.load.supervisor import Progress, start
 from ingest_bench.model.load import Arrivals, LoadOptions, Wire, WorkerReport
 from ingest_bench.model.samples import CPU_MARK, OUTCOMES, SAMPLE
 from ingest_bench.model.target import Endpoint

@@ -13,10 +13,10 @@ import pytest
 from numpy.typing import NDArray
 from servers import Served, served
 
-from ingest_bench import load
 from ingest_bench.experiment import catalog
 from ingest_bench.inputs.rates import parse_arrivals
-from ingest_bench.load import LoadPlan
+from ingest_bench.load import supervisor
+from ingest_bench.load.plan import LoadPlan
 from ingest_bench.model.load import LoadOptions, WorkerReport
 from ingest_bench.model.samples import OUTCOMES, SAMPLE
 from ingest_bench.model.target import TargetOptions
@@ -65,7 +65,7 @@ def loaded(server: Served, out: Path, **options: Any) -> Loaded:
     question += bytes_read(server)
     counted = server.count(WORKLOAD.index)
     asked = -bytes_read(server)
-    report = load.start(plan, server.between.client.command).wait(lambda _: None)
+    report = supervisor.start(plan, server.between.client.command).wait(lambda _: None)
     read = bytes_read(server) + asked - question
     assert before > 0
     files = sorted(out.glob("samples-*.bin"))

@@ -22,8 +22,8 @@ from test_load_process import plan_for
 from ingest_bench.documents.body import Body
 from ingest_bench.errors import RunFailed
 from ingest_bench.inputs.rates import parse_arrivals
-from ingest_bench.load import LoadPlan
 from ingest_bench.load.live.figures import from_lines
+from ingest_bench.load.plan import LoadPlan
 from ingest_bench.load.supervisor import start_delay_ns
 from ingest_bench.model.samples import SAMPLE
 from ingest_bench.model.target import Endpoint

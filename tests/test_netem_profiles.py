@@ -9,10 +9,11 @@ import pytest
 
 from ingest_bench.experiment import catalog
 from ingest_bench.inputs import data
-from ingest_bench.network import check, link, readings
 from ingest_bench.network.act import uml
 from ingest_bench.network.act.box import kernel_complaint
-from ingest_bench.network.act.link import Link
+from ingest_bench.network.act.link import Link, link
+from ingest_bench.network.measure.check import check
+from ingest_bench.network.measure.readings import readings
 
 pytestmark = pytest.mark.netem
 

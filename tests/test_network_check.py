@@ -16,9 +16,12 @@ from readied import ready
 
 from ingest_bench.experiment import catalog
 from ingest_bench.model.network import Impairment, Profile
-from ingest_bench.network import capabilities, check, link, readings, watch_wire
 from ingest_bench.network.act import box
-from ingest_bench.network.act.link import Link
+from ingest_bench.network.act.link import Link, link
+from ingest_bench.network.link_capabilities import capabilities
+from ingest_bench.network.measure.check import check
+from ingest_bench.network.measure.readings import readings
+from ingest_bench.network.measure.wire import watch_wire
 
 pytestmark = pytest.mark.netns
 

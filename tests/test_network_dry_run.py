@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 
-from ingest_bench import network, system
+from ingest_bench import system
 from ingest_bench.cli import net
 from ingest_bench.errors import MissingCapability
 from ingest_bench.experiment import catalog
 from ingest_bench.inputs import data
-from ingest_bench.ledger import Action, Step
+from ingest_bench.ledger.steps import Action, Step
 from ingest_bench.model.network import Impairment, Profile
 from ingest_bench.network.act import executor, uml
+from ingest_bench.network.act import link as link_module
 from ingest_bench.network.act.box import choose
 from ingest_bench.network.act.link import _buffers
 from ingest_bench.network.act.sandbox import Namespace, has_ipv6
@@ -61,7 +62,7 @@ def commands_of_making(
         choose(backend, (profile,))  # What it tries in order to choose is no part of the making.
     monkeypatch.setattr(system, "run", spy)
     monkeypatch.setattr(uml.Guest, "run", spy_in_guest)
-    with network.link(profile, netem="auto" if backend == "plain" else backend) as link:
+    with link_module.link(profile, netem="auto" if backend == "plain" else backend) as link:
         if then is not None:
             link.change(then)
         names = {str(link.server.pid): "server", str(link.client.pid): "client", "box": "box"}
@@ -179,7 +180,7 @@ def test_a_guest_is_started_with_exactly_the_words_of_its_dry_run(
         return child(argv, **options)
 
     monkeypatch.setattr(system, "Child", spy)
-    with network.link(FAR, netem="uml"):
+    with link_module.link(FAR, netem="uml"):
         pass
     (argv,) = (argv for argv in started if "linux.uml" in argv)
     assert shlex.join(argv).endswith(f" pid-1 {said.removeprefix('box: ')}")

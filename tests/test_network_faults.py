@@ -20,7 +20,6 @@ import pytest
 from readied import ready
 from scapy.layers.inet import ICMP
 
-from ingest_bench import network
 from ingest_bench.experiment import catalog
 from ingest_bench.faults import timeline
 from ingest_bench.faults.links import forged_packets, forgers, holes
@@ -34,9 +33,10 @@ from ingest_bench.faults.stage import Stage
 from ingest_bench.model.experiment import Fault
 from ingest_bench.model.load import LoadOptions
 from ingest_bench.model.network import Impairment, LinkName, Profile
-from ingest_bench.network import Links, link
 from ingest_bench.network.act import uml
-from ingest_bench.network.act.link import Link
+from ingest_bench.network.act.link import Link, link
+from ingest_bench.network.act.links import Links
+from ingest_bench.network.plan import places
 
 # Sends back what comes, and says how each connection ended.
 ECHO = """
@@ -149,7 +149,7 @@ def made(request: pytest.FixtureRequest) -> Iterator[Link]:
 
 
 def directions(direction: Any) -> tuple[Any, ...]:
-    return network.DIRECTIONS if direction == "both" else (direction,)
+    return places.DIRECTIONS if direction == "both" else (direction,)
 
 
 @pytest.mark.parametrize("direction", ["both", "to-server", "to-client"])

@@ -17,8 +17,7 @@ from readied import ready
 from ingest_bench.errors import MissingCapability, SpecError
 from ingest_bench.experiment import catalog
 from ingest_bench.model.network import Impairment, Profile
-from ingest_bench.network import link
-from ingest_bench.network.act.link import End, Link
+from ingest_bench.network.act.link import End, Link, link
 from ingest_bench.network.act.sandbox import Namespace, sandbox
 from ingest_bench.network.plan import commands, features
 

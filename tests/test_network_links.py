@@ -13,16 +13,17 @@ from dataclasses import replace
 import ordinary_user
 import pytest
 
-from ingest_bench import network
 from ingest_bench.errors import MissingCapability
 from ingest_bench.experiment import catalog
 from ingest_bench.faults import timeline
 from ingest_bench.faults.stage import Stage
 from ingest_bench.model.experiment import Fault
 from ingest_bench.model.network import Impairment, LinkName, Profile
-from ingest_bench.network import Links
+from ingest_bench.network.act import links as act_links
 from ingest_bench.network.act import uml
+from ingest_bench.network.act.links import Links
 from ingest_bench.network.act.sandbox import Namespace
+from ingest_bench.network.measure import check, readings
 
 pytestmark = pytest.mark.netns
 
@@ -87,7 +88,9 @@ def call(place: Namespace, address: str, limit_s: float = 20) -> tuple[str, int,
 @pytest.fixture(scope="module")
 def three() -> Iterator[Links]:
     with (
-        network.links(states(3, WIRE, peers=(replace(WIRE, to_server=Impairment(), to_client=Impairment()),))) as links,
+        act_links.links(
+            states(3, WIRE, peers=(replace(WIRE, to_server=Impairment(), to_client=Impairment()),))
+        ) as links,
         listening(links),
     ):
         yield links
@@ -107,7 +110,7 @@ def test_the_clients_reach_each_node_and_each_node_each_other_one(three: Links) 
 
 def test_each_link_has_its_own_promises_and_keeps_them(three: Links) -> None:
     for name in (LinkName((2,)), LinkName((1, 3))):
-        promises = network.check(three.by_name[name])
+        promises = check.check(three.by_name[name])
         assert [promise for promise in promises if not promise.kept] == []
         assert {promise.link for promise in promises} == {str(name)}
     rates = [name for name, link in three.by_name.items() if link.profile.to_server.rate_bps]
@@ -115,11 +118,11 @@ def test_each_link_has_its_own_promises_and_keeps_them(three: Links) -> None:
 
 
 def test_the_counts_of_several_links_are_those_of_all_and_of_a_namespace_once(three: Links) -> None:
-    network.start(*three.clients)
+    readings.start(*three.clients)
     for link in three.clients:
         call(three.client, link.server_address)
-    together = network.readings(*three.clients)
-    each = [network.readings(link, clients=False) for link in three.clients]
+    together = readings.readings(*three.clients)
+    each = [readings.readings(link, clients=False) for link in three.clients]
     packets = [one["wire_packets"] for one in each]
     assert all(isinstance(count, int) and count >= 8 for count in packets)
     assert together["wire_packets"] == sum(int(str(count)) for count in packets)
@@ -151,7 +154,7 @@ def test_a_throttle_of_one_node_is_on_its_links_while_it_lasts(three: Links) -> 
     begun = timeline.begin(what, Stage(links=three))
     try:
         assert rates() == {"peers-1-2": None, "peers-1-3": 10**8, "peers-2-3": 10**8}
-        promises = {promise.name: promise for promise in network.check(three.by_name[LinkName((1, 3))])}
+        promises = {promise.name: promise for promise in check.check(three.by_name[LinkName((1, 3))])}
         assert promises["rate to-client"].kept, promises["rate to-client"]
     finally:
         begun.end()
@@ -163,10 +166,10 @@ def test_a_delay_between_nodes_is_there_in_both_directions_also_where_only_a_box
     if uml.complaint():
         pytest.skip(uml.complaint())
     far = replace(NEAR, name="far", to_server=Impairment(delay_ns=20 * MS), to_client=Impairment(delay_ns=5 * MS))
-    with network.links(states(2, peers=(far,)), netem="uml") as links, listening(links):
+    with act_links.links(states(2, peers=(far,)), netem="uml") as links, listening(links):
         assert links.backend == "uml"
         (link,) = (link for name, link in links.by_name.items() if name.kind == "peers")
-        assert {promise.name for promise in network.check(link) if not promise.kept} == set()
+        assert {promise.name for promise in check.check(link) if not promise.kept} == set()
         first, second = links.clients
         # A handshake, and then the answer: two round trips of 25 ms, whoever asks.
         for one, other in ((first, second), (second, first)):
@@ -177,7 +180,7 @@ def test_a_delay_between_nodes_is_there_in_both_directions_also_where_only_a_box
 def test_links_that_this_machine_cannot_make_are_told_before_anything_starts() -> None:
     strange = replace(NEAR, name="strange", congestion_control="no-such")
     with pytest.raises(MissingCapability, match="congestion_control"):
-        network.require(states(2, peers=(strange,)))
+        act_links.require(states(2, peers=(strange,)))
 
 
 @pytest.mark.nightly

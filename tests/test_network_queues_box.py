@@ -12,10 +12,11 @@ import pytest
 from standing_link import link_of, state
 
 from ingest_bench.model.network import Impairment
-from ingest_bench.network import check, readings
-from ingest_bench.network import start as network_start
 from ingest_bench.network.act.link import Link
 from ingest_bench.network.measure import qdiscs
+from ingest_bench.network.measure.check import check
+from ingest_bench.network.measure.readings import readings
+from ingest_bench.network.measure.readings import start as network_start
 
 pytestmark = pytest.mark.netem
 

@@ -21,9 +21,8 @@ from readied import ready
 from ingest_bench import system
 from ingest_bench.errors import MissingCapability, RunFailed, SpecError
 from ingest_bench.model.network import Impairment, Profile
-from ingest_bench.network import link
 from ingest_bench.network.act import guest_process, uml
-from ingest_bench.network.act.link import Link
+from ingest_bench.network.act.link import Link, link
 from ingest_bench.network.plan import guest
 
 MS = 10**6

@@ -12,8 +12,7 @@ from ingest_bench.analysis.run import nodes
 from ingest_bench.analysis.run.columns import COLUMNS
 from ingest_bench.model.network import LinkName
 from ingest_bench.model.results import Histogram, Measured, Reading, Remark, Series, Stacks
-from ingest_bench.network import waited
-from ingest_bench.network.measure.waits import longest
+from ingest_bench.network.measure.waits import longest, waited
 from ingest_bench.network.measure.wire import Asked, Seen
 from ingest_bench.report.plots import plots_nodes
 from ingest_bench.report.tables import text_tables

@@ -17,14 +17,16 @@ from typing import Any
 import pytest
 from servers import BULK, Served, served, visible
 
-from ingest_bench import ledger, probes, system
+from ingest_bench import probes, system
 from ingest_bench.errors import InvalidRun, RunFailed
 from ingest_bench.jvm import java
 from ingest_bench.jvm.attach import Attached, attach
 from ingest_bench.jvm.observed import observed
+from ingest_bench.ledger import sessions
 from ingest_bench.model.results import Histogram, Measured, Reading, Remark
 from ingest_bench.model.target import TargetOptions
-from ingest_bench.probes import ReadContext, recording
+from ingest_bench.probes import recording, vantage
+from ingest_bench.probes.context import ReadContext
 from ingest_bench.targets.small.sink import Sink
 
 pytestmark = [pytest.mark.jvm, pytest.mark.netns]
@@ -89,7 +91,7 @@ def counters(server: Served) -> dict[str, Any]:
 
 
 def watched(names: list[str], jvm: Attached, raw: Path, limit_s: int = 300) -> AbstractContextManager[None]:
-    return probes.AttachedTo(jvm).watch(probes.chosen(names), [raw], limit_s)
+    return vantage.AttachedTo(jvm).watch(probes.chosen(names), [raw], limit_s)
 
 
 def context(jvm: Attached, raw: Path, ports: set[int], start_ns: int = 0) -> ReadContext:
@@ -132,7 +134,7 @@ def test_every_probe_sees_exactly_what_the_sink_counted_while_it_watched(
     assert len(recordings) == 1
     # All connections: the port that sent the bulks is one of them.
     ports = {int(port) for port in after["by_peer_port"]}
-    measured = probes.Started.read(probes.chosen(names), context(jvm, raw, ports, start_ns))
+    measured = vantage.Started.read(probes.chosen(names), context(jvm, raw, ports, start_ns))
     assert remarks(measured) == []
     seen = readings(measured)
 
@@ -158,7 +160,7 @@ def test_a_jvm_that_runs_already_is_recorded_for_profiling_too_and_also_without_
     server: Served, jvm: Attached, raw: Path
 ) -> None:
     own = switched_on(jvm)
-    with probes.AttachedTo(jvm, profiles=True).watch({}, [raw], limit_s=300):
+    with vantage.AttachedTo(jvm, profiles=True).watch({}, [raw], limit_s=300):
         bulks(server, 40)
     assert switched_on(jvm) == own
     types = recording.load(context(jvm, raw, set())).content["types"]
@@ -178,7 +180,7 @@ def test_another_recording_of_the_jvm_hides_no_read(server: Served, jvm: Attache
     finally:
         jvm.ask("JFR.stop", "name=other")
     ports = {int(port) for port in after["by_peer_port"]}
-    numbers = readings(probes.Started.read(probes.chosen(["reads"]), context(jvm, raw, ports)))
+    numbers = readings(vantage.Started.read(probes.chosen(["reads"]), context(jvm, raw, ports)))
     # The other one records at most 100 of them in a second.
     assert numbers["reads_recorded"] == after["reads"] - before["reads"] > 600
     assert numbers["bytes_read"] == after["bytes_read"] - before["bytes_read"]
@@ -195,7 +197,7 @@ def test_a_second_time_holds_nothing_of_the_first(server: Served, jvm: Attached,
             bulks(server, 2)
             after = counters(server)
         ports = {int(port) for port in after["by_peer_port"]}
-        found = readings(probes.Started.read(probes.chosen(["reads"]), context(jvm, raw, ports)))
+        found = readings(vantage.Started.read(probes.chosen(["reads"]), context(jvm, raw, ports)))
         seen.append((found["reads_recorded"], found["bytes_read"]))
         true.append(tuple(after[name] - before[name] for name in ("reads", "bytes_read")))
     assert seen == true
@@ -208,7 +210,7 @@ def test_a_failure_in_the_block_leaves_nothing_in_the_jvm(server: Served, jvm: A
         server.http.expect("GET", "/there/is/no/such/page")
     assert switched_on(jvm) == before
     assert (raw / "recording.jfr").read_bytes()[:4] == b"FLR\0"
-    assert ledger.show() == []
+    assert sessions.show() == []
     nothing_is_left()
 
 
@@ -243,7 +245,7 @@ def test_whoever_ends_us_nothing_stays_in_the_jvm(number: signal.Signals, jvm: A
         assert switched_on(jvm) != before
         driver.send_signal(number)
         driver.wait(60)
-    wait_until(lambda: ledger.show() == [])
+    wait_until(lambda: sessions.show() == [])
     assert switched_on(jvm) == before
     nothing_is_left()
 
@@ -280,7 +282,7 @@ def test_a_jvm_that_ends_meanwhile_leaves_its_recording(tmp_path: Path, raw: Pat
             server.process.popen.terminate()
             server.process.popen.wait(60)
         assert (raw / "recording.jfr").read_bytes()[:4] == b"FLR\0"
-        assert ledger.show() == []
+        assert sessions.show() == []
 
 
 @pytest.mark.nightly
@@ -292,8 +294,8 @@ def test_a_jvm_that_is_killed_meanwhile_is_no_error_of_the_probes(tmp_path: Path
             server.process.popen.kill()
             server.process.popen.wait(60)
         assert not jvm.is_alive()
-        assert remarks(probes.Started.read(probes.chosen(["reads"]), context(jvm, raw, {1}))) != []
-        assert ledger.show() == []
+        assert remarks(vantage.Started.read(probes.chosen(["reads"]), context(jvm, raw, {1}))) != []
+        assert sessions.show() == []
 
 
 def scratch() -> list[Path]:

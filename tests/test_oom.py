@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ingest_bench.probes import OutOfMemory, find_oom
+from ingest_bench.probes.oom import OutOfMemory, find_oom
 
 # Java 11 to 25, as they wrote it.
 CRASH = "#\n#  Internal Error (debug.cpp:289), pid=18895, tid=18896\n#  fatal error: OutOfMemory encountered: {}\n#\n"

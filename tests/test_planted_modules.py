@@ -13,8 +13,9 @@ from interface_lab import Lab, lab
 from planted import Planted, planted
 from running import free_port, running
 
-from ingest_bench import probes, system
+from ingest_bench import system
 from ingest_bench.model.target import TargetOptions
+from ingest_bench.probes.kernel import kernel_reads
 
 pytestmark = [pytest.mark.jvm, pytest.mark.netns, pytest.mark.processes]
 
@@ -44,7 +45,7 @@ def here(request: pytest.FixtureRequest) -> Iterator[Planted]:
     commands.fill_cache()
     with commands.place(request.param), planted(request.param) as made:
         watching = ["reads", "gc", "allocations", "host"]
-        if made.user is None and probes.capability().present:
+        if made.user is None and kernel_reads.capability().present:
             watching.append("kernel-reads")
         (made.folder / "watched.toml").write_text(f"probes = {watching}\n{EXPERIMENT}")
         (made.folder / "reset.toml").write_text(EXPERIMENT + RESET)

@@ -12,8 +12,8 @@ import pytest
 from ingest_bench.errors import MissingCapability, SpecError
 from ingest_bench.model.results import Histogram, Measured, Reading, Remark, Stacks
 from ingest_bench.nearest_rank import percentile
-from ingest_bench.probes import PROBES, ReadContext, jvm_options, oom, recording
-from ingest_bench.probes.context import Events
+from ingest_bench.probes import PROBES, jvm_options, oom, recording
+from ingest_bench.probes.context import Events, ReadContext
 
 
 def context(raw: Path) -> ReadContext:

@@ -19,17 +19,10 @@ from ingest_bench import system
 from ingest_bench.jvm.compile import classes as compiled
 from ingest_bench.jvm.java import find
 from ingest_bench.model.results import READ_FIELDS, Histogram, Measured, Reading, Remark, Series, Stacks
-from ingest_bench.probes import (
-    PROBES,
-    ReadContext,
-    Started,
-    allocations,
-    chosen,
-    find_oom,
-    jvm_options,
-    recording,
-)
-from ingest_bench.probes.context import ATTACHED
+from ingest_bench.probes import PROBES, allocations, chosen, jvm_options, recording
+from ingest_bench.probes.context import ATTACHED, ReadContext
+from ingest_bench.probes.oom import find_oom
+from ingest_bench.probes.vantage import Started
 
 pytestmark = pytest.mark.jvm
 

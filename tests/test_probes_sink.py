@@ -13,7 +13,9 @@ from ingest_bench import system
 from ingest_bench.jvm.java import find
 from ingest_bench.model.results import Histogram, Measured, Reading, Remark
 from ingest_bench.model.target import TargetOptions
-from ingest_bench.probes import PROBES, ReadContext, Started, chosen, jvm_options, recording
+from ingest_bench.probes import PROBES, chosen, jvm_options, recording
+from ingest_bench.probes.context import ReadContext
+from ingest_bench.probes.vantage import Started
 from ingest_bench.targets.small.sink import Sink
 
 pytestmark = [pytest.mark.jvm, pytest.mark.netns]

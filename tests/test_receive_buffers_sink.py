@@ -16,7 +16,8 @@ from ingest_bench.analysis.buffers.netty import Fixed
 from ingest_bench.jvm.java import find
 from ingest_bench.model.results import READ_FIELDS
 from ingest_bench.model.target import TargetOptions
-from ingest_bench.probes import ReadContext, jvm_options, recording
+from ingest_bench.probes import jvm_options, recording
+from ingest_bench.probes.context import ReadContext
 from ingest_bench.targets.small.sink import Sink
 
 pytestmark = [pytest.mark.jvm, pytest.mark.netns]

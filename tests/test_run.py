@@ -17,7 +17,7 @@ from ingest_bench.errors import SpecError
 from ingest_bench.experiment import order, spec
 from ingest_bench.lab import buffer_advice, campaign, evaluation, window
 from ingest_bench.lab.runner import RunOptions
-from ingest_bench.load import Progress
+from ingest_bench.load.supervisor import Progress
 from ingest_bench.model.results import RunRecord, Summary
 from ingest_bench.model.samples import OUTCOMES, SAMPLE
 from ingest_bench.network.measure import capture

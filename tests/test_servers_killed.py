@@ -16,8 +16,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ingest_bench import network, system
+from ingest_bench import system
 from ingest_bench.errors import MissingCapability
+from ingest_bench.network import link_capabilities
+from ingest_bench.network.act import links
 from ingest_bench.network.act.sandbox import sandbox
 
 PROGRAM = """
@@ -208,8 +210,10 @@ def test_a_machine_without_process_namespaces_is_told_before_a_run(monkeypatch: 
     # As in a container, whose masked /proc lets no other one be mounted.
     monkeypatch.setattr(system, "_FIRST", system._FIRST.replace("--mount-proc", "--mount-proc=/nonexistent"))
     with pytest.raises(MissingCapability, match=r"^process namespaces: unshare: .*/nonexistent"):
-        network.require({})
-    (namespaces,) = [capability for capability in network.capabilities() if capability.name == "process namespaces"]
+        links.require({})
+    (namespaces,) = [
+        capability for capability in link_capabilities.capabilities() if capability.name == "process namespaces"
+    ]
     assert not namespaces.present
     assert "systempaths=unconfined" in namespaces.remedy
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ingest_bench.errors import MissingCapability
-from ingest_bench.host import shares
+from ingest_bench.host import node_resources
 
 # Both nodes sync a file again and again while all that is taken from them is taken.
 FAULTY = """
@@ -22,13 +22,13 @@ from types import SimpleNamespace
 from ingest_bench import system
 from ingest_bench.faults import timeline
 from ingest_bench.faults.stage import Node, Stage
-from ingest_bench.host.shares import shares
+from ingest_bench.host.node_resources import shares
 from ingest_bench.model.experiment import Fault
 homes = [Path(name) for name in sys.argv[1:]]
 again = "import os, sys\\nfile = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT)\\nwhile True: os.fsync(file)"
 with shares({"cpu", "memory", "disk", "throttle", "syncs"}, homes) as made:
     stage = Stage(nodes=tuple(
-        Node(number=number, process=SimpleNamespace(jvm_pid=0), home=home, jcmd=None, boot_limit_s=1, share=share)
+        Node(number=number, process=SimpleNamespace(jvm_pid=0), home=home, jcmd=None, boot_limit_s=1, resources=share)
         for number, (home, share) in enumerate(zip(homes, made), 1)
     ))
     for home, share in zip(homes, made):
@@ -56,7 +56,7 @@ LIMIT_S = 60
 @pytest.mark.netns
 def test_nothing_of_two_runs_is_left_that_are_killed_in_the_middle_of_every_fault(tmp_path: Path) -> None:
     try:
-        shares.require({"cpu", "memory", "disk", "throttle", "syncs"})
+        node_resources.require({"cpu", "memory", "disk", "throttle", "syncs"})
     except MissingCapability as error:
         pytest.skip(f"needs root: {error}")
     env = {**os.environ, "INGEST_BENCH_STATE": str(tmp_path / "state")}

@@ -10,7 +10,6 @@ import made_runs as made
 import numpy as np
 import pytest
 
-from ingest_bench import network
 from ingest_bench.analysis.run import summary
 from ingest_bench.analysis.run.sample_columns import Samples, Window
 from ingest_bench.analysis.stalls import attribution, phases, sentences, sources
@@ -18,6 +17,7 @@ from ingest_bench.model.experiment import Cell
 from ingest_bench.model.results import READ_FIELDS, Happened, Interval, Measured, Stall, Watched
 from ingest_bench.model.samples import STANDSTILL
 from ingest_bench.model.target import TargetOptions, Url
+from ingest_bench.network.measure import waits, wire
 from ingest_bench.report.tables import stall_table, text_tables
 
 SECOND = made.SECOND
@@ -433,12 +433,12 @@ def timed_out(
     samples["user"] = user_of.astype(np.int32)
     samples["local_port"] = 40000 + samples["user"]
     spans = tuple(
-        Interval(network.LOST, ZERO + round(a * SECOND), ZERO + round(b * SECOND), port=port) for a, b, port in lost
+        Interval(waits.LOST, ZERO + round(a * SECOND), ZERO + round(b * SECOND), port=port) for a, b, port in lost
     )
     pauses = [(at, at + 0.02) for at in (rng.uniform(0, 12) for _ in range(20))] + [(start_s, start_s + 1)] * paused
     quotas = [(at, at + 0.1) for at in (rng.uniform(0, 12) for _ in range(10))]
     collected, quota = watched({"garbage collection": pauses, "quota": quotas})
-    lost_packets = Watched(network.LOST, spans, error_ns=SECOND // 4)
+    lost_packets = Watched(waits.LOST, spans, error_ns=SECOND // 4)
     return samples, [lost_packets, Watched(collected.cause, collected.spans, stops=True), quota]
 
 
@@ -451,7 +451,7 @@ def causes_of(samples: Samples, watched_: list[Watched]) -> set[tuple[str, int]]
 @pytest.mark.parametrize("users", [1, 6, 7, 16])
 def test_packets_lost_on_all_connections_are_one_cause(users: int) -> None:
     samples, watched_ = timed_out(random.Random(2), frozenset(range(users)), users)  # noqa: S311 - a made-up run
-    assert causes_of(samples, watched_) == {(network.LOST, 0 if users > 1 else 40000)}
+    assert causes_of(samples, watched_) == {(waits.LOST, 0 if users > 1 else 40000)}
 
 
 def test_users_that_catch_up_slowly_after_a_stall_waited_for_what_stopped_them() -> None:
@@ -465,12 +465,12 @@ def test_users_that_catch_up_slowly_after_a_stall_waited_for_what_stopped_them()
         free_s[user] = done_s
         rows.append(made.sample(due_s, done_s, sent_ns=made.START + round(sent_s * SECOND), local_port=40000 + user))
     lost = tuple(
-        Interval(network.LOST, ZERO + 5 * SECOND, ZERO + 13 * SECOND // 2, port=40000 + user) for user in range(16)
+        Interval(waits.LOST, ZERO + 5 * SECOND, ZERO + 13 * SECOND // 2, port=40000 + user) for user in range(16)
     )
     window = Window(made.START, made.START + 12 * SECOND)
-    watched_ = [Watched(network.LOST, lost, error_ns=SECOND // 4)]
+    watched_ = [Watched(waits.LOST, lost, error_ns=SECOND // 4)]
     (stall,) = attribution.find(made.samples(rows), window, SERVICE_S * 1000, watched_, made.OFFSET)
-    assert named(stall) == {network.LOST}
+    assert named(stall) == {waits.LOST}
     assert stall.unexplained_ns == 0
 
 
@@ -486,7 +486,7 @@ def test_a_stall_of_a_second_is_named_right_with_1_to_64_users(hit: str, users: 
         lost_on = frozenset(rng.sample(range(users), many))
         named_ = causes_of(*timed_out(rng, lost_on, users, paused=not lost_on))
         port = 40000 + min(lost_on) if len(lost_on) == 1 else 0
-        true = (network.LOST, port) if lost_on else ("garbage collection", 0)
+        true = (waits.LOST, port) if lost_on else ("garbage collection", 0)
         right += named_ == {true}
         wrong += bool(named_ - {true})
     print(f"{hit} of {users} users: {right / runs:.0%} named right, {wrong / runs:.0%} named wrong")  # noqa: T201 - the shares, also where they are enough
@@ -497,8 +497,8 @@ def test_a_stall_of_a_second_is_named_right_with_1_to_64_users(hit: str, users: 
 def test_packets_lost_on_some_connections_do_not_explain_the_waiting_of_others() -> None:
     samples, (lost, *others) = timed_out(random.Random(3), frozenset(), 16, paused=True)  # noqa: S311 - a made-up run
     pause = others[0].spans[-1]
-    elsewhere = tuple(Interval(network.LOST, pause.start_ns, pause.end_ns, port=50000 + user) for user in range(16))
-    assert causes_of(samples, [Watched(network.LOST, elsewhere, error_ns=lost.error_ns)]) == set()
+    elsewhere = tuple(Interval(waits.LOST, pause.start_ns, pause.end_ns, port=50000 + user) for user in range(16))
+    assert causes_of(samples, [Watched(waits.LOST, elsewhere, error_ns=lost.error_ns)]) == set()
 
 
 def test_a_pause_of_everything_in_which_others_were_answered_was_none() -> None:
@@ -632,16 +632,16 @@ def test_a_timeout_of_tcp_lasts_from_before_it_was_seen_until_it_is_gone(tmp_pat
         ]
         return {"frames": {}, "looked_at": 0, "lost": 0, "seconds": 1.0, "tcp": rows}
 
-    path = tmp_path / network.WIRE
+    path = tmp_path / wire.WIRE
     path.write_text(json.dumps({"to-server": end([0, 0, 0, 0]), "to-client": end([0, 1, 2, 0])}))
-    (one,) = network.losses(tmp_path, [40000])
+    (one,) = waits.losses(tmp_path, [40000])
     assert [(span.cause, span.start_ns, span.end_ns, span.port) for span in one.spans] == [
-        (network.LOST, 1.8 * SECOND, 2.75 * SECOND, 40000)
+        (waits.LOST, 1.8 * SECOND, 2.75 * SECOND, 40000)
     ]
-    (other,) = network.losses(tmp_path, [40001])
+    (other,) = waits.losses(tmp_path, [40001])
     assert other.spans == ()
     path.write_text(json.dumps({"to-server": None, "to-client": end([0, 1, 2, 0])}))
-    assert network.losses(tmp_path, [40000]) == ()
+    assert waits.losses(tmp_path, [40000]) == ()
 
 
 def test_what_tcp_sent_again_without_a_timeout_was_lost_since_the_look_before(tmp_path: Path) -> None:
@@ -654,8 +654,8 @@ def test_what_tcp_sent_again_without_a_timeout_was_lost_since_the_look_before(tm
         return {"frames": {}, "looked_at": 0, "lost": 0, "seconds": 1.0, "tcp": rows}
 
     # What it had sent again before it was looked at first counts nowhere.
-    (tmp_path / network.WIRE).write_text(json.dumps({"to-server": end(7, 7, 7), "to-client": end(3, 3, 5)}))
-    (one,) = network.losses(tmp_path, [40000])
+    (tmp_path / wire.WIRE).write_text(json.dumps({"to-server": end(7, 7, 7), "to-client": end(3, 3, 5)}))
+    (one,) = waits.losses(tmp_path, [40000])
     assert [(span.port, span.start_ns, span.end_ns) for span in one.spans] == [(40000, 2.25 * SECOND, 2.5 * SECOND)]
 
 

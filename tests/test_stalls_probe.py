@@ -14,7 +14,9 @@ from ingest_bench import system
 from ingest_bench.jvm.compile import classes as compiled
 from ingest_bench.jvm.java import find
 from ingest_bench.model.results import Interval, Measured, Remark, Watched
-from ingest_bench.probes import ReadContext, Started, chosen, jvm_options, recording
+from ingest_bench.probes import chosen, jvm_options, recording
+from ingest_bench.probes.context import ReadContext
+from ingest_bench.probes.vantage import Started
 
 DATA = Path(__file__).parent / "data" / "stalls"
 PROGRAMS = Path(__file__).parent / "java"

@@ -20,7 +20,7 @@ from ingest_bench.faults import checks, timeline
 from ingest_bench.faults.stage import Node, Stage
 from ingest_bench.host import supervised
 from ingest_bench.host import syncs as host_syncs
-from ingest_bench.host.shares import Share
+from ingest_bench.host.node_resources import NodeResources
 from ingest_bench.host.syncs import Syncs, syncs
 from ingest_bench.model.experiment import Cell, Fault
 from ingest_bench.model.load import LoadOptions
@@ -137,7 +137,16 @@ def stage_of(asked: Syncs) -> Stage:
         return ""
 
     return Stage(
-        nodes=(Node(number=1, process=process, home=Path("/"), jcmd=jcmd, boot_limit_s=1, share=Share(syncs=asked)),)
+        nodes=(
+            Node(
+                number=1,
+                process=process,
+                home=Path("/"),
+                jcmd=jcmd,
+                boot_limit_s=1,
+                resources=NodeResources(syncs=asked),
+            ),
+        )
     )
 
 
@@ -218,5 +227,5 @@ def test_an_ordinary_user_may_do_it(tmp_path: Path) -> None:
 
 
 def test_nobody_is_asked_about_a_node_without_such_a_fault() -> None:
-    assert Share().command(("java", "-version")) == ("java", "-version")
-    assert Path(supervised.__file__).name in " ".join(Share(syncs=Syncs(Path("/x"))).command(("java",)))
+    assert NodeResources().command(("java", "-version")) == ("java", "-version")
+    assert Path(supervised.__file__).name in " ".join(NodeResources(syncs=Syncs(Path("/x"))).command(("java",)))

@@ -21,10 +21,10 @@ from ingest_bench import system
 from ingest_bench.errors import MissingCapability, RunFailed, SpecError
 from ingest_bench.faults import checks, timeline
 from ingest_bench.faults.stage import Node, Stage
-from ingest_bench.host import cgroups, disk, io_limits, shares
+from ingest_bench.host import cgroups, disk, io_limits, node_resources
 from ingest_bench.host.cgroups import Parent
 from ingest_bench.host.io_limits import Throttle
-from ingest_bench.host.shares import Share
+from ingest_bench.host.node_resources import NodeResources
 from ingest_bench.model.experiment import Cell, Fault
 from ingest_bench.model.load import LoadOptions
 from ingest_bench.model.target import TargetOptions
@@ -42,7 +42,7 @@ mount -t cgroup2 none /sys/fs/cgroup
 echo "+io +memory" > /sys/fs/cgroup/cgroup.subtree_control
 exec "$@"
 """
-NEEDS: frozenset[shares.Need] = frozenset({"disk", "throttle"})
+NEEDS: frozenset[node_resources.Need] = frozenset({"disk", "throttle"})
 # Each writes 2 MB, or reads them again, and says how long that took.
 CACHED = """
 import os, sys, time
@@ -122,13 +122,13 @@ def rules(device: str) -> list[str]:
     return [line for path in files for line in path.read_text().splitlines() if line.split()[0] == device]
 
 
-def stage_of(home: Path, share: Share) -> Stage:
+def stage_of(home: Path, share: NodeResources) -> Stage:
     process: Any = SimpleNamespace(jvm_pid=0)
 
     def jcmd(_pid: int, _command: object) -> str:
         return ""
 
-    return Stage(nodes=(Node(number=1, process=process, home=home, jcmd=jcmd, boot_limit_s=1, share=share),))
+    return Stage(nodes=(Node(number=1, process=process, home=home, jcmd=jcmd, boot_limit_s=1, resources=share),))
 
 
 def test_a_disk_is_slow_in_a_way_that_is_given_and_only_the_runs_own() -> None:
@@ -146,7 +146,7 @@ def test_a_disk_is_slow_in_a_way_that_is_given_and_only_the_runs_own() -> None:
 def test_an_ordinary_user_is_told_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(system, "is_root", lambda: False)
     with pytest.raises(MissingCapability, match="only root"):
-        shares.require(NEEDS)
+        node_resources.require(NEEDS)
     assert not io_limits.capability().present
 
 
@@ -185,34 +185,34 @@ def test_rules_that_are_taken_in_part_are_taken_back(tmp_path: Path) -> None:
 
 def skip_without() -> None:
     try:
-        shares.require(NEEDS)
+        node_resources.require(NEEDS)
     except MissingCapability as error:
         pytest.skip(f"needs root: {error}")
 
 
 @pytest.fixture(scope="module")
-def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Share]]:
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, NodeResources]]:
     skip_without()
     folder = tmp_path_factory.mktemp("disk")
     (folder / "home").mkdir()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("INGEST_BENCH_STATE", str(folder / "state"))
-        with shares.shares(NEEDS, [folder / "home"]) as (share,):
+        with node_resources.shares(NEEDS, [folder / "home"]) as (share,):
             yield folder / "home", share
         assert not rules(throttle_of(share).device)
 
 
-def throttle_of(share: Share) -> Throttle:
+def throttle_of(share: NodeResources) -> Throttle:
     assert share.throttle is not None
     return share.throttle
 
 
-def disk_of(share: Share) -> disk.Own:
+def disk_of(share: NodeResources) -> disk.Own:
     assert share.disk is not None
     return share.disk
 
 
-def took_s(share: Share, code: str, path: Path, before: Sequence[str] = ()) -> float:
+def took_s(share: NodeResources, code: str, path: Path, before: Sequence[str] = ()) -> float:
     """How long it took a process of the node. It comes from a group of blkio that knows nothing of the rules."""
     argv = share.command((sys.executable, "-S", "-c", code, str(path)))
     done = subprocess.run((*before, *argv), capture_output=True, text=True, timeout=LIMIT_S, check=True)
@@ -220,7 +220,7 @@ def took_s(share: Share, code: str, path: Path, before: Sequence[str] = ()) -> f
 
 
 @pytest.fixture
-def elsewhere(node: tuple[Path, Share]) -> Iterator[tuple[str, ...]]:
+def elsewhere(node: tuple[Path, NodeResources]) -> Iterator[tuple[str, ...]]:
     """What begins in a group of blkio below the root, as a service does."""
     place = throttle_of(node[1]).place
     if place.version == 2:
@@ -237,7 +237,7 @@ def elsewhere(node: tuple[Path, Share]) -> Iterator[tuple[str, ...]]:
 @pytest.mark.netns
 @pytest.mark.parametrize("how", [CACHED, BACK, DIRECT], ids=["cached", "written back", "direct"])
 def test_what_a_node_writes_and_reads_waits_however_it_does_that(
-    node: tuple[Path, Share], elsewhere: tuple[str, ...], how: str
+    node: tuple[Path, NodeResources], elsewhere: tuple[str, ...], how: str
 ) -> None:
     home, share = node
     stage = stage_of(home, share)
@@ -266,7 +266,7 @@ def test_what_a_node_writes_and_reads_waits_however_it_does_that(
 
 
 @pytest.mark.netns
-def test_a_disk_of_few_operations_makes_each_sync_long(node: tuple[Path, Share]) -> None:
+def test_a_disk_of_few_operations_makes_each_sync_long(node: tuple[Path, NodeResources]) -> None:
     home, share = node
     stage = stage_of(home, share)
     took_s(share, SYNCS, home / "syncs")
@@ -299,7 +299,7 @@ def test_a_rule_that_somebody_has_for_such_a_device_is_away_meanwhile_and_there_
     theirs = f"{free} 123456789"
     file.write_text(theirs)
     try:
-        with shares.shares(NEEDS, [tmp_path / "home"]) as (share,):
+        with node_resources.shares(NEEDS, [tmp_path / "home"]) as (share,):
             device = throttle_of(share).device
             if device != free:
                 pytest.skip(f"{name} was taken meanwhile")

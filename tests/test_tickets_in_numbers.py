@@ -19,7 +19,7 @@ from test_load_process import BULK_DOCUMENTS, loaded, outcomes, plan_for, sample
 from ingest_bench.analysis.run.sample_columns import measured, window_of
 from ingest_bench.errors import RunFailed
 from ingest_bench.inputs.rates import parse_arrivals
-from ingest_bench.load import Progress, start
+from ingest_bench.load.supervisor import Progress, start
 from ingest_bench.model.samples import OUTCOMES
 
 pytestmark = pytest.mark.processes

@@ -23,7 +23,9 @@ from ingest_bench.model.experiment import Cell, Fault
 from ingest_bench.model.load import LoadOptions
 from ingest_bench.model.network import Impairment, LinkName, Profile
 from ingest_bench.model.target import TargetOptions
-from ingest_bench.network import DIRECTIONS, Links, link
+from ingest_bench.network.act.link import link
+from ingest_bench.network.act.links import Links
+from ingest_bench.network.plan.places import DIRECTIONS
 
 MBIT = 10**6
 S = 10**9

@@ -23,8 +23,9 @@ from ingest_bench.lab import evaluation
 from ingest_bench.load import reports
 from ingest_bench.model.results import Measured, Reading, Remark
 from ingest_bench.model.target import TargetOptions
-from ingest_bench.probes import AttachedTo, FromOutside, ReadContext, Started, nodestats, oom, recording, vantage
-from ingest_bench.probes.context import ATTACHED, Events
+from ingest_bench.probes import nodestats, oom, recording, vantage
+from ingest_bench.probes.context import ATTACHED, Events, ReadContext
+from ingest_bench.probes.vantage import AttachedTo, FromOutside, Started
 from ingest_bench.results import layout
 
 S = 10**9
@@ -88,7 +89,7 @@ def test_a_node_without_a_folder_is_no_node(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["started", "attached"])
 def test_what_a_jvm_left_is_read_by_every_probe(name: Any, tmp_path: Path) -> None:
-    found = probes.VANTAGES[name].read({"one": Seen("one"), "other": Seen("other")}, context(tmp_path))
+    found = vantage.VANTAGES[name].read({"one": Seen("one"), "other": Seen("other")}, context(tmp_path))
     assert found == [Reading("one", 10 * S), Reading("other", 10 * S)]
 
 

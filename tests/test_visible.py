@@ -27,7 +27,7 @@ from ingest_bench.experiment import order, spec
 from ingest_bench.inputs import data
 from ingest_bench.inputs import visible as visible_texts
 from ingest_bench.inputs.visible import one_line, visible
-from ingest_bench.load import Progress
+from ingest_bench.load.supervisor import Progress
 from ingest_bench.report import REPORTS
 from ingest_bench.report.tables import text_tables
 from ingest_bench.results import layout
@@ -121,9 +121,11 @@ def test_on_a_terminal_its_commands_are_ours_alone() -> None:
     assert not any(part in said for part in ("\x1b]", "\x1b[2J", "\x9b", "\u202e", "\u2066", "\x07"))
 
 
-def test_on_a_narrow_terminal_the_end_of_a_cells_name_is_cut_off_and_nothing_that_changes() -> None:
+def test_long_cell_name_is_shortened_on_a_narrow_terminal() -> None:
     program = (
-        "from ingest_bench.cli import screen; from ingest_bench.load import Progress; screen._OUT.width = 80\n"
+        "from ingest_bench.cli import screen\n"
+        "from ingest_bench.load.supervisor import Progress\n"
+        "screen._OUT.width = 80\n"
         "with screen.run_progress(4, 20) as progress:\n"
         "    progress.begin(2, 'network=ethernet-100m+receive_predictor=512KiB/1', 3)\n"
         "    progress.load(Progress(phase='warm-up', documents=1_234_000, seconds_left=17.0))\n"

@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from ingest_bench.errors import InvalidRun, RunFailed
-from ingest_bench.ledger import Action, Step, Undo, book, session, sessions, watchdog
+from ingest_bench.ledger import book, sessions, watchdog
+from ingest_bench.ledger.steps import Action, Step, Undo
+from ingest_bench.ledger.watchdog import session
 
 pytestmark = pytest.mark.processes
 

@@ -15,8 +15,9 @@ from scapy.layers.l2 import Ether
 from scapy.utils import RawPcapReader
 
 from ingest_bench.experiment import catalog
-from ingest_bench.network import link, watch_wire
+from ingest_bench.network.act.link import link
 from ingest_bench.network.measure import capture, wire
+from ingest_bench.network.measure.wire import watch_wire
 
 pytestmark = [pytest.mark.netns, pytest.mark.measures]
 

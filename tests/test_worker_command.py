@@ -17,7 +17,7 @@ from test_fleet_load import keys_in, sender_in, supervising
 from test_load_process import plan_for, samples_of
 
 from ingest_bench.errors import RunFailed
-from ingest_bench.load import Progress, start
+from ingest_bench.load.supervisor import Progress, start
 
 pytestmark = pytest.mark.processes
 

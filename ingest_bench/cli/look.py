@@ -8,14 +8,16 @@ from typing import Annotated
 
 import typer
 
-from ingest_bench import host, network, probes, targets
+from ingest_bench import probes, targets
 from ingest_bench.cli import screen
 from ingest_bench.experiment import catalog, spec
-from ingest_bench.host import cgroups, disk, io_limits, latency, machine, syncs
+from ingest_bench.host import cgroups, disk, io_limits, latency, machine, settings, syncs
 from ingest_bench.host.advice import advice
 from ingest_bench.inputs import data
 from ingest_bench.model.target import TargetOptions
+from ingest_bench.network import link_capabilities
 from ingest_bench.probes import recording
+from ingest_bench.probes.kernel import kernel_reads
 from ingest_bench.protocols import PROTOCOLS
 from ingest_bench.results import facts
 from ingest_bench.targets.server_capabilities import capabilities as server_capabilities
@@ -73,8 +75,8 @@ def doctor(
     screen.say(tried(Trial(name="machine", attempt=_machine)).detail)
     servers_here = server_capabilities({**targets.TARGETS, **own})
     of_shares = (cgroups.capability(), disk.capability(), io_limits.capability(), latency.capability())
-    of_host = (host.capability(), *of_shares, syncs.capability(), probes.capability())
-    for each in (*network.capabilities(), *of_host, *servers_here):
+    of_host = (settings.capability(), *of_shares, syncs.capability(), kernel_reads.capability())
+    for each in (*link_capabilities.capabilities(), *of_host, *servers_here):
         screen.mark(each.present, each.name, each.detail)
         if each.remedy:
             screen.say(textwrap.indent(each.remedy, " " * 6))

@@ -22,7 +22,7 @@ from ingest_bench.inputs import records
 from ingest_bench.lab import calibration, campaign, evaluation
 from ingest_bench.lab import find_max as search_for_max
 from ingest_bench.lab.runner import JfrSettings, NetemBackend, RunOptions
-from ingest_bench.load import Remote
+from ingest_bench.load.fleet.roster import Remote
 from ingest_bench.model.experiment import Plan, Search
 from ingest_bench.model.load import LoadOptions
 from ingest_bench.results import layout

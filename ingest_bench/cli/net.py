@@ -10,19 +10,21 @@ from typing import Annotated, Literal
 
 import typer
 
-from ingest_bench import network, units
+from ingest_bench import units
 from ingest_bench.cli import screen
 from ingest_bench.cli.flow_options import Flows
 from ingest_bench.cli.grouped import grouped
 from ingest_bench.errors import InvalidRun, RunFailed, SpecError
 from ingest_bench.experiment import catalog, spec
 from ingest_bench.inputs import records
-from ingest_bench.ledger import Step
+from ingest_bench.ledger.steps import Step
 from ingest_bench.model.network import Profile, Promise, RealLink, TimeLimit
 from ingest_bench.network.act import inside, interface, uml
+from ingest_bench.network.act import link as link_module
 from ingest_bench.network.act.box import choose
 from ingest_bench.network.act.sandbox import has_ipv6
 from ingest_bench.network.measure import capture as captures
+from ingest_bench.network.measure import check as check_module
 from ingest_bench.network.plan import link_plan
 
 _CAPTURE_BYTES = 64 * 10**6
@@ -80,7 +82,7 @@ def execute(
         return 0
     inside.require()
     with ExitStack() as stack:
-        link = stack.enter_context(network.link(chosen, netem=netem))
+        link = stack.enter_context(link_module.link(chosen, netem=netem))
         # Not on the standard output: that one is the command's.
         screen.note(f"client {link.client_address}, server {link.server_address}, netem: {link.backend}")
         has_failed, said = None, tuple[str, ...]()
@@ -147,8 +149,8 @@ def check(
     if dry_run:
         _print_link(chosen, netem, ())
         return 0
-    with network.link(chosen, netem=netem) as link:
-        promises = network.check(link)
+    with link_module.link(chosen, netem=netem) as link:
+        promises = check_module.check(link)
     screen.table(
         f"{chosen.name}, netem: {link.backend}",
         ("promise", "promised", "measured", "tolerance", "kept"),

@@ -35,7 +35,7 @@ from ingest_bench.inputs.visible import one_line, visible
 from ingest_bench.results import whole_files
 
 if TYPE_CHECKING:
-    from ingest_bench.load import Progress as LoadProgress
+    from ingest_bench.load.supervisor import Progress as LoadProgress
 
 # Away from a terminal nothing is cut: a log may be as wide as it likes.
 _OUT = Console(width=None if sys.stdout.isatty() else 400)

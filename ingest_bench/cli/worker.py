@@ -9,14 +9,14 @@ from typing import Annotated
 
 import typer
 
-from ingest_bench import load
 from ingest_bench.cli import screen
 from ingest_bench.errors import SpecError
 from ingest_bench.inputs import credentials, records, urls
 from ingest_bench.lab.steps import track_steps
-from ingest_bench.load import Exporter, Fleet, Remote
-from ingest_bench.load.fleet import join, keys
-from ingest_bench.load.fleet.roster import PORT
+from ingest_bench.load.fleet import join, keys, roster
+from ingest_bench.load.fleet.roster import PORT, Fleet, Remote
+from ingest_bench.load.live import exporter
+from ingest_bench.load.live.exporter import Exporter
 from ingest_bench.model.experiment import Plan
 from ingest_bench.model.target import Endpoint, Url
 
@@ -149,7 +149,7 @@ def exported(text: str | None) -> contextlib.AbstractContextManager[Exporter | N
         return contextlib.nullcontext()
     _need_port("--prometheus", text, "9464, 127.0.0.1:9464 or [::1]:9464")
     alone = text.removeprefix(":")
-    return load.exported(join.endpoint(f"127.0.0.1:{alone}" if alone.isdigit() else text))
+    return exporter.exported(join.endpoint(f"127.0.0.1:{alone}" if alone.isdigit() else text))
 
 
 def check(remote: Remote | None, plans: Sequence[Plan]) -> None:
@@ -176,7 +176,7 @@ def check(remote: Remote | None, plans: Sequence[Plan]) -> None:
 
 def joined(remote: Remote | None, shown: Endpoint | None) -> contextlib.AbstractContextManager[Fleet | None]:
     """The workers that joined, for the block's time; None when nobody was asked for."""
-    return load.joined(remote, screen.say, shown) if remote else contextlib.nullcontext()
+    return roster.joined(remote, screen.say, shown) if remote else contextlib.nullcontext()
 
 
 def _given(path: Path | None, name: str) -> Path:

@@ -9,7 +9,7 @@ from random import Random
 from ingest_bench.errors import SpecError
 from ingest_bench.faults import FAULTS
 from ingest_bench.faults.each import concerns, directions
-from ingest_bench.host.shares import Need
+from ingest_bench.host.node_resources import Need
 from ingest_bench.model.experiment import Cell, Fault
 from ingest_bench.model.network import LinkName, Profile
 

@@ -7,14 +7,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from typing import TypeVar
 
-from ingest_bench import network
 from ingest_bench.errors import RunFailed, SpecError
 from ingest_bench.faults.kind import Begun, Change
 from ingest_bench.faults.links.layers import other_state
 from ingest_bench.faults.stage import Act, Node, Stage
 from ingest_bench.model.experiment import Fault
 from ingest_bench.model.network import LinkName
-from ingest_bench.network import Direction, Link
+from ingest_bench.network.act.link import Link
+from ingest_bench.network.measure import check
+from ingest_bench.network.plan import places
+from ingest_bench.network.plan.places import Direction
 
 Made = TypeVar("Made")
 End = Callable[[], str]
@@ -36,9 +38,9 @@ def links(fault: Fault, stage: Stage) -> Iterator[tuple[LinkName, Link]]:
 def directions(fault: Fault, name: LinkName) -> tuple[Direction, ...]:
     """The directions of a link that a fault is about. Between nodes the second one is where a server would be."""
     if fault.direction == "both":
-        return network.DIRECTIONS
+        return places.DIRECTIONS
     if name.kind == "peers" and name.nodes[0] == fault.node:
-        return tuple(each for each in network.DIRECTIONS if each != fault.direction)
+        return tuple(each for each in places.DIRECTIONS if each != fault.direction)
     return (fault.direction,)
 
 
@@ -89,7 +91,7 @@ def in_other_state(fault: Fault, stage: Stage, changed: Change) -> Begun:
         fault,
         stage,
         lambda link, ways: other_state(link, lambda profile: changed(profile, fault, ways)),
-        lambda link, _: network.state(link),
+        lambda link, _: check.state(link),
     )
 
 

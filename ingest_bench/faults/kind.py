@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ingest_bench.faults.stage import Stage
-from ingest_bench.host.shares import Need
+from ingest_bench.host.node_resources import Need
 from ingest_bench.model.experiment import Cell, Fault
 from ingest_bench.model.network import Profile
-from ingest_bench.network import Direction, Link
-from ingest_bench.network.act.link import End
+from ingest_bench.network.act.link import End, Link
+from ingest_bench.network.plan.places import Direction
 
 Change = Callable[[Profile, Fault, Sequence[Direction]], Profile]
 

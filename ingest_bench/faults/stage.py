@@ -16,9 +16,9 @@ from typing import Protocol, TypeVar
 from ingest_bench.errors import undone
 from ingest_bench.faults.clients.names import Names
 from ingest_bench.faults.links.forgers import Forgers
-from ingest_bench.host.shares import Share
+from ingest_bench.host.node_resources import NodeResources
 from ingest_bench.model.target import Endpoint
-from ingest_bench.network import Links
+from ingest_bench.network.act.links import Links
 
 Act = Callable[[], object]
 What = TypeVar("What", bound=Hashable)
@@ -70,7 +70,7 @@ class Node:
     jcmd: Callable[[int, Sequence[str]], str]
     """What the JVM of that pid answered to a command of jcmd."""
     boot_limit_s: float
-    share: Share = field(default_factory=Share)
+    resources: NodeResources = field(default_factory=NodeResources)
     """What it has of the machine for itself, where faults need that."""
     counts: Counter[Hashable] = field(default_factory=Counter)
     """How many faults do each thing to it now."""

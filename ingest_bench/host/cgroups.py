@@ -18,7 +18,8 @@ from typing import Literal, get_args
 
 from ingest_bench import system
 from ingest_bench.errors import MissingCapability, RunFailed, undone
-from ingest_bench.ledger import Action, Step, Undo, session
+from ingest_bench.ledger.steps import Action, Step, Undo
+from ingest_bench.ledger.watchdog import session
 from ingest_bench.model.capability import Capability
 from ingest_bench.model.load import LONGEST_LOAD_S
 from ingest_bench.trials import Trial, tried

@@ -20,7 +20,8 @@ from ingest_bench import system
 from ingest_bench.errors import MissingCapability, RunFailed
 from ingest_bench.host import latency
 from ingest_bench.host.latency import Latency
-from ingest_bench.ledger import Action, Session, Step, Undo, session
+from ingest_bench.ledger.steps import Action, Step, Undo
+from ingest_bench.ledger.watchdog import Session, session
 from ingest_bench.model.capability import Capability
 from ingest_bench.model.load import LONGEST_LOAD_S
 from ingest_bench.trials import Trial, tried

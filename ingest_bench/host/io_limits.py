@@ -21,7 +21,7 @@ from ingest_bench import system
 from ingest_bench.errors import MissingCapability, undone
 from ingest_bench.host import cgroups, disk
 from ingest_bench.host.cgroups import Controller, Parent
-from ingest_bench.ledger import Action, Step, Undo
+from ingest_bench.ledger.steps import Action, Step, Undo
 from ingest_bench.model.capability import Capability
 from ingest_bench.trials import Trial, tried
 

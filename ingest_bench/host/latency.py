@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ingest_bench import system
 from ingest_bench.errors import MissingCapability, RunFailed, undone
-from ingest_bench.ledger import Action, Step, Undo
+from ingest_bench.ledger.steps import Action, Step, Undo
 from ingest_bench.model.capability import Capability
 from ingest_bench.trials import Trial, tried
 

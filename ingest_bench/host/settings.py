@@ -18,15 +18,15 @@ from ingest_bench import system
 from ingest_bench.errors import InvalidRun, MissingCapability, RunFailed
 from ingest_bench.host import machine
 from ingest_bench.inputs import records
-from ingest_bench.ledger import session
 from ingest_bench.ledger.steps import Step, chosen, setting_step
+from ingest_bench.ledger.watchdog import session
 from ingest_bench.model.load import LONGEST_LOAD_S
 from ingest_bench.trials import Trial, tried
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from ingest_bench.ledger import Kind
+    from ingest_bench.ledger.namespaces import Kind
     from ingest_bench.model.capability import Capability
     from ingest_bench.model.host_settings import HostSettings
 

@@ -14,10 +14,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ingest_bench import ledger, system
+from ingest_bench import system
 from ingest_bench.errors import RunFailed
 from ingest_bench.inputs import untrusted
-from ingest_bench.ledger import Action, Step, Undo
+from ingest_bench.ledger import watchdog
+from ingest_bench.ledger.steps import Action, Step, Undo
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -47,7 +48,7 @@ def observed(jvm: Attached, into: Path, *, settings: Path | None, logs: Sequence
     ours = Path("/var/tmp") / f"ingest-bench-{secrets.token_hex(8)}"  # noqa: S108
     name, folder = ours.name, ours / "jvm"
     what = f"probes in the JVM with pid {jvm.pid}"
-    with ledger.session(f"jvm-{jvm.pid}", what, time_limit_s=limit_s, within=("mnt", "pid")) as session:
+    with watchdog.session(f"jvm-{jvm.pid}", what, time_limit_s=limit_s, within=("mnt", "pid")) as session:
         session.change((_folder(ours),))
         own = ours / _SETTINGS
         if settings is not None:

@@ -11,23 +11,24 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from ingest_bench import host, network, probes, targets
+from ingest_bench import probes, targets
 from ingest_bench.analysis.compare import cells
 from ingest_bench.documents import synthetic, tracks
 from ingest_bench.errors import SpecError
 from ingest_bench.experiment import catalog
 from ingest_bench.faults import checks
-from ingest_bench.host import others, shares
+from ingest_bench.host import node_resources, others, settings
 from ingest_bench.jvm import options as jvm_options
 from ingest_bench.jvm.artifacts import Progress as Download
 from ingest_bench.jvm.attach import reader
 from ingest_bench.lab import evaluation, runner, steps, wires
 from ingest_bench.lab.server import attaching, borrowed, real_path, running_server
 from ingest_bench.lab.steps import downloads, parts, track_steps
-from ingest_bench.load import Progress
+from ingest_bench.load.supervisor import Progress
 from ingest_bench.model.experiment import Cell, LeftOut, Plan, Run, RunState
 from ingest_bench.model.network import LinkName, Profile
 from ingest_bench.model.results import RunRecord, Summary
+from ingest_bench.network.act import links as links_module
 from ingest_bench.probes import recording
 from ingest_bench.results.facts import memory_bytes
 from ingest_bench.results.layout import Results
@@ -69,12 +70,12 @@ def preflight(plan: Plan, options: runner.RunOptions) -> tuple[str, ...]:
             continue
         start = cell.target.server and cell.target.server.start
         jvm_options.refuse_commands((*cell.target.jvm, *(start.jvm if start else ())))
-        host.require(cell.host)
-        shares.require(checks.needs(cell))
+        settings.require(cell.host)
+        node_resources.require(checks.needs(cell))
         probes.require(cell.probes)
         states = checks.states(cell)
         if states not in links:
-            network.require(states, options.netem)
+            links_module.require(states, options.netem)
             links.append(states)
     return tuple(dict.fromkeys(told))
 
@@ -101,7 +102,7 @@ def check_netem(results: Results, left: Plan, netem: str) -> None:
     again = used.pop() if len(used) == 1 else "auto"
     # Of the runs of a cell that were shaped alike one speaks for all.
     for run, before in {(cells[run].name, before): (run, before) for run, before in done.items()}.values():
-        if (now := network.backend(checks.states(cells[run]), netem)) != before:
+        if (now := links_module.backend(checks.states(cells[run]), netem)) != before:
             remedy = f"give --netem {again}" if again != netem else "no --netem does both; begin anew, without --resume"
             raise SpecError(
                 f"--resume {results.path}: the links of {run} were shaped by netem {before}, and those of others would "

@@ -8,12 +8,13 @@ import functools
 from collections.abc import Sequence
 from pathlib import Path
 
-from ingest_bench import load, probes
+from ingest_bench import probes
 from ingest_bench.errors import InvalidRun, RunFailed
 from ingest_bench.lab import fault_stage, steps, why_failed
 from ingest_bench.lab.server import running_server
 from ingest_bench.lab.steps.parts import Procedure
-from ingest_bench.load import LoadPlan
+from ingest_bench.load import supervisor
+from ingest_bench.load.plan import LoadPlan
 from ingest_bench.model.experiment import Cell
 from ingest_bench.model.host_settings import HostSettings
 from ingest_bench.model.load import Arrivals, LoadOptions, WorkerReport
@@ -47,7 +48,7 @@ def leave(cell: Cell, folder: RunFolder, *, netem: str, java_home: Path | None) 
             to_do = steps.of(_alone(cell), server.place, first.load, may_delete=True, target=server.target)
 
             def send(plans: Sequence[LoadPlan], _: object) -> list[WorkerReport]:
-                sender = load.start(dataclasses.replace(plans[0], first_id=_FIRST_ID), server.enter)
+                sender = supervisor.start(dataclasses.replace(plans[0], first_id=_FIRST_ID), server.enter)
                 stack.callback(sender.stop)
                 return [sender.wait(lambda _: None)]
 

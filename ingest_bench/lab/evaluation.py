@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ingest_bench import network, probes, report
+from ingest_bench import probes, report
 from ingest_bench.analysis.compare import cells, comparable
 from ingest_bench.analysis.run import delivery, nodes, summary
 from ingest_bench.analysis.search import knees
@@ -24,7 +24,10 @@ from ingest_bench.model.experiment import Cell, Plan, Run, RunState
 from ingest_bench.model.load import WorkerReport
 from ingest_bench.model.network import LinkName
 from ingest_bench.model.results import Measured, Remark, RunRecord, Summary, Value
-from ingest_bench.probes import recording
+from ingest_bench.network.measure import waits as waits_module
+from ingest_bench.network.measure import wire
+from ingest_bench.probes import context as context_module
+from ingest_bench.probes import recording, vantage
 from ingest_bench.report.tables import knee_table, text_tables, whatif_table
 from ingest_bench.results import layout, run_folder
 from ingest_bench.results.layout import Results
@@ -194,16 +197,16 @@ def _measured(
     watching = probes.chosen(planned.cell.probes)
     if load is None or record.measure_start_realtime_ns is None or record.measure_end_realtime_ns is None:
         return []
-    context = probes.ReadContext(
+    context = context_module.ReadContext(
         raw=node.raw,
         start_ns=record.measure_start_realtime_ns,
         end_ns=record.measure_end_realtime_ns,
         ports=frozenset(load.local_ports),
         reader=lambda: recording.reader(_runtime(node, record, java_home)),
     )
-    seen = probes.VANTAGES[planned.cell.target.vantage].read(watching, context)
-    tcp = (*network.losses(node.raw, load.local_ports), *network.held_back(node.raw, load.local_ports))
-    return [*seen, *network.frame_sizes(node.raw), *tcp]
+    seen = vantage.VANTAGES[planned.cell.target.vantage].read(watching, context)
+    tcp = (*waits_module.losses(node.raw, load.local_ports), *waits_module.held_back(node.raw, load.local_ports))
+    return [*seen, *wire.frame_sizes(node.raw), *tcp]
 
 
 def _of_nodes(
@@ -221,7 +224,7 @@ def _of_nodes(
     if len(record.node_links) != count:
         raise SpecError(f"{folder.path / 'run.json'}: this file is damaged: node_links: there are {count} nodes")
     pairs = (LinkName(pair) for pair in itertools.combinations(range(1, count + 1), 2))
-    waited = network.waited({name: network.seen(folder.wire(name)) for name in pairs}, count, start_ns, end_ns)
+    waited = waits_module.waited({name: wire.seen(folder.wire(name)) for name in pairs}, count, start_ns, end_ns)
     values = nodes.values(measured, record.node_links, folder.samples(), report, _only(cell))
     return tuple(value | waits for value, waits in zip(values, waited, strict=True))
 

@@ -12,8 +12,8 @@ from ingest_bench.faults.stage import Node, Stage
 from ingest_bench.jvm.attach import ours
 from ingest_bench.lab.server.running_server import RunningServer
 from ingest_bench.model.experiment import Fault
-from ingest_bench.network import Links
 from ingest_bench.network.act.link import End
+from ingest_bench.network.act.links import Links
 from ingest_bench.results.run_folder import RunFolder
 
 
@@ -43,7 +43,7 @@ def hit_by_faults(
             names=server.names,
             forgers=prepared,
             nodes=tuple(
-                Node(number=number, process=one, home=home, jcmd=jcmd, boot_limit_s=limit_s, share=share)
+                Node(number=number, process=one, home=home, jcmd=jcmd, boot_limit_s=limit_s, resources=share)
                 for number, (one, home, share) in enumerate(zip(server.processes, homes, server.shares, strict=True), 1)
             ),
             flush=functools.partial(flush, server, indices),

@@ -6,11 +6,13 @@ import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from ingest_bench import load, targets
+from ingest_bench import targets
 from ingest_bench.lab import steps
 from ingest_bench.lab.server.running_server import Enter
 from ingest_bench.lab.steps.parts import Ask, Procedure, Send
-from ingest_bench.load import Fleet, LoadProcess
+from ingest_bench.load import supervisor
+from ingest_bench.load.fleet.roster import Fleet
+from ingest_bench.load.supervisor import LoadProcess
 from ingest_bench.model.experiment import Cell
 from ingest_bench.model.target import Place
 
@@ -35,7 +37,7 @@ class FirstLoad:
         if self._fleet.is_far or not isinstance(first, Send):
             yield lambda: None
             return
-        self._sender = sender = load.start(first.plan, enter, self._fleet, tells_figures=self._tells_figures)
+        self._sender = sender = supervisor.start(first.plan, enter, self._fleet, tells_figures=self._tells_figures)
         try:
             yield sender.hear
         finally:

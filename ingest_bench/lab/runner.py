@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
-from ingest_bench import load, probes
+from ingest_bench import probes
 from ingest_bench.analysis.run import summary
 from ingest_bench.errors import InvalidRun, RunAborted, RunFailed
 from ingest_bench.faults import stage as faults_stage
@@ -27,12 +27,18 @@ from ingest_bench.lab.server import borrowed, running_server
 from ingest_bench.lab.server.running_server import RunningServer
 from ingest_bench.lab.stages import Stages
 from ingest_bench.lab.steps.parts import Procedure
-from ingest_bench.load import Exporter, Fleet, LoadPlan, LoadProcess, Progress, together
+from ingest_bench.load import supervisor, together
+from ingest_bench.load.fleet import roster
+from ingest_bench.load.fleet.roster import Fleet
+from ingest_bench.load.live.exporter import Exporter
+from ingest_bench.load.plan import LoadPlan
+from ingest_bench.load.supervisor import LoadProcess, Progress
 from ingest_bench.model.experiment import Cell, Run
 from ingest_bench.model.load import WorkerReport
 from ingest_bench.model.results import Happened, RunRecord
 from ingest_bench.model.target import Endpoint
-from ingest_bench.probes import OutOfMemory, recording
+from ingest_bench.probes import recording
+from ingest_bench.probes.oom import OutOfMemory
 from ingest_bench.results.run_folder import RunFolder
 
 NetemBackend = Literal["auto", "kernel", "uml"]
@@ -123,7 +129,7 @@ def _carry_out(
         with stages.stage("earlier run"):
             earlier.leave(planned.cell, folder, netem=options.netem, java_home=options.java_home)
     with contextlib.ExitStack() as stack:
-        fleet = options.fleet or stack.enter_context(load.local(folder.load, options.locust_web))
+        fleet = options.fleet or stack.enter_context(roster.local(folder.load, options.locust_web))
         first = FirstLoad(planned.cell, folder.load, fleet, tells_figures=options.exporter is not None)
         server = stack.enter_context(
             running_server.opened(
@@ -260,7 +266,7 @@ def _load(
 def _started(
     sending: LoadPlan, server: RunningServer, fleet: Fleet | None, stack: contextlib.ExitStack, tells_figures: bool
 ) -> LoadProcess:
-    sender = load.start(sending, server.enter, fleet, tells_figures=tells_figures)
+    sender = supervisor.start(sending, server.enter, fleet, tells_figures=tells_figures)
     stack.callback(sender.stop)
     return sender
 

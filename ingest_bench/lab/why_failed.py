@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ingest_bench import probes
 from ingest_bench.errors import RunFailed
 from ingest_bench.jvm import process
 from ingest_bench.lab.server.running_server import RunningServer
-from ingest_bench.probes import OutOfMemory
+from ingest_bench.probes import oom
+from ingest_bench.probes.oom import OutOfMemory
 from ingest_bench.results.run_folder import NodeFolder, RunFolder
 
 
@@ -18,7 +18,7 @@ def out_of_memory(folder: RunFolder, server: RunningServer, *, lived_on: bool = 
     # The files of a JVM that the run started move to the raw files once it has ended.
     folders = [node.jvm if server.is_ours else node.raw for node in nodes]
     logs = (_log(node, jvm_folder, lived_on=lived_on) for node, jvm_folder in zip(nodes, folders, strict=True))
-    kills = filter(None, map(probes.find_oom, folders, logs))
+    kills = filter(None, map(oom.find_oom, folders, logs))
     return min(kills, key=lambda kill: kill.at_ns, default=None)
 
 

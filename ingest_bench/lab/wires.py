@@ -11,16 +11,17 @@ import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from ingest_bench import network
 from ingest_bench.errors import RunFailed
 from ingest_bench.model.experiment import RunState
 from ingest_bench.model.results import Remark
-from ingest_bench.network.measure import capture
+from ingest_bench.network.measure import capture, readings
+from ingest_bench.network.measure import wire as wire_module
 from ingest_bench.units import format_bytes
 
 if TYPE_CHECKING:
     from ingest_bench.lab.server.running_server import RunningServer
-    from ingest_bench.network import Link, Links
+    from ingest_bench.network.act.link import Link
+    from ingest_bench.network.act.links import Links
     from ingest_bench.results.run_folder import NodeFolder, RunFolder
 
 # Of a node. 140,000 segments of TCP: 0.9 s of 1 Gbit/s, 9 s of 100 Mbit/s.
@@ -35,7 +36,7 @@ def watched(links: Links | None, folder: RunFolder, *, keeps_last: bool) -> Iter
     with contextlib.ExitStack() as stack:
         if links is not None:
             for name, link in links.by_name.items():
-                stack.enter_context(network.watch_wire(link, folder.wire(name)))
+                stack.enter_context(wire_module.watch_wire(link, folder.wire(name)))
             if keeps_last:
                 for node, link in zip(folder.nodes(len(links.clients)), links.clients, strict=True):
                     stack.enter_context(_last(link, node))
@@ -62,9 +63,9 @@ def counted(server: RunningServer, folder: RunFolder) -> dict[str, Any]:
     if server.links is None:
         return {}
     links = server.links.clients
-    seen = [node.raw / network.WIRE for node in folder.nodes(len(links))]
-    each = [network.readings(link, wires=(wire,), clients=False) for link, wire in zip(links, seen, strict=True)]
-    return {"link": network.readings(*links, wires=seen), "node_links": tuple(each) if len(each) > 1 else ()}
+    seen = [node.raw / wire_module.WIRE for node in folder.nodes(len(links))]
+    each = [readings.readings(link, wires=(wire,), clients=False) for link, wire in zip(links, seen, strict=True)]
+    return {"link": readings.readings(*links, wires=seen), "node_links": tuple(each) if len(each) > 1 else ()}
 
 
 def remarks(folder: RunFolder, nodes: int, state: RunState) -> tuple[Remark, ...]:

@@ -27,7 +27,7 @@ from ingest_bench.faults.clients import rude_clients
 from ingest_bench.faults.kind import Begun, FaultKind
 from ingest_bench.faults.stage import Node, Stage
 from ingest_bench.model.experiment import Fault
-from ingest_bench.network import Link
+from ingest_bench.network.act.link import Link
 
 # A busy machine takes its time to end some thousand connections.
 _END_LIMIT_S = 30.0

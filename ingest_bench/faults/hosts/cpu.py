@@ -41,7 +41,7 @@ def _begin(fault: Fault, stage: Stage) -> Begun:
 
 
 def _limited(node: Node, cores: float) -> each.End:
-    group = node.share.group
+    group = node.resources.group
     assert group is not None, node.name  # noqa: S101 - this kind needs it
     place = group.places["cpu"]
     before = cgroups.numbers(place.folder / "cpu.stat")

@@ -26,15 +26,15 @@ def _begin(fault: Fault, stage: Stage) -> Begun:
 def _filled(node: Node) -> each.End:
     """Of several faults the first one fills it, and it has room again after the last one."""
     with node.lock:
-        filler = node.share.filler or Filler(node.home)
+        filler = node.resources.filler or Filler(node.home)
         let_go = hold(node.counts, "full-disk", filler.begin, filler.end)
-        node.share.filler = filler
+        node.resources.filler = filler
 
     def ended() -> str:
         with node.lock:
             let_go()
             if not node.counts["full-disk"]:
-                node.share.filler = None
+                node.resources.filler = None
         return filler.seen()
 
     return ended

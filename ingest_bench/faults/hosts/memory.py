@@ -27,7 +27,7 @@ def _begin(fault: Fault, stage: Stage) -> Begun:
 
 
 def _limited(node: Node, room_bytes: int) -> each.End:
-    group = node.share.group
+    group = node.resources.group
     assert group is not None, node.name  # noqa: S101 - this kind needs it
     place = group.places["memory"]
     held_bytes, files_bytes = _held(place)

@@ -16,7 +16,7 @@ from ingest_bench.faults.kind import Begun, FaultKind
 from ingest_bench.faults.stage import Node, Stage
 from ingest_bench.host.disk import Moved
 from ingest_bench.host.io_limits import Rule
-from ingest_bench.host.shares import Need
+from ingest_bench.host.node_resources import Need
 from ingest_bench.model.experiment import Cell, Fault
 
 _MS = 10**6
@@ -54,7 +54,7 @@ def _begin(fault: Fault, stage: Stage) -> Begun:
 
 
 def _slow(node: Node, most_per_s: Mapping[Rule, int], delay_ns: int | None) -> each.End:
-    disk, throttle = node.share.disk, node.share.throttle
+    disk, throttle = node.resources.disk, node.resources.throttle
     assert disk is not None, node.name  # noqa: S101 - this kind needs it
     with ExitStack() as stack:
         if most_per_s:

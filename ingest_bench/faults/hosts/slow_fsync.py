@@ -24,7 +24,7 @@ def _begin(fault: Fault, stage: Stage) -> Begun:
 
 
 def _slow(node: Node, delay_ns: int) -> each.End:
-    syncs = node.share.syncs
+    syncs = node.resources.syncs
     assert syncs is not None, node.name  # noqa: S101 - this kind needs it
     before, before_ns = syncs.held()
     end = syncs.delay(delay_ns)

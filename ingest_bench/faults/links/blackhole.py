@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
-from ingest_bench import network
 from ingest_bench.errors import MissingCapability, RunFailed
 from ingest_bench.faults import each
 from ingest_bench.faults.kind import Begun, FaultKind
@@ -13,9 +12,9 @@ from ingest_bench.faults.links import holes
 from ingest_bench.faults.links.layers import layer
 from ingest_bench.faults.stage import Stage
 from ingest_bench.model.experiment import Fault
-from ingest_bench.network import Direction, Link
-from ingest_bench.network.act.link import End
-from ingest_bench.network.plan import commands
+from ingest_bench.network.act.link import End, Link
+from ingest_bench.network.plan import commands, places
+from ingest_bench.network.plan.places import Direction
 
 
 @contextmanager
@@ -71,7 +70,7 @@ def _receiver(link: Link, direction: Direction) -> End:
 def _preference(direction: Direction, what: holes.What) -> int:
     """The order of our filters on a device; each hole in each direction has its own, so that they may overlap."""
     order = {"all": 0, "data": 1}.get(str(what), what)
-    return 1 + 2 * int(order) + network.DIRECTIONS.index(direction)
+    return 1 + 2 * int(order) + places.DIRECTIONS.index(direction)
 
 
 def _begin(fault: Fault, stage: Stage) -> Begun:

@@ -7,7 +7,8 @@ from contextlib import contextmanager
 
 from ingest_bench.faults.stage import Act, hold
 from ingest_bench.model.network import Profile
-from ingest_bench.network import Direction, Link
+from ingest_bench.network.act.link import Link
+from ingest_bench.network.plan.places import Direction
 
 
 @contextmanager

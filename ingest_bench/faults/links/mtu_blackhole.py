@@ -19,8 +19,8 @@ from ingest_bench.faults.links.blackhole import are_there, hole
 from ingest_bench.faults.links.forgers import Forgers
 from ingest_bench.faults.stage import Stage
 from ingest_bench.model.experiment import Cell, Fault
-from ingest_bench.network import Direction, Link
-from ingest_bench.network.act.link import End
+from ingest_bench.network.act.link import End, Link
+from ingest_bench.network.plan.places import Direction
 from ingest_bench.system import Child
 
 # net.ipv4.route.min_pmtu; a sender that is told less sends fragments of this size.

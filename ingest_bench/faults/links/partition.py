@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
-from ingest_bench import network
 from ingest_bench.errors import RunFailed
 from ingest_bench.faults import each
 from ingest_bench.faults.kind import Begun, FaultKind
@@ -13,7 +12,9 @@ from ingest_bench.faults.links.blackhole import are_there, hole
 from ingest_bench.faults.links.layers import layer
 from ingest_bench.faults.stage import Stage
 from ingest_bench.model.experiment import Fault
-from ingest_bench.network import Direction, Link
+from ingest_bench.network.act.link import Link
+from ingest_bench.network.measure import check
+from ingest_bench.network.plan.places import Direction
 
 
 @contextmanager
@@ -38,7 +39,7 @@ def _look(link: Link, directions: Sequence[Direction]) -> str:
     if link.profile.medium == "loopback":
         return are_there(link, directions, "all")
     for direction in directions:
-        if not network.is_cut(link, direction):
+        if not check.is_cut(link, direction):
             raise RunFailed(
                 f"{direction}: frames have a receiver again; somebody else has changed the neighbour's entry"
             )

@@ -11,8 +11,8 @@ from ingest_bench.faults.kind import Begun, FaultKind
 from ingest_bench.faults.links.forgers import Forgers
 from ingest_bench.faults.stage import Stage
 from ingest_bench.model.experiment import Fault
-from ingest_bench.network import Direction, Link
-from ingest_bench.network.act.link import End
+from ingest_bench.network.act.link import End, Link
+from ingest_bench.network.plan.places import Direction
 
 # How long a busy machine may take to reset what answers twice a second.
 _LIMIT_S = 20

@@ -11,7 +11,7 @@ from ingest_bench.faults.kind import Begun, FaultKind
 from ingest_bench.faults.stage import Stage
 from ingest_bench.model.experiment import Cell, Fault
 from ingest_bench.model.network import Impairment, Profile
-from ingest_bench.network import Direction
+from ingest_bench.network.plan.places import Direction
 
 
 def _changed(profile: Profile, fault: Fault, _directions: Sequence[Direction]) -> Profile:

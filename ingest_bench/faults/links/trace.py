@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from ingest_bench import network, units
+from ingest_bench import units
 from ingest_bench.errors import SpecError
 from ingest_bench.faults import each
 from ingest_bench.faults.kind import Begun, FaultKind
@@ -28,8 +28,11 @@ from ingest_bench.faults.stage import Stage
 from ingest_bench.inputs import files, records
 from ingest_bench.model.experiment import Cell, Fault
 from ingest_bench.model.network import Impairment, Profile
-from ingest_bench.network import Direction, Link
+from ingest_bench.network.act.link import Link
+from ingest_bench.network.measure import check
+from ingest_bench.network.plan import places
 from ingest_bench.network.plan.link_plan import impairment_of
+from ingest_bench.network.plan.places import Direction
 
 # mm-link(1): each line is an opportunity for a packet of 1500 bytes.
 _PACKET_BYTES = 1500
@@ -132,7 +135,7 @@ def _complaint(cell: Cell, fault: Fault) -> str:
     if profile.medium == "loopback":
         return 'a loopback link has one device for both directions; use medium = "veth"'
     # Between nodes each end may be the one that the direction leads to.
-    ways = (fault.direction,) if fault.link == "clients" and fault.direction != "both" else network.DIRECTIONS
+    ways = (fault.direction,) if fault.link == "clients" and fault.direction != "both" else places.DIRECTIONS
     without = [way for way in ways if impairment_of(profile, way).rate_bps is None]
     if without:
         return (
@@ -216,7 +219,7 @@ def _begin(fault: Fault, stage: Stage) -> Begun:
             replays.append(replay)
             yield
 
-    begun = each.on_links(fault, stage, layer, lambda link, _: network.state(link))
+    begun = each.on_links(fault, stage, layer, lambda link, _: check.state(link))
 
     def end() -> str:
         begun.end()

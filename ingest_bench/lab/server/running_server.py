@@ -14,13 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from ingest_bench import host, network, probes, targets
+from ingest_bench import targets
 from ingest_bench.errors import MissingCapability, RunFailed, SpecError
 from ingest_bench.faults import checks
 from ingest_bench.faults.clients import names as clients_names
 from ingest_bench.faults.clients.names import Names
-from ingest_bench.host import shares as host_shares
-from ingest_bench.host.shares import Share
+from ingest_bench.host import node_resources as host_shares
+from ingest_bench.host import settings as settings_module
+from ingest_bench.host.node_resources import NodeResources
 from ingest_bench.inputs import records
 from ingest_bench.jvm import process
 from ingest_bench.jvm.attach import reader
@@ -31,8 +32,11 @@ from ingest_bench.model.experiment import Cell
 from ingest_bench.model.host_settings import HostSettings
 from ingest_bench.model.network import Promise
 from ingest_bench.model.target import Endpoint, Place, TargetOptions
-from ingest_bench.network import Links
+from ingest_bench.network.act import links as links_module
+from ingest_bench.network.act.links import Links
+from ingest_bench.network.measure import check, readings
 from ingest_bench.network.measure.one_end import OneEnd
+from ingest_bench.probes import vantage as observers
 from ingest_bench.results.run_folder import RunFolder
 from ingest_bench.targets import Target, running
 from ingest_bench.targets.http import Http
@@ -74,7 +78,7 @@ class RunningServer:
     """Clients of its other addresses, where each counts its own documents: those of a cluster all count the same."""
     told: dict[str, Any]
     """What it says about itself. `runtime`: the Java that reads its recordings, where it has any."""
-    vantage: probes.Vantage
+    vantage: observers.Vantage
     """From where its JVMs are watched."""
     host: dict[str, str] = field(default_factory=dict)
     """What its machine is set to; empty where that is not this one."""
@@ -82,7 +86,7 @@ class RunningServer:
     """None: there is no link of ours, and nothing is promised."""
     processes: tuple[ServerProcess, ...] = ()
     """Of each node of a server of ours."""
-    shares: tuple[Share, ...] = ()
+    shares: tuple[NodeResources, ...] = ()
     """The same: what it has of the machine for itself."""
     names: Names | None = None
     """Where the load looks up each node for each new connection; None: it knows their addresses."""
@@ -157,20 +161,20 @@ def _started(
     target = targets.of(cell.target)
     listens = target.listens(cell.target)
     with contextlib.ExitStack() as stack:
-        settings = host.found()
+        settings = settings_module.found()
         if cell.host != HostSettings():
             with stage("host"):
-                settings |= stack.enter_context(host.applied(cell.host))
+                settings |= stack.enter_context(settings_module.applied(cell.host))
         with stage("link"):
             states = checks.states(cell)
-            links = stack.enter_context(network.links(states, netem=netem, seen_as_local=listens.seen_as_local))
+            links = stack.enter_context(links_module.links(states, netem=netem, seen_as_local=listens.seen_as_local))
             # Several links share a namespace.
             places = {place.pid: place for each in links.by_name.values() for place in (each.client, each.server)}
             for place in places.values():
-                settings |= host.set_in_namespace(cell.host, place.run)
+                settings |= settings_module.set_in_namespace(cell.host, place.run)
         with stage("check"):
-            promises = tuple(promise for link in links.by_name.values() for promise in network.check(link))
-            network.start(*links.by_name.values())
+            promises = tuple(promise for link in links.by_name.values() for promise in check.check(link))
+            readings.start(*links.by_name.values())
         jdk = targets.fetch(target.requirements(cell.target), java_home)
         endpoints = tuple(Endpoint(link.server_address, listens.port) for link in links.clients)
         folders = folder.nodes(len(endpoints))
@@ -219,7 +223,7 @@ def _started(
             enter=links.client.command,
             nodes=nodes,
             told={**told[0], "runtime": records.to_json(jdk)},
-            vantage=probes.Started(tuple(one.jvm_pid for one in started)),
+            vantage=observers.Started(tuple(one.jvm_pid for one in started)),
             host=settings,
             links=links,
             processes=started,
@@ -230,7 +234,7 @@ def _started(
         )
 
 
-def _within(share: Share, enter: Enter) -> Enter:
+def _within(share: NodeResources, enter: Enter) -> Enter:
     """The way into a place, and there to what a node has for itself."""
     return lambda argv: enter(share.command(argv))
 
@@ -309,9 +313,11 @@ def reached(
             others=tuple(stack.enter_context(other) for other in others),
             told=told,
             vantage=(
-                probes.FromOutside(connected, it.target.jvm_stats) if jvm is None else probes.AttachedTo(jvm, profiles)
+                observers.FromOutside(connected, it.target.jvm_stats)
+                if jvm is None
+                else observers.AttachedTo(jvm, profiles)
             ),
-            host={} if jvm is None else host.found(),
+            host={} if jvm is None else settings_module.found(),
             notes=(*it.notes, *addresses.unencrypted(place), *notes),
             ended=_none if jvm is None else lambda: () if jvm.is_alive() else (0,),
         )

@@ -16,7 +16,8 @@ from ingest_bench.errors import SpecError
 from ingest_bench.experiment import catalog
 from ingest_bench.lab.steps import marks, track_steps
 from ingest_bench.lab.steps.parts import Ask, Procedure, Send, Together, place_of, sends
-from ingest_bench.load import LoadPlan, reports
+from ingest_bench.load import reports
+from ingest_bench.load.plan import LoadPlan
 from ingest_bench.model.experiment import Cell
 from ingest_bench.model.load import LoadOptions, WorkerReport
 from ingest_bench.model.target import Endpoint, Place

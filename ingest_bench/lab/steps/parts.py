@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ingest_bench.load import LoadPlan
+from ingest_bench.load.plan import LoadPlan
 from ingest_bench.model.target import Place
 from ingest_bench.model.track import AdminRequest
 

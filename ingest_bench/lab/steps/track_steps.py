@@ -19,7 +19,7 @@ from ingest_bench.errors import RunFailed, SpecError
 from ingest_bench.inputs import records, track_files
 from ingest_bench.lab.steps import downloads, marks
 from ingest_bench.lab.steps.parts import Ask, Procedure, Send, Together, place_of
-from ingest_bench.load import LoadPlan
+from ingest_bench.load.plan import LoadPlan
 from ingest_bench.model.experiment import Cell
 from ingest_bench.model.load import Arrivals, LoadOptions, TrackChoice, Wire
 from ingest_bench.model.target import Place

@@ -14,7 +14,7 @@ from ingest_bench.network.plan import commands
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 
-    from ingest_bench.ledger import Step
+    from ingest_bench.ledger.steps import Step
 
 # These take many commands at once: a process for each of them would make a link slow.
 _BATCHES = {"ip", "tc"}

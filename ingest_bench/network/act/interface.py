@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 
 from ingest_bench import system
 from ingest_bench.errors import MissingCapability, RunFailed, SpecError
-from ingest_bench.ledger import Applied, book, restore, session, sessions, show, unreadable
+from ingest_bench.ledger import book, sessions
+from ingest_bench.ledger.sessions import Applied, restore, show, unreadable
+from ingest_bench.ledger.watchdog import session
 from ingest_bench.network.act import interface_facts, ssh
 from ingest_bench.network.plan import features, interface_plan, netem, spared
 from ingest_bench.network.plan.interface_rules import Asked, Found, shapes, tcp_words
@@ -18,7 +20,8 @@ from ingest_bench.network.plan.interface_rules import Asked, Found, shapes, tcp_
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from ingest_bench.ledger import Session, Step
+    from ingest_bench.ledger.steps import Step
+    from ingest_bench.ledger.watchdog import Session
     from ingest_bench.model.network import Profile, RealLink
     from ingest_bench.network.plan.places import Direction
 

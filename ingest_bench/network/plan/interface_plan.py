@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ingest_bench.ledger import Action, Step, Undo
+from ingest_bench.ledger.steps import Action, Step, Undo
 from ingest_bench.network.plan import commands, features, flows, netem
 from ingest_bench.network.plan.commands import buffers
 from ingest_bench.network.plan.flows import SIDES, Side

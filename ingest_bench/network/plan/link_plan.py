@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ingest_bench.ledger import Action, Step
+from ingest_bench.ledger.steps import Action, Step
 from ingest_bench.network.plan import commands, guest, netem, places
 from ingest_bench.network.plan.backends import BACKENDS
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ingest_bench.ledger import Action, Step
+from ingest_bench.ledger.steps import Action, Step
 from ingest_bench.network.plan import commands, flows
 from ingest_bench.network.plan.flows import SIDES, Side
 from ingest_bench.network.plan.interface_plan import clsact, made, up

@@ -20,7 +20,7 @@ Need = Literal["cpu", "memory", "disk", "throttle", "latency", "syncs"]
 
 
 @dataclass(slots=True)
-class Share:
+class NodeResources:
     """Of one node. What no fault needs is not there."""
 
     group: Group | None = None
@@ -51,11 +51,11 @@ def require(needs: Set[Need]) -> None:
 
 
 @contextmanager
-def shares(needs: Set[Need], homes: Sequence[Path]) -> Iterator[tuple[Share, ...]]:
+def shares(needs: Set[Need], homes: Sequence[Path]) -> Iterator[tuple[NodeResources, ...]]:
     """A share for the node of each home, which is empty; nothing of it is left after the block, or `kill -9`."""
     controllers = _controllers(needs)
     with ExitStack() as stack:
-        made = tuple(Share() for _ in homes)
+        made = tuple(NodeResources() for _ in homes)
         if controllers:
             groups = stack.enter_context(cgroups.groups(controllers, len(homes)))
             for share, group in zip(made, groups, strict=True):
